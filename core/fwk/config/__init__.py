@@ -1,0 +1,17 @@
+"""Options: typed, frozen, resolved once. Flags, YAML keys, help and ``docs/arguments.md`` all come from here."""
+
+from fwk.config.core import Config, EngineOptions, ModelOptions, PluginOptions, ServerOptions
+from fwk.config.options import Options, Stability, option, stability_of, turned_by
+
+__all__ = [
+    "Config",
+    "EngineOptions",
+    "ModelOptions",
+    "Options",
+    "PluginOptions",
+    "ServerOptions",
+    "Stability",
+    "option",
+    "stability_of",
+    "turned_by",
+]

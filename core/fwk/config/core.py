@@ -1,0 +1,126 @@
+"""What core itself reads. A plugin's options live with the plugin; core never learns their fields."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fwk.config.options import Options, option
+
+
+class ModelOptions(Options):
+    """Which weights to serve, and in which precision."""
+
+    model: str = option(
+        "smollm2-135m-instruct",
+        "Model to serve: a folder, a .gguf file, a hub id, or a name a model source knows.",
+        aliases=["model-path", "model-dir"],
+    )
+    revision: str | None = option(None, "Branch, tag or commit of a hub model.")
+    download_dir: str | None = option(None, "Folder for downloaded models (default: the user's cache folder).")
+    load_format: str = option("auto", "Loader that reads the weights: a loader's name, or auto.", aliases=["load-way"])
+    tokenizer_path: str | None = option(None, "Folder or tokenizer.json to use instead of the model's own tokenizer.")
+    chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the model's own.")
+    served_model_name: str | None = option(
+        None, "Name reported by the API (default: the model as given).", aliases=["model-name"]
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto",
+        "Precision of weights and activations. auto: the checkpoint's own, or the nearest this device computes fast.",
+        aliases=["data-type"],
+    )
+    context_length: int | None = option(
+        None,
+        "Longest prompt plus output, in tokens (default: the model's own limit).",
+        aliases=["max-model-len", "max-req-total-len", "max-seq-len"],
+        ge=8,
+        le=2**24,
+    )
+    json_model_override_args: str = option("{}", "JSON object of config.json fields to replace.")
+
+
+class EngineOptions(Options):
+    """Device, kernels, memory and scheduling."""
+
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "Device type; auto takes a GPU when there is one.")
+    executor: str = option("inprocess", "How the engine reaches its workers.", stability="beta")
+    attention_backend: str = option("auto", "Attention kernels.")
+    quantization: str = option("auto", "Weight format the linear layers compute with; auto: what the checkpoint holds.")
+    sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")
+    schedule_policy: str = option("fcfs", "Order, admission and pre-emption of requests.")
+    prefix_cache: str = option(
+        "radix",
+        "Reuse of K/V between requests with a common prefix.",
+        turns={"disable-radix-cache": "none", "disable-dynamic-prompt-cache": "none", "reuse-cache": "radix"},
+    )
+    kv_cache_dtype: str = option("auto", "Precision of the KV cache; auto: the model's dtype.")
+    page_size: int = option(16, "Tokens per KV cache block.", ge=1, le=1024)
+    max_total_tokens: int | None = option(
+        None,
+        "Size of the KV cache in tokens (default: from --mem-fraction-static).",
+        aliases=["max-total-token-num"],
+        ge=1,
+        le=2**31,
+    )
+    mem_fraction_static: float | None = option(
+        None,
+        "Share of the device's free memory for weights and KV cache (default: 0.88 on a GPU; on a CPU the KV cache "
+        "alone gets a tenth of the free memory, used only as it fills).",
+        aliases=["mem-fraction"],
+        gt=0,
+        lt=1,
+    )
+    max_running_requests: int = option(
+        256,
+        "Sequences computed at once; others wait.",
+        aliases=["running-max-req-size", "max-batch-size"],
+        ge=1,
+        le=4096,
+    )
+    max_prefill_tokens: int = option(
+        2048, "Tokens computed in one step, over all sequences.", aliases=["batch-max-tokens"], ge=1, le=2**20
+    )
+    chunked_prefill_size: int = option(
+        2048, "Tokens of one prompt computed in one step; longer prompts take several.", ge=1, le=2**20
+    )
+    random_seed: int | None = option(None, "Seed for requests that bring none (default: a random one).", ge=0, lt=2**63)
+    check_blocks: bool = option(
+        False, "Prove the block accounting after every step (slow; for debugging plugins).", stability="beta"
+    )
+
+
+class ServerOptions(Options):
+    """The HTTP side."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
+    api_key: str | None = option(None, "Key that clients must send as 'Authorization: Bearer KEY'.")
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "Log level.")
+    ping_timeout: float = option(
+        20.0, "Seconds without an answer from the engine's loop until /health reports 503.", gt=0, le=3600
+    )
+    max_body_bytes: int = option(8 * 2**20, "Largest request body, in bytes.", ge=1024, le=2**31)
+
+
+class PluginOptions(Options):
+    """How plugins are chosen."""
+
+    strict: bool = option(False, "Make every fallback an error.")
+    allow_override: tuple[str, ...] = option((), "Names a plugin may take over from another (family.name).")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that was asked for, validated; nothing assigns to it afterwards.
+
+    ``plugin_options`` holds the options of each plugin some were given for, by the plugin's name.
+    """
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
+    plugins: PluginOptions = field(default_factory=PluginOptions)
+    plugin_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
+    seed: int = field(default_factory=lambda: secrets.randbits(62))

@@ -1,0 +1,53 @@
+"""Every exception fwk raises on purpose. Each message names the thing and what to do about it."""
+
+from __future__ import annotations
+
+
+class FwkError(Exception):
+    """Base of all errors that are meant for a person to read."""
+
+
+class ConfigError(FwkError):
+    """An option is unknown, of the wrong type, out of range, or given for a feature that is not selected."""
+
+
+class PluginError(FwkError):
+    """A plugin could not be loaded, declared or chosen."""
+
+
+class PluginLoadError(PluginError):
+    """A selected plugin failed to import, to declare or to build."""
+
+
+class ModelLoadError(FwkError):
+    """The model's files are missing, damaged, or of a kind nobody here can read."""
+
+
+class InvalidRequest(FwkError):
+    """A request is wrong; ``param`` names the field as the client wrote it.
+
+    Raised at the door only: nothing has been queued, no block is held.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class RequestFailed(FwkError):
+    """One accepted request failed while it was served; others go on."""
+
+
+class EngineDead(FwkError):
+    """The engine stopped or hangs: nothing can be served until it is restarted."""
+
+
+class BlameSequence(FwkError):
+    """Raised by a worker's plugin when a failure belongs to exactly one sequence (its ``slot``).
+
+    The engine fails that sequence's request and goes on with the others.
+    """
+
+    def __init__(self, slot: int, message: str) -> None:
+        super().__init__(message)
+        self.slot = slot

@@ -1,0 +1,164 @@
+"""Every hook of fwk, one per family. Hooks declare; the declared objects do the work.
+
+Each hook is called once at start-up in every process, before any model or device is touched, and returns a list of
+declarations: frozen, light data. Importing the module that implements a hook must not import torch or any other heavy
+library; the declaration's ``load`` names where those are needed.
+"""
+
+from __future__ import annotations
+
+import pluggy
+
+from fwk.interfaces.attention import AttentionBackendSpec
+from fwk.interfaces.cache import CacheTierSpec, PrefixCacheSpec
+from fwk.interfaces.dialect import DialectSpec
+from fwk.interfaces.executor import ExecutorSpec
+from fwk.interfaces.grammar import GrammarBackendSpec
+from fwk.interfaces.kv_transfer import KVTransferSpec
+from fwk.interfaces.loader import LoaderSpec, ModelSourceSpec
+from fwk.interfaces.lora import LoRABackendSpec, LoRASourceSpec
+from fwk.interfaces.model import ModelSpec
+from fwk.interfaces.moe import MoERunnerSpec
+from fwk.interfaces.multimodal import MultimodalProcessorSpec
+from fwk.interfaces.observer import ObserverSpec
+from fwk.interfaces.parser import ReasoningParserSpec, ToolParserSpec
+from fwk.interfaces.quant import QuantizerSpec
+from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec
+from fwk.interfaces.schedule import SchedulePolicySpec
+from fwk.interfaces.speculative import SpeculativeDecoderSpec
+
+PROJECT = "fwk"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def attention_backends() -> list[AttentionBackendSpec]:
+    """Declare attention backends: kernels over the paged KV cache (``--attention-backend``)."""
+    return []
+
+
+@hookspec
+def quantizers() -> list[QuantizerSpec]:
+    """Declare weight formats of linear layers (``--quantization``)."""
+    return []
+
+
+@hookspec
+def models() -> list[ModelSpec]:
+    """Declare model implementations, chosen by the checkpoint's architecture."""
+    return []
+
+
+@hookspec
+def schedule_policies() -> list[SchedulePolicySpec]:
+    """Declare schedule policies: order, admission, pre-emption, chunk size (``--schedule-policy``)."""
+    return []
+
+
+@hookspec
+def speculative_decoders() -> list[SpeculativeDecoderSpec]:
+    """Declare speculative decoders: they propose drafts, core verifies (``--speculative-algorithm``)."""
+    return []
+
+
+@hookspec
+def lora_backends() -> list[LoRABackendSpec]:
+    """Declare LoRA kernels (``--lora-backend``)."""
+    return []
+
+
+@hookspec
+def lora_sources() -> list[LoRASourceSpec]:
+    """Declare places LoRA adapters come from; all are asked in order of rank."""
+    return []
+
+
+@hookspec
+def prefix_caches() -> list[PrefixCacheSpec]:
+    """Declare prefix caches: reuse of K/V between requests (``--prefix-cache``)."""
+    return []
+
+
+@hookspec
+def cache_tiers() -> list[CacheTierSpec]:
+    """Declare stores that keep K/V outside the device (host memory, files, ...)."""
+    return []
+
+
+@hookspec
+def samplers() -> list[SamplerSpec]:
+    """Declare samplers: they pick token ids from processed logits (``--sampling-backend``)."""
+    return []
+
+
+@hookspec
+def logits_processors() -> list[LogitsProcessorSpec]:
+    """Declare logits processors; every installed one takes part, in ascending ``order``."""
+    return []
+
+
+@hookspec
+def grammar_backends() -> list[GrammarBackendSpec]:
+    """Declare grammar backends: JSON schema, regex, EBNF and the like (``--grammar-backend``)."""
+    return []
+
+
+@hookspec
+def tool_parsers() -> list[ToolParserSpec]:
+    """Declare parsers of tool calls (``--tool-call-parser``)."""
+    return []
+
+
+@hookspec
+def reasoning_parsers() -> list[ReasoningParserSpec]:
+    """Declare parsers that split thinking from the answer (``--reasoning-parser``)."""
+    return []
+
+
+@hookspec
+def executors() -> list[ExecutorSpec]:
+    """Declare executors: how the engine reaches its workers (``--executor``)."""
+    return []
+
+
+@hookspec
+def kv_transfers() -> list[KVTransferSpec]:
+    """Declare transports of K/V between engines (``--disaggregation-transfer-backend``)."""
+    return []
+
+
+@hookspec
+def loaders() -> list[LoaderSpec]:
+    """Declare readers of checkpoint formats (``--load-format``)."""
+    return []
+
+
+@hookspec
+def model_sources() -> list[ModelSourceSpec]:
+    """Declare places models come from: folders, hubs, packages; all are asked in order of rank."""
+    return []
+
+
+@hookspec
+def dialects() -> list[DialectSpec]:
+    """Declare HTTP dialects; every installed one is mounted."""
+    return []
+
+
+@hookspec
+def observers() -> list[ObserverSpec]:
+    """Declare observers: metrics, traces, logs; every installed one takes part."""
+    return []
+
+
+@hookspec
+def moe_runners() -> list[MoERunnerSpec]:
+    """Declare mixture-of-experts kernels (``--moe-runner-backend``)."""
+    return []
+
+
+@hookspec
+def multimodal_processors() -> list[MultimodalProcessorSpec]:
+    """Declare processors that turn images, audio and video into prompt tokens and tensors."""
+    return []

@@ -1,0 +1,1 @@
+"""The seams of fwk: one file per family, each with its declaration and its interface. Imports no torch."""

@@ -1,0 +1,134 @@
+"""Attention kernels over a paged KV cache."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fwk.interfaces.declaration import Declaration, Facts
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fwk.types import ForwardBatch
+
+
+class KVKind(Enum):
+    """What a layer keeps of the past."""
+
+    FULL = "full"
+    SLIDING_WINDOW = "sliding_window"
+    LATENT = "latent"
+    STATE = "state"
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one layer stores per token."""
+
+    kind: KVKind
+    num_kv_heads: int
+    head_size: int
+    value_head_size: int
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """How a backend wants one layer's blocks laid out: the shape of a single block, and its element type."""
+
+    block_shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(slots=True)
+class AttentionLayer:
+    """One layer as a backend sees it. ``kv_cache`` is bound by the worker after the cache is allocated."""
+
+    index: int  # of this layer among the model's attention layers
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    kv_group: int = 0
+    kv_cache: Tensor | None = None  # [num_blocks, *BlockFormat.block_shape]
+    state: Any = None  # the backend's own, per layer
+
+    @property
+    def kv_spec(self) -> KVSpec:
+        kind = KVKind.FULL if self.sliding_window is None else KVKind.SLIDING_WINDOW
+        return KVSpec(kind, self.num_kv_heads, self.head_size, self.head_size, self.sliding_window)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionContext:
+    """What an attention backend is built with."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_size: int
+    options: Any = None
+
+
+class AttentionBackend(ABC):
+    """One per worker; holds no state between steps except what is the same for all of them."""
+
+    def __init__(self, context: AttentionContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def block_format(self, spec: KVSpec) -> BlockFormat:
+        """Layout of one block of ``block_size`` tokens, K and V together."""
+
+    @abstractmethod
+    def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> Any:
+        """Prepare what all layers of this step share. Called once a step; the answer becomes ``batch.plan``."""
+
+    @abstractmethod
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        """Store ``k`` and ``v`` at ``slot_mapping``, then attend causally over each sequence's whole past.
+
+        q: [num_tokens, num_heads, head_size]; k, v: [num_tokens, num_kv_heads, head_size]; k is already rotated.
+        Returns [num_tokens, num_heads, head_size] in q's dtype.
+
+        *All* tokens of the batch are stored before any is read: a sequence may read blocks that another sequence
+        of the same batch fills (a prefix shared within one step).
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBackendSpec(Declaration):
+    """Declares an attention backend.
+
+    features: abilities among ``sliding_window``, ``soft_cap``, ``graph_capture``, ``tree_mask``, ``latent``.
+    """
+
+    family: ClassVar[str] = "attention"
+
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    kv_dtypes: tuple[str, ...] = ("auto",)
+    head_sizes: tuple[int, ...] | None = None  # None: any
+    block_sizes: tuple[int, ...] | None = None  # None: any
+    features: frozenset[str] = frozenset()
+
+    def refusal(self, facts: Facts) -> str | None:
+        if facts.dtype not in self.dtypes:
+            return f"computes in {', '.join(self.dtypes)}, this run in {facts.dtype}"
+        if facts.kv_dtype not in self.kv_dtypes:
+            return f"keeps K/V as {', '.join(self.kv_dtypes)}, not {facts.kv_dtype}"
+        if self.head_sizes is not None and facts.head_size and facts.head_size not in self.head_sizes:
+            return (
+                f"has kernels for head sizes {', '.join(map(str, self.head_sizes))}, this model's is {facts.head_size}"
+            )
+        if self.block_sizes is not None and facts.block_size not in self.block_sizes:
+            return f"works with --page-size {' or '.join(map(str, self.block_sizes))}, not {facts.block_size}"
+        missing = sorted(facts.features - self.features)
+        if missing:
+            return f"lacks {', '.join(missing)}, which this run needs"
+        return self.needs.refusal(facts.host)

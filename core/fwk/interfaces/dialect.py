@@ -1,0 +1,153 @@
+"""HTTP dialects: HTTP in, ``GenerateInput`` out, outputs back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fwk.interfaces.declaration import Declaration
+from fwk.types import FinishReason, SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+
+@dataclass(slots=True)
+class OutputDelta:
+    """News of one sequence: what has been added since its last delta.
+
+    The last delta of a sequence has a ``finish_reason``; ``stop_reason`` is the stop string or token id that ended
+    it, if one did. ``logprobs`` has an entry per new token. Text held back while it could still become a stop
+    string, or an unfinished character, comes with a later delta.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cached_tokens: int = 0
+    num_output_tokens: int = 0  # so far
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateInput:
+    """One prompt to complete, as a dialect hands it to the frontend."""
+
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    n: int = 1
+    priority: int = 0
+    cache_salt: str = ""
+    label: str = ""  # the client's own request id, for logs
+    extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the API says of the served model."""
+
+    name: str
+    path: str
+    created: int
+    max_model_len: int
+    vocab_size: int
+
+
+class TextTools(ABC):
+    """The served model's tokeniser and templates. Every method is safe to call from any thread."""
+
+    @abstractmethod
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Text to ids; ``parse_special=False`` turns text that looks like a special token into ordinary tokens."""
+
+    @abstractmethod
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Ids to text."""
+
+    @abstractmethod
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; those of a special token are its name's."""
+
+    @abstractmethod
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Apply the chat template in its sandbox. Raises ``InvalidRequest`` when there is none or it refuses."""
+
+
+class Frontend(ABC):
+    """The server as a dialect sees it."""
+
+    card: ModelCard
+    text: TextTools
+    default_sampling: Mapping[str, Any]
+    """Sampling fields of the model's generation_config, for requests that leave them out."""
+
+    @abstractmethod
+    async def run_blocking(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run tokenising, templating and the like off the event loop."""
+
+    @abstractmethod
+    def check(self, item: GenerateInput) -> GenerateInput:
+        """Validate and complete: max_tokens resolved, bad words tokenised. Raises ``InvalidRequest``."""
+
+    @abstractmethod
+    def generate(self, item: GenerateInput) -> AsyncIterator[list[OutputDelta]]:
+        """Run a checked input. Yields deltas in batches until every sequence has finished.
+
+        Closing the iterator aborts the request. Raises ``EngineDead`` or ``RequestFailed``.
+        """
+
+    @property
+    @abstractmethod
+    def processor_params(self) -> Sequence[type[Any]]:
+        """Pydantic models of request fields that installed logits processors read (for ``extra``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialectContext:
+    """What a dialect is built with."""
+
+    frontend: Frontend
+    options: Any = None
+
+
+class Dialect(ABC):
+    """A set of HTTP routes."""
+
+    def __init__(self, context: DialectContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def routes(self, app: FastAPI) -> None:
+        """Add the routes. Errors of fwk's own types need no handling: ``error_body`` shapes them."""
+
+    def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
+        """The JSON body of an error on one of this dialect's routes; OpenAI's shape by default."""
+        kinds = {
+            400: "invalid_request_error",
+            401: "authentication_error",
+            404: "not_found_error",
+            429: "rate_limit_error",
+        }
+        kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+        return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialectSpec(Declaration):
+    """Declares an HTTP dialect; every installed one is mounted unless its routes collide."""
+
+    family: ClassVar[str] = "dialects"

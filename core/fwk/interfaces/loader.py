@@ -1,0 +1,132 @@
+"""Where weights come from: sources find a model, loaders read it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fwk.interfaces.declaration import Declaration
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+
+class WeightSource(ABC):
+    """Named tensors of a checkpoint, read lazily, under their Hugging Face names."""
+
+    @abstractmethod
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Read one tensor, on the CPU, in the checkpoint's own dtype (packed formats come de-quantised).
+
+        Raises ``ModelLoadError`` naming file and tensor when it is missing, damaged, or not of ``shape``.
+        """
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds this tensor."""
+
+    @abstractmethod
+    def names(self) -> Iterable[str]:
+        """All tensors, to find those no layer asked for."""
+
+    def layout(self, prefix: str) -> str:
+        """How the weights below ``prefix`` are stored: ``plain``, or a quantiser's layout name."""
+        return "plain"
+
+    def raw(self, name: str) -> Tensor:
+        """The tensor as stored, for a quantiser that reads this layout itself."""
+        raise NotImplementedError(f"{type(self).__name__} has no packed form of {name}")
+
+
+class Checkpoint(ABC):
+    """An opened model: everything but the weights is light to read and needs no torch."""
+
+    path: Path
+
+    @abstractmethod
+    def config(self) -> Mapping[str, Any]:
+        """A Hugging Face style config.json."""
+
+    def generation_config(self) -> Mapping[str, Any]:
+        """Defaults for sampling and stopping (generation_config.json); empty when there are none."""
+        return {}
+
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """The tokeniser. Raises ``ModelLoadError`` naming the file when there is none or it is damaged."""
+
+    @abstractmethod
+    def tokenizer_config(self) -> Mapping[str, Any]:
+        """tokenizer_config.json: bos_token, eos_token, add_bos_token, ...; empty when there is none."""
+
+    @abstractmethod
+    def chat_template(self) -> str | None:
+        """The Jinja source of the chat template."""
+
+    @abstractmethod
+    def weights(self) -> WeightSource:
+        """The tensors. Imports torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderContext:
+    """What a loader is built with."""
+
+    options: Any = None
+
+
+class Loader(ABC):
+    """Reads one file format."""
+
+    def __init__(self, context: LoaderContext) -> None:
+        self.context = context
+
+    @classmethod
+    @abstractmethod
+    def reads(cls, path: Path) -> str | None:
+        """None when this loader reads what is at ``path``, else why not, in a few words. Opens no large file."""
+
+    @abstractmethod
+    def open(self, path: Path) -> Checkpoint:
+        """Open a folder or file. Raises ``ModelLoadError``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSpec(Declaration):
+    """Declares a loader (``--load-format``). ``auto`` asks ``reads`` in order of rank.
+
+    is_automatic: whether ``auto`` may take it.
+    """
+
+    family: ClassVar[str] = "loaders"
+
+    is_automatic: bool = True
+
+
+Progress = Callable[[str], None]
+"""Told what a long fetch is doing, in lines for a person."""
+
+
+class ModelSource(ABC):
+    """Turns what the user typed into a local path."""
+
+    def __init__(self, context: LoaderContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def fetch(self, name: str, revision: str | None, download_dir: Path, progress: Progress) -> Path | None:
+        """Local path of the model, fetched if need be; None when this source does not know ``name``.
+
+        Raises ``ModelLoadError`` when it knows the model but cannot get it; says how to work offline.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSourceSpec(Declaration):
+    """Declares a model source; all are asked in order of rank."""
+
+    family: ClassVar[str] = "model_sources"

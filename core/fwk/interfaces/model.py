@@ -1,0 +1,73 @@
+"""Model architectures: 60 to 150 lines each, on ``fwk.layers``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fwk.interfaces.declaration import Declaration, Facts
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fwk.interfaces.attention import AttentionBackend, AttentionLayer
+    from fwk.interfaces.loader import WeightSource
+    from fwk.interfaces.parallel import ParallelGroup
+    from fwk.interfaces.quant import QuantMethod
+    from fwk.types import ForwardBatch, ModelConfig
+
+
+@dataclass(slots=True)
+class ModelContext:
+    """What layers and models are built with. Building a layer reads its weights: there is no second load pass.
+
+    ``attention_layers`` collects the layers that need a place in the KV cache, in the order they are built.
+    """
+
+    config: ModelConfig
+    weights: WeightSource
+    dtype: torch.dtype
+    device: torch.device
+    quant: QuantMethod
+    plain: QuantMethod  # for layers a quantiser leaves alone
+    attention: AttentionBackend
+    tp: ParallelGroup
+    max_model_len: int
+    options: Any = None
+    attention_layers: list[AttentionLayer] = field(default_factory=list["AttentionLayer"])
+
+
+class Model(ABC):
+    """A model on one device."""
+
+    @abstractmethod
+    def __init__(self, context: ModelContext) -> None: ...
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Hidden states of all tokens: [num_tokens, hidden_size]."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size] to [n, vocab_size], only for the tokens that need them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(Declaration):
+    """Declares a model implementation.
+
+    architectures: values of config.json's ``architectures`` it serves.
+    features: what it asks of the attention backend whatever its config says (``soft_cap``, ``latent``).
+    """
+
+    family: ClassVar[str] = "models"
+
+    architectures: tuple[str, ...]
+    features: frozenset[str] = frozenset()
+
+    def refusal(self, facts: Facts) -> str | None:
+        if facts.architecture not in self.architectures:
+            return f"serves {', '.join(self.architectures)}, not {facts.architecture}"
+        return self.needs.refusal(facts.host)

@@ -1,0 +1,68 @@
+"""Observers: told, never asked. Metrics, traces, logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fwk.interfaces.declaration import Declaration
+from fwk.types import EngineStats
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The life of one request; times are monotonic seconds of the API process."""
+
+    request_id: str
+    label: str
+    num_prompt_tokens: int
+    arrived: float
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+    num_output_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverContext:
+    """What an observer is built with."""
+
+    model_name: str
+    options: Any = None
+
+
+class Observer:
+    """Override what you want to hear. Calls come on the event loop's thread: return at once, do not block."""
+
+    def __init__(self, context: ObserverContext) -> None:
+        self.context = context
+
+    def routes(self, app: FastAPI) -> None:
+        """Add routes, such as /metrics."""
+
+    def request_arrived(self, record: RequestRecord) -> None:
+        """A request was accepted."""
+
+    def tokens_received(self, record: RequestRecord, num_tokens: int, seconds: float) -> None:
+        """``num_tokens`` came ``seconds`` after the sequence's previous ones (after arrival for the first)."""
+
+    def request_finished(self, record: RequestRecord) -> None:
+        """A request ended, however it did."""
+
+    def step_finished(self, stats: EngineStats) -> None:
+        """The engine reported its state."""
+
+    def close(self) -> None:
+        """The server stops."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObserverSpec(Declaration):
+    """Declares an observer; every installed one takes part."""
+
+    family: ClassVar[str] = "observers"

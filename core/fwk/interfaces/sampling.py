@@ -1,0 +1,110 @@
+"""Choosing tokens: logits processors edit, the sampler picks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fwk.interfaces.declaration import Declaration
+from fwk.types import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+
+@dataclass(slots=True)
+class LogitsView:
+    """The sequences behind the rows of a logits tensor. A sequence whose drafts are verified has several rows.
+
+    ``token_ids[slot, :num_tokens[row]]`` are the tokens before the position a row's logits are for, the first
+    ``num_prompt_tokens[row]`` of them the prompt. All arrays are the worker's own: read, don't write.
+    """
+
+    slots: np.ndarray  # [num_rows] int64
+    num_tokens: np.ndarray  # [num_rows] int64
+    num_prompt_tokens: np.ndarray  # [num_rows] int64
+    token_ids: np.ndarray  # [num_slots, max_model_len] int32
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingContext:
+    """What samplers and logits processors are built with."""
+
+    vocab_size: int
+    num_slots: int
+    device: torch.device
+    eos_token_ids: tuple[int, ...]
+    options: Any = None
+
+
+class LogitsProcessor(ABC):
+    """A small state object for all sequences of a worker: a row of settings per slot."""
+
+    def __init__(self, context: SamplingContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def add(self, slot: int, params: SamplingParams) -> bool:
+        """A sequence takes ``slot``. Return whether its ``params`` ask anything of this processor."""
+
+    @abstractmethod
+    def remove(self, slot: int) -> None:
+        """The sequence of a slot for which ``add`` returned True is gone."""
+
+    @abstractmethod
+    def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
+        """Edit the rows of the slots that asked, leave the others as they are. May work in place.
+
+        logits: [num_rows, vocab_size] float32. Called only when a row's slot asked. Raise ``BlameSequence`` when the
+        failure belongs to one slot.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitsProcessorSpec(Declaration):
+    """Declares a logits processor; every installed one takes part, in ascending ``order``.
+
+    order: 100 masks and bias, 200 penalties, 300 temperature, 400 truncation; grammar masks come before all.
+    params: a pydantic model of request fields this processor reads from ``SamplingParams.extra``; the HTTP dialect
+    accepts and validates them. None for the standard fields.
+    """
+
+    family: ClassVar[str] = "logits_processors"
+
+    order: int = 100
+    params: type[Any] | None = None
+
+
+@dataclass(slots=True)
+class SamplingRows:
+    """Per row of the logits: how to pick."""
+
+    is_greedy: np.ndarray  # [num_rows] bool
+    seeds: np.ndarray  # [num_rows] uint64: the sequence's seed
+    positions: np.ndarray  # [num_rows] int64: place in the sequence of the token being picked
+    all_greedy: bool
+
+
+class Sampler(ABC):
+    """Picks token ids from processed logits."""
+
+    def __init__(self, context: SamplingContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """[num_rows, vocab_size] to [num_rows] int64.
+
+        A row's pick depends on its logits, seed and position alone: never on the other rows or on earlier calls.
+        -inf logits are never picked.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerSpec(Declaration):
+    """Declares a sampler (``--sampling-backend``)."""
+
+    family: ClassVar[str] = "samplers"

@@ -1,0 +1,183 @@
+"""Load every installed plugin's declarations, one plugin at a time, so that a broken one harms nobody else."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+
+from fwk import hookspecs
+from fwk.errors import PluginError
+from fwk.interfaces.declaration import Declaration
+from fwk.plugins.families import FAMILIES
+
+GROUP = "fwk"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """One declaration and where it came from."""
+
+    declaration: Declaration
+    plugin: str  # the entry point's name: family.name
+    package: str
+    version: str
+
+    @property
+    def family(self) -> str:
+        return self.declaration.family
+
+    @property
+    def name(self) -> str:
+        return self.declaration.name
+
+    @property
+    def key(self) -> str:
+        """``family.name``: how options and overrides refer to it."""
+        return f"{self.family}.{self.name}"
+
+    @property
+    def source(self) -> str:
+        """For messages: name, package and version."""
+        return f"'{self.plugin}' from {self.package} {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A plugin whose declarations could not be had; nothing of it is registered."""
+
+    plugin: str
+    package: str
+    version: str
+    stage: str  # import, declare
+    error: str
+
+    def sentence(self) -> str:
+        return f"plugin '{self.plugin}' from {self.package} {self.version} failed to {self.stage}: {self.error}"
+
+
+@dataclass(slots=True)
+class PluginSet:
+    """Everything installed, resolved once per process. Passed around; never a global."""
+
+    manager: pluggy.PluginManager
+    by_family: dict[str, dict[str, Registered]] = field(default_factory=dict[str, dict[str, Registered]])
+    broken: list[Broken] = field(default_factory=list[Broken])
+    overridden: list[Registered] = field(default_factory=list[Registered])
+    load_seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    def family(self, family: str) -> list[Registered]:
+        """Declarations of a family, by name."""
+        return sorted(self.by_family.get(family, {}).values(), key=lambda item: item.name)
+
+    def all(self) -> list[Registered]:
+        """Every declaration, by family and name."""
+        return [item for family in FAMILIES for item in self.family(family)]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal in two processes exactly when they see the same plugins in the same versions."""
+        lines = sorted(f"{item.key} {item.declaration.load} {item.package} {item.version}" for item in self.all())
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+    def register(
+        self, plugin: object, name: str, package: str, version: str, allow_override: Iterable[str] = ()
+    ) -> None:
+        """Register one plugin object: all of its declarations, or none.
+
+        Raises ``PluginError`` when a name is taken, ``Exception`` of any kind when the plugin itself is broken.
+        """
+        self.manager.register(plugin, name=name)
+        try:
+            declared = [Registered(item, name, package, version) for item in self._declarations(plugin)]
+            self._check(declared, set(allow_override))
+        except BaseException:
+            self.manager.unregister(name=name)
+            raise
+        for item in declared:
+            names = self.by_family.setdefault(item.family, {})
+            if item.name in names:
+                self.overridden.append(names[item.name])
+            names[item.name] = item
+
+    def _declarations(self, plugin: object) -> list[Declaration]:
+        found: list[Declaration] = []
+        for caller in self.manager.get_hookcallers(plugin) or []:
+            if caller.spec is None:
+                known = ", ".join(sorted(family.hook for family in FAMILIES.values()))
+                raise TypeError(f"implements unknown hook {caller.name!r}; hooks: {known}")
+            spec = next(family.spec for family in FAMILIES.values() if family.hook == caller.name)
+            for impl in caller.get_hookimpls():
+                if impl.plugin is plugin:
+                    found.extend(_checked(impl.function(), caller.name, spec))
+        return found
+
+    def _check(self, declared: list[Registered], allowed: set[str]) -> None:
+        seen: set[str] = set()
+        for item in declared:
+            if item.key in seen:
+                raise PluginError(f"plugin {item.source} declares {item.key} twice")
+            seen.add(item.key)
+            other = self.by_family.get(item.family, {}).get(item.name)
+            if other is None or (item.declaration.override and item.key in allowed):
+                continue
+            hint = (
+                f"say --allow-override {item.key} to prefer it"
+                if item.declaration.override
+                else "uninstall one of the two packages"
+            )
+            noun = FAMILIES[item.family].noun
+            raise PluginError(f"{noun} {item.name!r} is declared by {other.source} and by {item.source}; {hint}")
+
+
+def _checked(answer: object, hook: str, spec: type[Declaration]) -> list[Declaration]:
+    if not isinstance(answer, list):
+        raise TypeError(f"{hook} must return a list, not {type(answer).__name__}")
+    for item in answer:  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(item, spec):
+            raise TypeError(f"{hook} must return {spec.__name__} objects, not {type(item).__name__}")  # pyright: ignore[reportUnknownArgumentType]
+        if not 1 <= item.api <= spec.api_version:
+            raise TypeError(
+                f"{item.name!r} was written for version {item.api} of the {spec.family} interface, this fwk has "
+                f"version {spec.api_version}: install a matching version of the plugin"
+            )
+    return answer  # pyright: ignore[reportUnknownVariableType]
+
+
+def discover(
+    allow_override: Iterable[str] = (),
+    points: Iterable[EntryPoint] | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> PluginSet:
+    """Load all entry points of group ``fwk``. Raises ``PluginError`` only for names claimed twice."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    plugins = PluginSet(manager)
+    found = entry_points(group=GROUP) if points is None else points
+    # Packages that override come last, whatever the order of installation.
+    for point in sorted(found, key=lambda p: (_package(p)[0] != "fwk", p.name)):
+        package, version = _package(point)
+        started = time.perf_counter()
+        stage = "import"
+        try:
+            module: Any = point.load()
+            stage = "declare"
+            plugins.register(module, point.name, package, version, allow_override)
+        except PluginError:
+            raise
+        except (Exception, SystemExit) as error:
+            broken = Broken(point.name, package, version, stage, f"{type(error).__name__}: {error}")
+            plugins.broken.append(broken)
+            if warn is not None:
+                warn(broken.sentence())
+        plugins.load_seconds[point.name] = time.perf_counter() - started
+    return plugins
+
+
+def _package(point: EntryPoint) -> tuple[str, str]:
+    return (point.dist.name, point.dist.version) if point.dist is not None else ("?", "?")

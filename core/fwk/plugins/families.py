@@ -1,0 +1,67 @@
+"""The families: which hook declares each, and which core option chooses from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fwk.interfaces.attention import AttentionBackendSpec
+from fwk.interfaces.cache import CacheTierSpec, PrefixCacheSpec
+from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.dialect import DialectSpec
+from fwk.interfaces.executor import ExecutorSpec
+from fwk.interfaces.grammar import GrammarBackendSpec
+from fwk.interfaces.kv_transfer import KVTransferSpec
+from fwk.interfaces.loader import LoaderSpec, ModelSourceSpec
+from fwk.interfaces.lora import LoRABackendSpec, LoRASourceSpec
+from fwk.interfaces.model import ModelSpec
+from fwk.interfaces.moe import MoERunnerSpec
+from fwk.interfaces.multimodal import MultimodalProcessorSpec
+from fwk.interfaces.observer import ObserverSpec
+from fwk.interfaces.parser import ReasoningParserSpec, ToolParserSpec
+from fwk.interfaces.quant import QuantizerSpec
+from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec
+from fwk.interfaces.schedule import SchedulePolicySpec
+from fwk.interfaces.speculative import SpeculativeDecoderSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of plugin.
+
+    option: the core option whose value names the plugin; None while no option chooses from the family.
+    takes_all: every installed plugin takes part, so there is nothing to choose.
+    """
+
+    hook: str
+    noun: str
+    spec: type[Declaration]
+    option: str | None = None
+    takes_all: bool = False
+
+
+_ALL = [
+    Family("attention_backends", "attention backend", AttentionBackendSpec, "attention_backend"),
+    Family("quantizers", "quantizer", QuantizerSpec, "quantization"),
+    Family("models", "model", ModelSpec, takes_all=True),
+    Family("schedule_policies", "schedule policy", SchedulePolicySpec, "schedule_policy"),
+    Family("speculative_decoders", "speculative decoder", SpeculativeDecoderSpec),
+    Family("lora_backends", "LoRA backend", LoRABackendSpec),
+    Family("lora_sources", "LoRA source", LoRASourceSpec, takes_all=True),
+    Family("prefix_caches", "prefix cache", PrefixCacheSpec, "prefix_cache"),
+    Family("cache_tiers", "cache tier", CacheTierSpec),
+    Family("samplers", "sampler", SamplerSpec, "sampling_backend"),
+    Family("logits_processors", "logits processor", LogitsProcessorSpec, takes_all=True),
+    Family("grammar_backends", "grammar backend", GrammarBackendSpec),
+    Family("tool_parsers", "tool parser", ToolParserSpec),
+    Family("reasoning_parsers", "reasoning parser", ReasoningParserSpec),
+    Family("executors", "executor", ExecutorSpec, "executor"),
+    Family("kv_transfers", "KV transfer", KVTransferSpec),
+    Family("loaders", "loader", LoaderSpec, "load_format"),
+    Family("model_sources", "model source", ModelSourceSpec, takes_all=True),
+    Family("dialects", "HTTP dialect", DialectSpec, takes_all=True),
+    Family("observers", "observer", ObserverSpec, takes_all=True),
+    Family("moe_runners", "MoE runner", MoERunnerSpec),
+    Family("multimodal_processors", "multimodal processor", MultimodalProcessorSpec, takes_all=True),
+]
+
+FAMILIES: dict[str, Family] = {family.spec.family: family for family in _ALL}

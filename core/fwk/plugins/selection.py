@@ -1,0 +1,119 @@
+"""Choose among the plugins of a family: by name, or ``auto`` with a reason for every refusal."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from fwk.errors import ConfigError, FwkError, PluginError, PluginLoadError
+from fwk.interfaces.declaration import Facts
+from fwk.plugins.discovery import PluginSet, Registered
+from fwk.plugins.families import FAMILIES
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One plugin that was looked at, and why it was refused (None: it is possible)."""
+
+    item: Registered
+    refusal: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The outcome of a choice; ``chosen`` is None when nothing is possible."""
+
+    family: str
+    requested: str
+    chosen: Registered | None
+    candidates: list[Candidate]
+
+    def reasons(self) -> list[str]:
+        """A sentence for each candidate that ranked above the chosen one and was refused."""
+        floor = self.chosen.declaration.rank if self.chosen else -(2**31)
+        noun = FAMILIES[self.family].noun
+        return [
+            f"{noun} '{c.item.name}' was not taken: it {c.refusal}"
+            for c in self.candidates
+            if c.refusal is not None and c.item.declaration.rank > floor
+        ]
+
+
+def find(plugins: PluginSet, family: str, name: str) -> Registered:
+    """The plugin of that name. Raises ``PluginError`` that says what is installed, or why it is not usable."""
+    found = plugins.by_family.get(family, {}).get(name)
+    if found is not None:
+        return found
+    for broken in plugins.broken:
+        if broken.plugin == f"{family}.{name}" or broken.plugin.rpartition(".")[2] == name:
+            raise PluginLoadError(broken.sentence())
+    noun = FAMILIES[family].noun
+    installed = [item.name for item in plugins.family(family)]
+    close = difflib.get_close_matches(name, installed, 1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    raise PluginError(f"unknown {noun} {name!r}{hint}; installed: {', '.join(installed) or 'none'}")
+
+
+def choose(plugins: PluginSet, family: str, requested: str, facts: Facts) -> Selection:
+    """Take the requested plugin, or for ``auto`` the best-ranked possible one.
+
+    Raises ``PluginError`` when the requested plugin is unknown or refuses, or when ``auto`` finds none.
+    """
+    noun = FAMILIES[family].noun
+    if requested != "auto":
+        item = find(plugins, family, requested)
+        refusal = item.declaration.refusal(facts)
+        if refusal is not None:
+            raise PluginError(f"{noun} {requested!r} ({item.package}) cannot be used: it {refusal}")
+        return Selection(family, requested, item, [Candidate(item, None)])
+    ranked = sorted(plugins.family(family), key=lambda item: (-item.declaration.rank, item.name))
+    candidates = [Candidate(item, item.declaration.refusal(facts)) for item in ranked]
+    chosen = next((c.item for c in candidates if c.refusal is None), None)
+    selection = Selection(family, requested, chosen, candidates)
+    if chosen is None:
+        why = "; ".join(f"{c.item.name} {c.refusal}" for c in candidates) or "none is installed"
+        broken = [b.sentence() for b in plugins.broken if b.plugin.startswith(f"{family}.")]
+        raise PluginError(f"no {noun} can serve this run: {'; '.join([why, *broken])}")
+    return selection
+
+
+def load_object(item: Registered) -> Any:
+    """Import the declared class. Raises ``PluginLoadError`` naming plugin, package and cause."""
+    module_name, _, attribute = item.declaration.load.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (Exception, SystemExit) as error:
+        raise PluginLoadError(
+            f"plugin {item.source} failed to import {item.declaration.load}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def plugin_options(item: Registered, given: Mapping[str, Mapping[str, object]]) -> Any:
+    """The plugin's validated options; ``given`` is ``Config.plugin_options``."""
+    values = given.get(item.key, {})
+    if item.declaration.options is None:
+        if values:
+            raise ConfigError(f"plugin {item.source} takes no options, but got {', '.join(values)}")
+        return None
+    try:
+        return item.declaration.options.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        flag = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else item.key
+        raise ConfigError(f"{flag} of {item.key}: {first['msg']}") from None
+
+
+def build(item: Registered, context: Any) -> Any:
+    """Import and construct a plugin's object. Raises ``PluginLoadError`` naming plugin, package and cause."""
+    cls = load_object(item)
+    try:
+        return cls(context)
+    except FwkError:
+        raise
+    except Exception as error:
+        raise PluginLoadError(f"plugin {item.source} failed to start: {type(error).__name__}: {error}") from error

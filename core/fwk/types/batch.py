@@ -1,0 +1,110 @@
+"""The plan of one step on the CPU (``Batch``), its tensors (``ForwardBatch``) and its outcome (``StepResult``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fwk.types.request import TokenLogprobs
+from fwk.types.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class NewSequence(msgspec.Struct, array_like=True):
+    """Everything a worker must know of a sequence before its first step (again after a pre-emption)."""
+
+    slot: int
+    token_ids: list[int]  # prompt, followed by what was generated before a pre-emption
+    num_prompt_tokens: int
+    num_computed_tokens: int  # found in the prefix cache
+    block_ids: list[int]  # the blocks of those computed tokens
+    sampling: SamplingParams
+    seed: int  # the sequence's own: the request's seed and the sequence's index make it
+
+
+class ScheduledSequence(msgspec.Struct, array_like=True):
+    """The share of one sequence in a step.
+
+    A chunk of a prompt, one decoded token and one token followed by drafts to verify are the same thing:
+    ``num_new_tokens`` tokens from ``num_computed_tokens`` on. A worker knows the tokens it sampled itself, so the
+    plan of step N+1 can be made before the tokens of step N have come back.
+    """
+
+    slot: int
+    num_new_tokens: int  # drafts included
+    samples: bool  # the last new token's logits choose a token
+    new_block_ids: list[int]
+    draft_token_ids: list[int]  # the last of the new tokens, to be verified
+
+
+class Batch(msgspec.Struct, array_like=True):
+    """The scheduler's plan of one step."""
+
+    step: int
+    freed_slots: list[int]  # slots to forget before anything else
+    new: list[NewSequence]
+    sequences: list[ScheduledSequence]
+
+
+class SequenceResult(msgspec.Struct, array_like=True):
+    """What a step made of one sequence that sampled, or was to report prompt log-probabilities."""
+
+    slot: int
+    token_ids: list[int]  # one, or the accepted drafts and the token after them; empty for a chunk of a prompt
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    draft_token_ids: list[int] = []  # proposed for the next step
+    error: str | None = None  # this sequence failed; no other did
+
+
+class StepResult(msgspec.Struct, array_like=True):
+    """The outcome of one ``Batch``."""
+
+    step: int
+    sequences: list[SequenceResult]
+    model_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class KVGroup:
+    """Where the tokens of a batch live in the KV cache, for the layers that share a block table."""
+
+    slot_mapping: Tensor  # [num_tokens] int64: slot each token's K and V are stored at
+    block_table: Tensor  # [num_seqs, max_blocks] int32
+    slot_mapping_np: Any  # the same on the CPU (numpy): plans are made without asking the device
+    block_table_np: Any
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """Inputs of one forward pass. Views of buffers allocated once: valid until the next step is prepared.
+
+    Tokens of a sequence stand together, sequences in the order of the plan. ``*_np`` are CPU twins of the tensors.
+    """
+
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    query_start: Tensor  # [num_seqs + 1] int32: first token of each sequence
+    seq_lens: Tensor  # [num_seqs] int32: tokens in the KV cache after this step
+    logits_at: Tensor  # [num_logits] int64: tokens whose hidden states are turned into logits
+    kv_groups: list[KVGroup]
+    query_start_np: Any
+    seq_lens_np: Any
+    is_decode: bool  # every sequence has exactly one new token
+    adapter_ids: Tensor | None = None  # [num_tokens] int32: LoRA adapter of each token
+    tree_mask: Tensor | None = None  # drafts of a tree: which new token sees which
+    plan: Any = None  # what AttentionBackend.plan returned
+    extras: dict[str, Any] = field(default_factory=dict)  # pixel values and the like, by the processor's name
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    @property
+    def num_seqs(self) -> int:
+        return int(self.seq_lens.shape[0])

@@ -1,0 +1,104 @@
+"""The typed messages between an API process and an engine process (msgspec over zmq, never pickle)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fwk.types.request import FinishReason, Request, TokenLogprobs
+
+PROTOCOL = 1
+"""Raised with every incompatible change; an engine refuses a client that speaks another one."""
+
+
+class AddRequest(msgspec.Struct, tag=True, frozen=True):
+    """Queue a request. Answered by ``TokenEvent``s until every sequence has finished."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    """End a request, or only its sequence ``index``. Unknown ids are ignored: the race with finishing is normal."""
+
+    request_id: str
+    index: int | None = None
+
+
+class Ping(msgspec.Struct, tag=True, frozen=True):
+    """Answered by the engine loop itself with a ``Pong`` of the same number: a hung loop does not answer."""
+
+    number: int
+    protocol: int = PROTOCOL
+
+
+class Shutdown(msgspec.Struct, tag=True, frozen=True):
+    """Stop the engine process. Requests still running end with an abort."""
+
+
+class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
+    """New tokens of one sequence. The last event of a sequence has a ``finish_reason``."""
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    error: str | None = None
+
+
+class EngineStats(msgspec.Struct, array_like=True, frozen=True):
+    """The engine's state after a step. Counters grow for the engine's life; the others are of now."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_held_blocks: int = 0
+    num_cached_blocks: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    finished: int = 0
+    aborted: int = 0
+
+
+class StepOutputs(msgspec.Struct, tag=True, frozen=True):
+    """Everything one step produced, in one message."""
+
+    events: list[TokenEvent]
+    stats: EngineStats
+
+
+class Pong(msgspec.Struct, tag=True, frozen=True):
+    """The answer to ``Ping``."""
+
+    number: int
+    stats: EngineStats
+
+
+class EngineReady(msgspec.Struct, tag=True, frozen=True):
+    """Sent once, when the model is loaded and requests are taken."""
+
+    fingerprint: str
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    chosen: dict[str, str]
+    """What was selected for each family that had a choice: family -> plugin name."""
+    reasons: list[str]
+    """Sentences about refusals and fallbacks on the way to ``chosen``."""
+
+
+class EngineFailed(msgspec.Struct, tag=True, frozen=True):
+    """The engine's last words: no request will be answered any more."""
+
+    message: str
+
+
+ToEngine = AddRequest | Abort | Ping | Shutdown
+FromEngine = StepOutputs | Pong | EngineReady | EngineFailed

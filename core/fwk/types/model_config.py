@@ -1,0 +1,93 @@
+"""A model's architecture, read from a Hugging Face style ``config.json`` (or built from GGUF metadata)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from fwk.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: base, and how it is stretched for long contexts (``config.json``'s ``rope_scaling``)."""
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    scaling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The fields most architectures share; everything else is in ``raw``, for the model's own file to read."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    intermediate_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    sliding_window: int | None
+    torch_dtype: str
+    eos_token_ids: tuple[int, ...]
+    raw: Mapping[str, Any]
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any], where: str) -> ModelConfig:
+        """Read and check a ``config.json``; ``where`` names the file in errors.
+
+        Both spellings of the rotary settings are read: ``rope_theta``/``rope_scaling`` and the newer
+        ``rope_parameters``.
+        """
+        architectures = raw.get("architectures") or []
+        if not architectures:
+            raise ModelLoadError(f"{where}: 'architectures' is missing, so no model class can be chosen")
+
+        def integer(name: str, default: int | None = None, high: int = 2**31) -> int:
+            value = raw.get(name)
+            if value is None:
+                value = default
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < high:
+                raise ModelLoadError(f"{where}: '{name}' must be an integer from 1 to {high - 1}, not {value!r}")
+            return value
+
+        hidden_size = integer("hidden_size")
+        num_heads = integer("num_attention_heads", high=2**16)
+        head_size = integer("head_dim", hidden_size // num_heads, high=2**16)
+        window = raw.get("sliding_window")
+        if raw.get("use_sliding_window") is False:
+            window = None
+        eos = raw.get("eos_token_id")
+        eos_ids = tuple(cast(list[int], eos) if isinstance(eos, list) else [eos] if isinstance(eos, int) else [])
+        return ModelConfig(
+            architecture=str(architectures[0]),
+            vocab_size=integer("vocab_size"),
+            hidden_size=hidden_size,
+            num_layers=integer("num_hidden_layers", high=2**16),
+            num_heads=num_heads,
+            num_kv_heads=integer("num_key_value_heads", num_heads, high=2**16),
+            head_size=head_size,
+            intermediate_size=integer("intermediate_size", 4 * hidden_size),
+            max_position_embeddings=integer("max_position_embeddings", 2048),
+            rms_norm_eps=float(raw.get("rms_norm_eps") or 1e-6),
+            rope=_rope(raw),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            sliding_window=int(window) if window else None,
+            torch_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+            eos_token_ids=eos_ids,
+            raw=raw,
+        )
+
+
+def _rope(raw: Mapping[str, Any]) -> RopeConfig:
+    parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    return RopeConfig(theta=theta, kind=kind, scaling=parameters)

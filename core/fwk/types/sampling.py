@@ -1,0 +1,113 @@
+"""How the tokens of one request are chosen, and when it stops."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from fwk.errors import InvalidRequest
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1_024
+MAX_TOKEN_IDS = 1_024
+MAX_BAD_WORDS = 1_024
+MAX_BAD_WORD_TOKENS = 64
+
+# name -> (lowest, highest), both allowed. None in the params means "not given" and is always allowed.
+_RANGES: dict[str, tuple[float, float]] = {
+    "max_tokens": (1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 1e3),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "seed": (-(2**63), 2**63 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Immutable sampling and stop settings of a request.
+
+    ``top_k`` of 0 or -1 and ``top_p`` of 1 mean "off". ``temperature`` 0 is greedy. ``extra`` carries the
+    parameters of third-party logits processors, already validated by the plugin that declared them.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+    bad_word_token_ids: list[list[int]] = []
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    """Number of most likely tokens reported beside each chosen one; 0 reports the chosen one only."""
+    prompt_logprobs: int | None = None
+    extra: dict[str, Any] = {}
+
+    def check(self, vocab_size: int) -> None:
+        """Raise ``InvalidRequest`` naming the first field out of range; ``vocab_size`` is the logits width."""
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, not {value}", name)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})", "min_tokens"
+            )
+        if self.top_p == 0.0:
+            raise InvalidRequest("top_p must be above 0", "top_p")
+        self._check_lists()
+        check_token_ids(list(self.logit_bias), vocab_size, "logit_bias", MAX_TOKEN_IDS)
+        for value in self.logit_bias.values():
+            if not math.isfinite(value) or abs(value) > 100:
+                raise InvalidRequest(f"logit_bias values must be between -100 and 100, not {value}", "logit_bias")
+        check_token_ids(self.stop_token_ids, vocab_size, "stop_token_ids", MAX_TOKEN_IDS)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidRequest("allowed_token_ids must not be empty", "allowed_token_ids")
+            check_token_ids(self.allowed_token_ids, vocab_size, "allowed_token_ids", vocab_size)
+        for ids in self.bad_word_token_ids:
+            check_token_ids(ids, vocab_size, "bad_words", MAX_BAD_WORD_TOKENS)
+
+    def _check_lists(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings, not {len(self.stop)}", "stop")
+        for text in self.stop:
+            if not text or len(text) > MAX_STOP_LENGTH:
+                raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters", "stop")
+        if len(self.bad_words) > MAX_BAD_WORDS or len(self.bad_word_token_ids) > 2 * MAX_BAD_WORDS:
+            raise InvalidRequest(f"at most {MAX_BAD_WORDS} bad words", "bad_words")
+        if any(not word or len(word) > MAX_STOP_LENGTH for word in self.bad_words):
+            raise InvalidRequest(f"a bad word must have 1 to {MAX_STOP_LENGTH} characters", "bad_words")
+
+
+def check_token_ids(ids: list[int], vocab_size: int, param: str, max_len: int) -> None:
+    """The one check of every list of token ids a client sends."""
+    if len(ids) > max_len:
+        raise InvalidRequest(f"{param} holds {len(ids)} token ids; at most {max_len} are allowed", param)
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"{param}: token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})", param
+            )
