@@ -1,7 +1,7 @@
 """Options: typed, frozen, resolved once. Flags, YAML keys, help and ``docs/arguments.md`` all come from here."""
 
 from fwk.config.core import Config, EngineOptions, ModelOptions, PluginOptions, ServerOptions
-from fwk.config.options import Options, Stability, option, stability_of, turned_by
+from fwk.config.options import Options, Stability, aliases_of, option, stability_of, turned_by
 
 __all__ = [
     "Config",
@@ -11,6 +11,7 @@ __all__ = [
     "PluginOptions",
     "ServerOptions",
     "Stability",
+    "aliases_of",
     "option",
     "stability_of",
     "turned_by",

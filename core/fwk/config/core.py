@@ -55,6 +55,9 @@ class EngineOptions(Options):
         "Reuse of K/V between requests with a common prefix.",
         turns={"disable-radix-cache": "none", "disable-dynamic-prompt-cache": "none", "reuse-cache": "radix"},
     )
+    speculative_algorithm: str = option(
+        "none", "Speculative decoder that drafts tokens for the model to verify.", stability="beta"
+    )
     kv_cache_dtype: str = option("auto", "Precision of the KV cache; auto: the model's dtype.")
     page_size: int = option(16, "Tokens per KV cache block.", ge=1, le=1024)
     max_total_tokens: int | None = option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -65,7 +65,7 @@ class SchedulePolicy(ABC):
         self.context = context
 
     @abstractmethod
-    def order(self, waiting: Sequence[SequenceView], view: SchedulerView) -> Iterable[SequenceView]:
+    def order(self, waiting: Collection[SequenceView], view: SchedulerView) -> Iterable[SequenceView]:
         """The waiting sequences in the order they should start.
 
         ``waiting`` stands in order of arrival, pre-empted sequences first. Called once a step, read only as far as

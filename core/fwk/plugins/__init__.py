@@ -2,6 +2,7 @@
 
 from fwk.plugins.discovery import Broken, PluginSet, Registered, discover
 from fwk.plugins.families import FAMILIES, Family
+from fwk.plugins.options import OptionOwner, build_config, option_owners
 from fwk.plugins.selection import Candidate, Selection, build, choose, find, load_object
 
 __all__ = [
@@ -9,12 +10,15 @@ __all__ = [
     "Broken",
     "Candidate",
     "Family",
+    "OptionOwner",
     "PluginSet",
     "Registered",
     "Selection",
     "build",
+    "build_config",
     "choose",
     "discover",
     "find",
     "load_object",
+    "option_owners",
 ]

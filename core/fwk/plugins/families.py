@@ -44,7 +44,7 @@ _ALL = [
     Family("quantizers", "quantizer", QuantizerSpec, "quantization"),
     Family("models", "model", ModelSpec, takes_all=True),
     Family("schedule_policies", "schedule policy", SchedulePolicySpec, "schedule_policy"),
-    Family("speculative_decoders", "speculative decoder", SpeculativeDecoderSpec),
+    Family("speculative_decoders", "speculative decoder", SpeculativeDecoderSpec, "speculative_algorithm"),
     Family("lora_backends", "LoRA backend", LoRABackendSpec),
     Family("lora_sources", "LoRA source", LoRASourceSpec, takes_all=True),
     Family("prefix_caches", "prefix cache", PrefixCacheSpec, "prefix_cache"),

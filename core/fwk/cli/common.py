@@ -1,0 +1,59 @@
+"""What the commands that run a model have in common: plugins, options, log."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from fwk.cli.flags import Parser, add_option_flags, parse, read_config_file
+from fwk.config import Config
+from fwk.plugins import PluginSet, build_config, discover
+
+
+def warn(sentence: str) -> None:
+    """One line to the user."""
+    print(f"fwk: warning: {sentence}", file=sys.stderr)
+
+
+def note(sentence: str) -> None:
+    """One line of progress to the user."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def read_options(parser: Parser, argv: Sequence[str], positional: str | None = None) -> tuple[PluginSet, Config, Any]:
+    """Discover plugins, read flags and ``--config`` (the command line wins), build the configuration.
+
+    ``positional`` is the option a bare first argument stands for. The parser may hold the command's own arguments;
+    they come back in the namespace.
+    """
+    plugins = discover(_early(argv), warn=warn)
+    own = {action.dest for action in parser._actions}  # noqa: SLF001
+    parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line wins")
+    add_option_flags(parser, plugins)
+    namespace, unknown = parse(parser, argv)
+    given: dict[str, Any] = read_config_file(namespace.config) if namespace.config else {}
+    line = {name: value for name, value in vars(namespace).items() if name not in own | {"config"}}
+    if positional is not None and getattr(namespace, positional, None) is None:
+        line.pop(positional, None)
+    if unknown:
+        # Let the one place that knows every option say what is wrong with the first of them.
+        build_config(plugins, {**given, **{unknown[0].partition("=")[0]: "true"}})
+        parser.error(f"unexpected argument {unknown[0]!r}")
+    config = build_config(plugins, {**given, **line})
+    return plugins, config, namespace
+
+
+def _early(argv: Sequence[str]) -> list[str]:
+    """--allow-override must be known before plugins are discovered."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--allow-override", nargs="+", default=[])
+    words = [word.replace("_", "-", 1) if word.startswith("--allow_") else word for word in argv]
+    return parser.parse_known_args(words)[0].allow_override
+
+
+def set_up_log(level: str) -> None:
+    """Log to standard error."""
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)

@@ -1,0 +1,103 @@
+"""Flags made from options models, and the reading of ``--config`` files."""
+
+from __future__ import annotations
+
+import argparse
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, cast, get_args, get_origin
+
+import yaml
+from pydantic.fields import FieldInfo
+
+from fwk.config import aliases_of, stability_of, turned_by
+from fwk.errors import ConfigError
+from fwk.plugins import PluginSet, option_owners
+from fwk.plugins.options import flag, normal
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our manner of complaint: one line, exit code 2, no usage dump."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def add_option_flags(parser: argparse.ArgumentParser, plugins: PluginSet) -> None:
+    """A flag for every option, in a group for each owner. A flag that was not given leaves no trace."""
+    seen: set[str] = set()
+    for owner in option_owners(plugins):
+        group = parser.add_argument_group(owner.title)
+        for name, field in owner.model.model_fields.items():
+            if name in seen:
+                continue
+            seen.add(name)
+            _add(group, name, field)
+
+
+def _add(group: Any, name: str, field: FieldInfo) -> None:
+    names = [flag(name), *(flag(normal(alias)) for alias in aliases_of(field))]
+    settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_text(field)}
+    if field.annotation is bool:
+        settings |= {"nargs": "?", "const": "true", "metavar": "true|false"}
+    elif get_origin(field.annotation) in (tuple, list):
+        settings |= {"nargs": "+", "metavar": "NAME"}
+    else:
+        settings |= {"metavar": type_name(field.annotation).upper() if get_origin(field.annotation) is not Literal else type_name(field.annotation)}
+    group.add_argument(*names, **settings)
+    for turn in turned_by(field):
+        group.add_argument(
+            flag(normal(turn)), dest=normal(turn), action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+
+
+def help_text(field: FieldInfo) -> str:
+    """Description, default and stability of an option."""
+    parts = [field.description or ""]
+    if field.default not in (None, (), False):
+        parts.append(f"(default: {field.default})")
+    if stability_of(field) != "stable":
+        parts.append(f"[{stability_of(field)}]")
+    return " ".join(parts).replace("%", "%%")
+
+
+def type_name(annotation: Any) -> str:
+    """A short name of an option's type, for help and documentation."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return "|".join(str(value) for value in get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        return "|".join(type_name(arg) for arg in get_args(annotation) if arg is not type(None))
+    if origin in (tuple, list):
+        return f"{type_name(get_args(annotation)[0])}..."
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Parse, taking underscores in flags for dashes; returns what was not understood too."""
+    return parser.parse_known_args([_dashed(word) for word in argv])
+
+
+def _dashed(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """Options from a YAML file: a mapping of option names to values. Raises ``ConfigError``."""
+    try:
+        data = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: {path} is not YAML: {' '.join(str(error).split())}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"--config: {path} must hold a mapping of options to values")
+    return {normal(str(key)): value for key, value in cast(dict[Any, Any], data).items()}
+

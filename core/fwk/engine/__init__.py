@@ -1,0 +1,1 @@
+"""The engine: scheduler, block accounting and the loop. One per data-parallel replica."""

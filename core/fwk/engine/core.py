@@ -1,0 +1,134 @@
+"""The engine: one scheduler, one executor, one loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from fwk.config import Config
+from fwk.engine.blocks import BlockAllocator
+from fwk.engine.scheduler import Limits, PlannedStep, Scheduler
+from fwk.errors import InvalidRequest
+from fwk.interfaces.cache import CacheContext, PrefixCache
+from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
+from fwk.interfaces.schedule import ScheduleContext
+from fwk.plugins import PluginSet, build, choose
+from fwk.plugins.selection import plugin_options
+from fwk.types import EngineStats, Request, TokenEvent
+from fwk.worker.model_setup import ModelSetup
+from fwk.worker.worker import LocalWorker
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What callers must know of a loaded engine."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    chosen: dict[str, str]
+    reasons: list[str]
+
+
+class Engine:
+    """Requests in, token events out, one step at a time. Not thread-safe: one loop owns it."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, info: EngineInfo) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.info = info
+        self._in_flight: deque[tuple[PlannedStep, Any]] = deque()
+
+    def step(self) -> list[TokenEvent]:
+        """Plan and launch a step; take in the result of the oldest one in flight."""
+        step = self.scheduler.schedule()
+        if step is not None:
+            self._in_flight.append((step, self.executor.launch(step.batch)))
+        if not self._in_flight or (step is not None and len(self._in_flight) < self.executor.depth):
+            return []
+        step, pending = self._in_flight.popleft()
+        return self.scheduler.update(step, self.executor.collect(pending))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` would do anything."""
+        return self.scheduler.has_work or bool(self._in_flight)
+
+    def add(self, request: Request) -> list[TokenEvent]:
+        """Queue a request; a request that can never be served is answered at once, with an error event each."""
+        try:
+            self.scheduler.add(request)
+        except InvalidRequest as error:
+            return [TokenEvent(request.request_id, i, [], "error", error=str(error)) for i in range(request.n)]
+        return []
+
+    def abort(self, request_id: str, index: int | None = None) -> list[TokenEvent]:
+        """End a request, or one of its sequences."""
+        return self.scheduler.abort(request_id, index)
+
+    def stats(self) -> EngineStats:
+        return self.scheduler.stats()
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self.executor.close()
+
+
+def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup) -> Engine:
+    """Choose the engine's plugins, load the model, and put the parts together."""
+    options = config.engine
+    given = config.plugin_options
+
+    def make_worker(rank: int, size: int) -> Worker:
+        return LocalWorker(config, plugins, setup, rank, size)
+
+    item = choose(plugins, "executors", options.executor, setup.facts).chosen
+    assert item is not None
+    executor: Executor = build(item, ExecutorContext(make_worker, plugin_options(item, given)))
+    try:
+        loaded = executor.load()
+        return _assemble(config, plugins, setup, executor, loaded)
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _assemble(
+    config: Config, plugins: PluginSet, setup: ModelSetup, executor: Executor, loaded: WorkerInfo
+) -> Engine:
+    options = config.engine
+    given = config.plugin_options
+    cache_item = choose(plugins, "cache", options.prefix_cache, setup.facts).chosen
+    policy_item = choose(plugins, "schedulers", options.schedule_policy, setup.facts).chosen
+    assert cache_item is not None
+    assert policy_item is not None
+    cache: PrefixCache = build(cache_item, CacheContext(options.page_size, plugin_options(cache_item, given)))
+    policy = build(policy_item, ScheduleContext(plugin_options(policy_item, given)))
+    limits = Limits(
+        max_model_len=setup.max_model_len,
+        max_step_tokens=options.max_prefill_tokens,
+        max_chunk_tokens=options.chunked_prefill_size,
+        max_running=options.max_running_requests,
+        block_size=options.page_size,
+        eos_token_ids=frozenset(setup.eos_token_ids),
+        seed=config.seed if options.random_seed is None else options.random_seed,
+        check_blocks=options.check_blocks,
+    )
+    scheduler = Scheduler(limits, BlockAllocator(loaded.num_blocks, cache), cache, policy)
+    chosen = {
+        **loaded.chosen,
+        "cache": cache_item.name,
+        "schedulers": policy_item.name,
+        "executors": options.executor,
+    }
+    info = EngineInfo(
+        num_blocks=loaded.num_blocks,
+        block_size=options.page_size,
+        max_model_len=min(setup.max_model_len, loaded.num_blocks * options.page_size),
+        vocab_size=loaded.vocab_size,
+        chosen=chosen,
+        reasons=[*setup.reasons, *loaded.reasons],
+    )
+    return Engine(scheduler, executor, info)

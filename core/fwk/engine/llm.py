@@ -1,0 +1,202 @@
+"""The engine without a server: ``fwk.LLM``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fwk.config import Config
+from fwk.plugins.options import build_config
+from fwk.engine.core import Engine, build_engine
+from fwk.errors import InvalidRequest, RequestFailed
+from fwk.interfaces.dialect import GenerateInput
+from fwk.plugins import PluginSet, discover
+from fwk.text import ModelText, SequenceText, prepare_input
+from fwk.types import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
+from fwk.worker.model_setup import settle
+from fwk.worker.opened_model import open_model
+
+Prompt = str | list[int]
+
+
+@dataclass(slots=True)
+class Completion:
+    """What became of one sequence."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list[int])
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_token_ids: list[int] = field(default_factory=list[int])
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Following:
+    """A sequence on its way."""
+
+    completion: Completion
+    text: SequenceText
+
+
+class LLM:
+    """A model in this process.
+
+        llm = fwk.LLM()                                     # the default model
+        llm.generate("Once upon a time", fwk.SamplingParams(max_tokens=20))[0].text
+
+    Options are those of ``fwk serve``, with underscores: ``LLM("folder", attention_backend="torch", page_size=32)``.
+    Not thread-safe. Close it, or use it as a context manager, to stop its workers.
+    """
+
+    def __init__(self, model: str | None = None, *, plugins: PluginSet | None = None, **options: Any) -> None:
+        self.plugins = plugins or discover(options.get("allow_override", ()))
+        given = {**options, **({"model": model} if model is not None else {})}
+        self.config: Config = build_config(self.plugins, given)
+        opened = open_model(self.config, self.plugins, print)
+        setup = settle(self.config, opened)
+        self.text = ModelText(opened.checkpoint, self.config.model, opened.config.vocab_size)
+        self.engine: Engine = build_engine(self.config, self.plugins, setup)
+        self._ids = itertools.count()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self.engine.close()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        n: int = 1,
+    ) -> list[Completion]:
+        """Complete prompts (text or token ids), all at once; ``n`` completions each, in the prompts' order.
+
+        Raises ``InvalidRequest`` before anything runs when a prompt or its sampling is wrong.
+        """
+        inputs = self._inputs(prompts, sampling, n)
+        following: dict[tuple[str, int], _Following] = {}
+        for item in inputs:
+            for sequence in self._submit(item):
+                following[sequence[0]] = sequence[1]
+        open_sequences = set(following)
+        try:
+            while open_sequences:
+                for event in self.engine.step():
+                    self._take(event, following, open_sequences)
+        finally:
+            for key in open_sequences:  # one failed: the others are not waited for
+                self.engine.abort(*key)
+        return [entry.completion for entry in following.values()]
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, **template: Any
+    ) -> Completion:
+        """Answer a conversation, rendered with the model's chat template."""
+        ids = self.text.encode(self.text.render_chat(messages, **template), add_special_tokens=False)
+        return self.generate([ids], sampling)[0]
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
+        """Complete one prompt, giving out its text as it comes. Leaving the iterator aborts the request."""
+        item = self._inputs([prompt], sampling, 1)[0]
+        [(key, entry)] = self._submit(item)
+        open_sequences = {key}
+        try:
+            while open_sequences:
+                for event in self.engine.step():
+                    before = len(entry.completion.text)
+                    self._take(event, {key: entry}, open_sequences)
+                    if len(entry.completion.text) > before:
+                        yield entry.completion.text[before:]
+        finally:
+            if open_sequences:
+                self.engine.abort(*key)
+
+    def _inputs(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        n: int,
+    ) -> list[GenerateInput]:
+        many: list[Prompt] = _as_list(prompts)
+        settings = list(sampling) if isinstance(sampling, (list, tuple)) else [sampling or SamplingParams()] * len(many)
+        if len(settings) != len(many):
+            raise InvalidRequest(f"{len(many)} prompts, but {len(settings)} sampling settings", "sampling")
+        info = self.engine.info
+        inputs: list[GenerateInput] = []
+        for prompt, params in zip(many, settings, strict=True):
+            assert isinstance(params, SamplingParams)
+            ids = self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            item = GenerateInput(ids, params, n)
+            inputs.append(
+                prepare_input(item, self.text, max_model_len=info.max_model_len, vocab_size=info.vocab_size)
+            )
+        return inputs
+
+    def _submit(self, item: GenerateInput) -> list[tuple[tuple[str, int], _Following]]:
+        request = Request(
+            request_id=f"llm-{next(self._ids)}",
+            prompt_token_ids=item.prompt_token_ids,
+            sampling=item.sampling,
+            n=item.n,
+            priority=item.priority,
+            cache_namespace=item.cache_salt,
+        )
+        for event in self.engine.add(request):
+            raise RequestFailed(event.error or "the engine refused the request")
+        return [
+            (
+                (request.request_id, index),
+                _Following(
+                    Completion(prompt_token_ids=item.prompt_token_ids),
+                    self.text.follow(item.sampling),
+                ),
+            )
+            for index in range(item.n)
+        ]
+
+    def _take(
+        self,
+        event: TokenEvent,
+        following: Mapping[tuple[str, int], _Following],
+        open_sequences: set[tuple[str, int]],
+    ) -> None:
+        key = (event.request_id, event.index)
+        entry = following.get(key)
+        if entry is None or key not in open_sequences:
+            return
+        done = entry.completion
+        text, count = entry.text.feed(event)
+        done.text += text
+        done.token_ids.extend(event.token_ids[:count])
+        done.cached_tokens = event.cached_tokens
+        if event.logprobs is not None:
+            done.logprobs = [*(done.logprobs or []), *event.logprobs[:count]]
+        if event.prompt_logprobs is not None:
+            done.prompt_logprobs = event.prompt_logprobs
+        if event.error is not None:
+            open_sequences.discard(key)
+            raise RequestFailed(event.error)
+        if entry.text.stop_string is not None:
+            done.finish_reason, done.stop_reason = "stop", entry.text.stop_string
+            self.engine.abort(*key)
+        elif event.finish_reason is not None:
+            done.finish_reason, done.stop_reason = event.finish_reason, event.stop_token_id
+        if done.finish_reason is not None:
+            open_sequences.discard(key)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    return [items] if items and isinstance(items[0], int) else items

@@ -1,0 +1,119 @@
+"""The engine process: started by an API process with a ``LaunchSpec`` on standard input.
+
+``python -m fwk.engine.process``. It ends when told to, when its engine fails, or when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import msgspec
+import zmq
+
+from fwk.config.wire import from_plain
+from fwk.errors import FwkError, PluginError
+from fwk.plugins import discover
+from fwk.types import EngineFailed, EngineReady, Ping
+
+log = logging.getLogger("fwk.engine")
+
+EXIT_FAILED = 70
+EXIT_NOT_STARTED = 78
+
+
+class LaunchSpec(msgspec.Struct):
+    """What the parent settled: the configuration, the set of plugins, and where to meet."""
+
+    address: str
+    config: dict[str, Any]
+    fingerprint: str
+
+
+def main() -> int:
+    """Load, serve, end. The exit code tells why."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the parent decides
+    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=LaunchSpec)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    config = from_plain(spec.config)
+    logging.basicConfig(
+        level=config.server.log_level.upper(), format="%(asctime)s %(levelname)s engine: %(message)s", stream=sys.stderr
+    )
+    context = zmq.Context[zmq.Socket[bytes]]()
+    from fwk.engine.loop import EngineLoop, bind  # noqa: PLC0415 - torch comes with it
+
+    socket = bind(context, spec.address)
+    try:
+        engine, ready = _load(spec)
+    except FwkError as error:
+        _report(socket, str(error))
+        return EXIT_NOT_STARTED
+    except Exception as error:
+        log.exception("the engine could not be started")
+        _report(socket, f"the engine could not be started: {type(error).__name__}: {error}")
+        return EXIT_NOT_STARTED
+    loop = EngineLoop(engine, socket, ready)
+    gc.collect()
+    gc.freeze()  # what is alive now stays; collections need not look at it again
+    try:
+        loop.run()
+    except Exception as error:
+        log.exception("the engine failed and stops: %s", error)
+        loop.fail(f"{type(error).__name__} in the engine")
+        return EXIT_FAILED
+    finally:
+        engine.close()
+        socket.close()
+        context.term()
+    return 0
+
+
+def _load(spec: LaunchSpec) -> tuple[Any, EngineReady]:
+    from fwk.engine.core import build_engine  # noqa: PLC0415
+    from fwk.worker.model_setup import settle  # noqa: PLC0415
+    from fwk.worker.opened_model import open_model  # noqa: PLC0415
+
+    config = from_plain(spec.config)
+    plugins = discover(config.plugins.allow_override)
+    if plugins.fingerprint != spec.fingerprint:
+        raise PluginError(
+            f"the engine process sees other plugins ({plugins.fingerprint}) than the server ({spec.fingerprint}): "
+            "something was installed in between; restart"
+        )
+    setup = settle(config, open_model(config, plugins, log.info))
+    engine = build_engine(config, plugins, setup)
+    info = engine.info
+    ready = EngineReady(
+        plugins.fingerprint,
+        info.num_blocks,
+        info.block_size,
+        info.max_model_len,
+        info.vocab_size,
+        info.chosen,
+        info.reasons,
+    )
+    return engine, ready
+
+
+def _report(socket: zmq.Socket[bytes], message: str) -> None:
+    """Tell the parent, which has sent a ping by now or will within a moment, why there is no engine."""
+    if socket.poll(2000):
+        client, body = socket.recv_multipart()[:2]
+        if isinstance(msgspec.msgpack.decode(body, type=Ping), Ping):
+            socket.send_multipart([client, msgspec.msgpack.encode(EngineFailed(message))])
+    socket.close(linger=1000)
+
+
+def _die_with_parent() -> None:
+    """The parent holds the other end of standard input: when it is gone, whatever killed it, so are we."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,475 @@
+"""The scheduler: what each step computes. Keeps every invariant; the policy only answers questions."""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fwk.engine.blocks import BlockAllocator, OutOfBlocks
+from fwk.engine.sequence import Sequence, Status
+from fwk.engine.waiting import WaitingQueue
+from fwk.errors import InvalidRequest
+from fwk.interfaces.cache import PrefixCache
+from fwk.interfaces.schedule import SchedulePolicy, SequenceView
+from fwk.types import (
+    Batch,
+    EngineStats,
+    FinishReason,
+    NewSequence,
+    Request,
+    SamplingParams,
+    ScheduledSequence,
+    SequenceResult,
+    StepResult,
+    TokenEvent,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a step and a request."""
+
+    max_model_len: int
+    max_step_tokens: int
+    max_chunk_tokens: int
+    max_running: int
+    block_size: int
+    eos_token_ids: frozenset[int]
+    seed: int = 0
+    check_blocks: bool = False
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """A batch, and the sequences behind it in the same order, each with the number of its life between pre-emptions."""
+
+    batch: Batch
+    sequences: list[tuple[Sequence, int]]
+
+
+@dataclass(slots=True)
+class _Counters:
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    finished: int = 0
+    aborted: int = 0
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A step while it is being put together."""
+
+    budget: int
+    new: dict[Sequence, NewSequence] = field(default_factory=dict[Sequence, NewSequence])
+    scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict[Sequence, ScheduledSequence])
+
+
+class Scheduler:
+    """Decides what each step computes and keeps the books of sequences, slots and blocks."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        allocator: BlockAllocator,
+        cache: PrefixCache,
+        policy: SchedulePolicy,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits
+        self._allocator = allocator
+        self._cache = cache
+        self._policy = policy
+        self._now = now
+        self._waiting = WaitingQueue()
+        self._running: list[Sequence] = []  # by arrival
+        self._by_request: dict[str, list[Sequence]] = {}
+        self._free_slots = list(range(limits.max_running - 1, -1, -1))
+        self._freed_slots: list[int] = []  # to tell the workers with the next batch
+        self._counters = _Counters()
+        self._num_arrived = 0
+
+    # What policies see (SchedulerView).
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._allocator.num_available
+
+    @property
+    def block_size(self) -> int:
+        return self.limits.block_size
+
+    def cached_prefix_len(self, sequence: SequenceView) -> int:
+        assert isinstance(sequence, Sequence)
+        return self._cache.match(
+            sequence.request.cache_namespace, sequence.token_ids, self._matchable(sequence)
+        ).num_tokens
+
+    # Requests come and go.
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether any sequence of the request is still waiting or running."""
+        return request_id in self._by_request
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ``InvalidRequest`` for what could never be served."""
+        length = len(request.prompt_token_ids) + (request.sampling.max_tokens or 1)
+        if not request.prompt_token_ids:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        if request.request_id in self._by_request:
+            raise InvalidRequest(f"request id {request.request_id} is in use", "request_id")
+        room = min(self.limits.max_model_len, self._allocator.num_blocks * self.block_size)
+        if length > room:
+            raise InvalidRequest(
+                f"prompt ({len(request.prompt_token_ids)} tokens) and max_tokens ({request.sampling.max_tokens}) "
+                f"need {length} tokens; this server has room for {room} per request",
+                "max_tokens",
+            )
+        arrival = self._now()
+        sequences = [Sequence(request, i, self._num_arrived + i, arrival) for i in range(request.n)]
+        self._num_arrived += request.n
+        self._by_request[request.request_id] = sequences
+        for sequence in sequences:
+            self._waiting.push(sequence)
+
+    def abort(self, request_id: str, index: int | None = None) -> list[TokenEvent]:
+        """End a request, or one of its sequences, wherever it is. Unknown ids are nobody's fault."""
+        events: list[TokenEvent] = []
+        for sequence in list(self._by_request.get(request_id, ())):
+            if index is None or sequence.index == index:
+                self._counters.aborted += 1
+                events.append(self._finish(sequence, [], "abort"))
+        return events
+
+    def fail(self, sequence: Sequence, error: str) -> TokenEvent:
+        """End a sequence that could not be served; its siblings go on."""
+        return self._finish(sequence, [], "error", error=error)
+
+    # A step.
+
+    def schedule(self) -> PlannedStep | None:
+        """Plan a step: sequences under way first, then as many waiting ones as fit. None when nothing can run."""
+        plan = _Plan(self.limits.max_step_tokens)
+        for sequence in list(self._running):
+            if plan.budget <= 0:
+                break
+            if sequence.status is Status.RUNNING:
+                self._schedule_running(sequence, plan)
+        self._admit_waiting(plan)
+        if not plan.scheduled:
+            return None
+        self._counters.steps += 1
+        batch = Batch(self._counters.steps, self._freed_slots, list(plan.new.values()), list(plan.scheduled.values()))
+        self._freed_slots = []
+        if self.limits.check_blocks:
+            self.check()
+        return PlannedStep(batch, [(sequence, sequence.num_preemptions) for sequence in plan.scheduled])
+
+    def update(self, step: PlannedStep, result: StepResult) -> list[TokenEvent]:
+        """Take in what a step made; returns the news for the callers. Results of ended sequences are dropped."""
+        results = {r.slot: r for r in result.sequences}
+        events: list[TokenEvent] = []
+        for (sequence, life), scheduled in zip(step.sequences, step.batch.sequences, strict=True):
+            if sequence.status is not Status.RUNNING or sequence.num_preemptions != life:
+                continue  # ended or pre-empted while the step ran
+            if scheduled.samples:
+                sequence.num_pending -= 1
+                sequence.has_drafts_in_flight = False
+            outcome = results.get(scheduled.slot)
+            if outcome is None:
+                if scheduled.samples:
+                    raise AssertionError(f"step {result.step} has no result for slot {scheduled.slot}")
+                continue
+            event = self._take(sequence, scheduled, outcome)
+            if event is not None:
+                events.append(event)
+        if self.limits.check_blocks:
+            self.check()
+        return events
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges of now; O(1)."""
+        free = self._allocator.num_free
+        evictable = self._cache.num_evictable_blocks
+        c = self._counters
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_blocks=self._allocator.num_blocks,
+            num_free_blocks=free,
+            num_held_blocks=self._allocator.num_blocks - free - evictable,
+            num_cached_blocks=evictable,
+            prompt_tokens=c.prompt_tokens,
+            cached_prompt_tokens=c.cached_prompt_tokens,
+            generation_tokens=c.generation_tokens,
+            preemptions=c.preemptions,
+            steps=c.steps,
+            finished=c.finished,
+            aborted=c.aborted,
+        )
+
+    def check(self) -> None:
+        """Prove the books: every block and slot has exactly one owner."""
+        self._allocator.check([block for sequence in self._running for block in sequence.owned_blocks])
+        slots = [sequence.slot for sequence in self._running]
+        if len(set(slots)) != len(slots) or len(slots) + len(self._free_slots) != self.limits.max_running:
+            raise AssertionError("slots do not balance")
+        for sequence in self._running:
+            if len(sequence.blocks) * self.block_size < sequence.num_computed_tokens:
+                raise AssertionError(f"sequence {sequence.key} has computed more tokens than its blocks hold")
+
+    # Inside a step.
+
+    def _schedule_running(self, sequence: Sequence, plan: _Plan) -> None:
+        if sequence.has_drafts_in_flight or sequence.is_last_token_launched:
+            return
+        remaining = sequence.num_tokens - sequence.num_computed_tokens
+        drafts: list[int] = []
+        if remaining == 1:
+            num_new = 1
+            if sequence.drafts and not sequence.num_pending:
+                room = min(plan.budget, sequence.max_tokens - sequence.num_output_tokens) - 1
+                drafts = sequence.drafts[: max(room, 0)]
+                num_new += len(drafts)
+        else:
+            num_new = self._chunk(sequence, remaining, plan.budget)
+        blocks = self._make_room(sequence, num_new, plan)
+        if blocks is not None:
+            self._schedule(sequence, num_new, blocks, drafts, plan)
+
+    def _make_room(self, sequence: Sequence, num_new: int, plan: _Plan) -> list[int] | None:
+        """Blocks for ``num_new`` more tokens, pre-empting others if need be; None when it was itself pre-empted."""
+        count = self._blocks_for(sequence.num_computed_tokens + num_new) - len(sequence.blocks)
+        while True:
+            try:
+                return self._allocator.allocate(max(count, 0))
+            except OutOfBlocks:
+                # Whoever is already in the plan stays: its blocks may be shared with others of this step.
+                candidates = [other for other in self._running if other not in plan.scheduled]
+                victim = self._policy.victim(candidates, self)
+                if not isinstance(victim, Sequence) or victim not in candidates:
+                    victim = candidates[-1]
+                self._preempt(victim)
+                if victim is sequence:
+                    return None
+
+    def _admit_waiting(self, plan: _Plan) -> None:
+        if not self._waiting or plan.budget <= 0 or not self._free_slots:
+            return
+        admitted: list[Sequence] = []
+        for candidate in self._policy.order(self._waiting, self):
+            if not isinstance(candidate, Sequence) or candidate not in self._waiting or candidate in plan.scheduled:
+                continue
+            if not self._admit(candidate, plan):
+                break  # whoever is first in the policy's order is not overtaken
+            admitted.append(candidate)
+            if plan.budget <= 0 or not self._free_slots:
+                break
+        for sequence in admitted:
+            self._waiting.remove(sequence)
+
+    def _admit(self, sequence: Sequence, plan: _Plan) -> bool:
+        match = self._cache.match(sequence.request.cache_namespace, sequence.token_ids, self._matchable(sequence))
+        self._cache.lock(match.node)
+        num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, plan.budget)
+        count = self._blocks_for(match.num_tokens + num_new) - len(match.block_ids)
+        may_start = not self._running or self._policy.admit(sequence, count, self)
+        try:
+            blocks = self._allocator.allocate(count) if may_start else None
+        except OutOfBlocks:
+            blocks = None
+        if blocks is None:
+            self._cache.unlock(match.node)
+            return False
+        sequence.status = Status.RUNNING
+        sequence.slot = self._free_slots.pop()
+        sequence.node = match.node
+        sequence.blocks = list(match.block_ids)
+        sequence.is_owned = [False] * len(match.block_ids)
+        sequence.num_shared_blocks = len(match.block_ids)
+        sequence.num_computed_tokens = match.num_tokens
+        if not sequence.was_admitted:
+            sequence.was_admitted = True
+            sequence.cached_tokens = match.num_tokens
+            self._counters.prompt_tokens += sequence.num_prompt_tokens
+            self._counters.cached_prompt_tokens += match.num_tokens
+        insort(self._running, sequence, key=lambda s: s.order)
+        plan.new[sequence] = NewSequence(
+            sequence.slot,
+            sequence.token_ids,
+            sequence.num_prompt_tokens,
+            match.num_tokens,
+            match.block_ids,
+            self._sampling(sequence),
+            self._seed(sequence),
+        )
+        self._schedule(sequence, num_new, blocks, [], plan)
+        return True
+
+    def _schedule(self, sequence: Sequence, num_new: int, blocks: list[int], drafts: list[int], plan: _Plan) -> None:
+        sequence.blocks.extend(blocks)
+        sequence.is_owned.extend([True] * len(blocks))
+        samples = sequence.num_computed_tokens + num_new - len(drafts) == sequence.num_tokens
+        sequence.num_computed_tokens += num_new
+        sequence.num_pending += samples
+        sequence.has_drafts_in_flight = bool(drafts)
+        sequence.drafts = []
+        plan.scheduled[sequence] = ScheduledSequence(sequence.slot, num_new, samples, blocks, drafts)
+        plan.budget -= num_new
+        self._share(sequence, len(drafts))
+
+    def _share(self, sequence: Sequence, num_drafts: int = 0) -> None:
+        """Offer the blocks that are full once this step has run to the prefix cache.
+
+        Done when a step is planned, not when it has run: sequences of the same step share a prefix, for all K/V of a
+        batch are stored before any are read. Should the step fail, the engine is dead and its cache with it.
+        """
+        known = min(sequence.num_computed_tokens - num_drafts, len(sequence.token_ids))
+        start, end = sequence.num_shared_blocks, known // self.block_size
+        if end <= start:
+            return
+        tokens = sequence.token_ids[start * self.block_size : end * self.block_size]
+        sequence.node, taken = self._cache.insert(sequence.node, tokens, sequence.blocks[start:end])
+        sequence.num_shared_blocks = end
+        for i, was_taken in enumerate(taken, start):
+            sequence.is_owned[i] = not was_taken
+
+    def _take(
+        self, sequence: Sequence, scheduled: ScheduledSequence, outcome: SequenceResult
+    ) -> TokenEvent | None:
+        """Append a step's tokens to a sequence; finish it when one of them ends it."""
+        if outcome.error is not None:
+            return self.fail(sequence, outcome.error)
+        if scheduled.draft_token_ids:
+            num_rejected = len(scheduled.draft_token_ids) + 1 - len(outcome.token_ids)
+            sequence.num_computed_tokens -= num_rejected
+        sequence.drafts = outcome.draft_token_ids
+        if outcome.prompt_logprobs is not None:
+            sequence.prompt_logprobs.extend(outcome.prompt_logprobs)
+        new: list[int] = []
+        reason: tuple[FinishReason, int | None] | None = None
+        for token in outcome.token_ids:
+            sequence.token_ids.append(token)
+            new.append(token)
+            reason = sequence.stop_reason(self.limits.eos_token_ids)
+            if reason is not None:
+                break
+        self._counters.generation_tokens += len(new)
+        logprobs = outcome.logprobs[: len(new)] if outcome.logprobs is not None else None
+        if reason is not None:
+            self._counters.finished += 1
+            return self._finish(sequence, new, reason[0], stop_token_id=reason[1], logprobs=logprobs)
+        if not new:
+            return None
+        return self._event(sequence, new, logprobs)
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        new: list[int],
+        reason: FinishReason,
+        *,
+        stop_token_id: int | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
+        error: str | None = None,
+    ) -> TokenEvent:
+        if sequence.status is Status.RUNNING:
+            self._release(sequence)
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.status = Status.FINISHED
+        siblings = self._by_request[sequence.request.request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._by_request[sequence.request.request_id]
+        event = self._event(sequence, new, logprobs)
+        return msgspec.structs.replace(event, finish_reason=reason, stop_token_id=stop_token_id, error=error)
+
+    def _event(self, sequence: Sequence, new: list[int], logprobs: list[TokenLogprobs] | None) -> TokenEvent:
+        prompt_logprobs: list[TokenLogprobs | None] | None = None
+        if sequence.num_output_tokens == len(new) and sequence.request.sampling.prompt_logprobs is not None:
+            prompt_logprobs = [None, *sequence.prompt_logprobs]  # with the first tokens, all of them
+        return TokenEvent(
+            sequence.request.request_id,
+            sequence.index,
+            new,
+            cached_tokens=sequence.cached_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's blocks; it starts over from what the prefix cache still holds when it is back.
+
+        Tokens of launched steps that have not come back are computed again: the same ones, for a pick depends on
+        nothing but logits, seed and position.
+        """
+        self._counters.preemptions += 1
+        self._release(sequence)
+        self._running.remove(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_preemptions += 1
+        sequence.num_computed_tokens = 0
+        sequence.num_pending = 0
+        sequence.drafts = []
+        sequence.has_drafts_in_flight = False
+        if sequence.wants_prompt_logprobs:
+            sequence.prompt_logprobs.clear()
+        self._waiting.push_back(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._allocator.free(sequence.owned_blocks)
+        self._cache.unlock(sequence.node)
+        self._free_slots.append(sequence.slot)
+        self._freed_slots.append(sequence.slot)
+        sequence.blocks, sequence.is_owned, sequence.node = [], [], None
+        sequence.num_shared_blocks = 0
+        sequence.slot = -1
+
+    # Small answers.
+
+    def _chunk(self, sequence: Sequence, remaining: int, budget: int) -> int:
+        most = min(remaining, budget, self.limits.max_chunk_tokens)
+        return max(1, min(most, self._policy.chunk(sequence, remaining, most, self)))
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _matchable(self, sequence: Sequence) -> int:
+        """Tokens that may come from the cache: the last one is computed for its logits, all of them for logprobs."""
+        return 0 if sequence.wants_prompt_logprobs else len(sequence.token_ids) - 1
+
+    def _sampling(self, sequence: Sequence) -> SamplingParams:
+        """What the workers are told: prompt log-probabilities are computed once a request, by its first sequence."""
+        sampling = sequence.request.sampling
+        if sampling.prompt_logprobs is None or sequence.wants_prompt_logprobs:
+            return sampling
+        return msgspec.structs.replace(sampling, prompt_logprobs=None)
+
+    def _seed(self, sequence: Sequence) -> int:
+        """The sequence's own seed: from the request's, or else from the server's and the order of arrival."""
+        given = sequence.request.sampling.seed
+        if given is not None:
+            return (given + sequence.index * 0x9E3779B97F4A7C15) % 2**64
+        return (self.limits.seed + (sequence.order + 1) * 0xD1B54A32D192ED03) % 2**64
+

@@ -1,0 +1,99 @@
+"""A sequence as the scheduler keeps it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from fwk.types import FinishReason, Request, TokenLogprobs
+
+
+class Status(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """One growing list of tokens, with its blocks.
+
+    ``num_computed_tokens`` counts the tokens whose K/V exist once every launched step has run; ``num_pending`` the
+    tokens those steps will add, whose ids are not known here yet. Prompt chunks, decoding and verification are one
+    thing: a step computes the next of ``num_tokens - num_computed_tokens`` tokens.
+    """
+
+    __slots__ = (
+        "arrival", "blocks", "cached_tokens", "drafts", "has_drafts_in_flight", "index", "is_owned", "key", "node",
+        "num_computed_tokens", "num_pending", "num_preemptions", "num_shared_blocks", "order", "prompt_logprobs",
+        "request", "slot", "status", "token_ids", "was_admitted",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, index: int, order: int, arrival: float) -> None:
+        self.request = request
+        self.index = index
+        self.key = (request.request_id, index)
+        self.order = order  # by arrival; unique
+        self.arrival = arrival
+        self.status = Status.WAITING
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.num_pending = 0
+        self.num_preemptions = 0
+        self.drafts: list[int] = []
+        self.has_drafts_in_flight = False
+        self.slot = -1
+        self.blocks: list[int] = []
+        self.is_owned: list[bool] = []  # per block: ours to free (else the prefix cache's)
+        self.node: Any = None  # the locked path in the prefix cache
+        self.num_shared_blocks = 0  # leading blocks already offered to the prefix cache
+        self.cached_tokens = 0  # of the prompt, found in the cache at first admission
+        self.was_admitted = False
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's second token on
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens once every launched step has run."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated and known."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        return self.request.sampling.max_tokens or 1
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be computed, which takes the whole prompt."""
+        wanted = self.index == 0 and self.request.sampling.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
+    def owned_blocks(self) -> list[int]:
+        return [block for block, owned in zip(self.blocks, self.is_owned, strict=True) if owned]
+
+    @property
+    def is_last_token_launched(self) -> bool:
+        """Whether the steps already launched produce the last token it may have."""
+        return self.num_output_tokens + self.num_pending >= self.max_tokens
+
+    def stop_reason(self, eos_token_ids: frozenset[int]) -> tuple[FinishReason, int | None] | None:
+        """Whether the newest token ends the sequence: the reason, and the stop token if the user named it."""
+        sampling = self.request.sampling
+        token = self.token_ids[-1]
+        if self.num_output_tokens >= sampling.min_tokens:
+            if token in sampling.stop_token_ids:
+                return "stop", token
+            if token in eos_token_ids and not sampling.ignore_eos:
+                return "stop", None
+        if self.num_output_tokens >= self.max_tokens:
+            return "length", None
+        return None

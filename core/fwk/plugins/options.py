@@ -1,0 +1,155 @@
+"""From flat options (flags, YAML keys, ``LLM`` arguments) to a ``Config``: every option has one owner."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from fwk.config import (
+    Config,
+    EngineOptions,
+    ModelOptions,
+    Options,
+    PluginOptions,
+    ServerOptions,
+    aliases_of,
+    turned_by,
+)
+from fwk.errors import ConfigError, PluginError
+from fwk.plugins.discovery import PluginSet, Registered
+from fwk.plugins.families import FAMILIES
+
+_CORE: dict[str, type[Options]] = {
+    "model": ModelOptions,
+    "engine": EngineOptions,
+    "server": ServerOptions,
+    "plugins": PluginOptions,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OptionOwner:
+    """A set of options and whose it is: a part of core, or a plugin (``item``)."""
+
+    title: str
+    model: type[Options]
+    item: Registered | None = None
+
+    @property
+    def key(self) -> str:
+        return self.item.key if self.item is not None else self.title
+
+
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    """What a name stands for: an option of some owners, and the constant it is set to if it takes no value."""
+
+    option: str
+    owners: tuple[OptionOwner, ...]
+    constant: Any = None
+    is_constant: bool = False
+
+
+def flag(option: str) -> str:
+    """``page_size`` as the user writes it."""
+    return "--" + option.replace("_", "-")
+
+
+def normal(name: str) -> str:
+    """One spelling for ``--page-size``, ``page_size`` and ``page-size``."""
+    return name.strip().lstrip("-").replace("-", "_")
+
+
+def option_owners(plugins: PluginSet) -> list[OptionOwner]:
+    """Core's sets first, then each plugin's that has options, by family and name."""
+    owners = [OptionOwner(title, model) for title, model in _CORE.items()]
+    for item in plugins.all():
+        if item.declaration.options is not None:
+            title = f"{item.key} ({FAMILIES[item.family].noun}, from {item.package})"
+            owners.append(OptionOwner(title, item.declaration.options, item))
+    return owners
+
+
+def build_config(plugins: PluginSet, given: Mapping[str, Any]) -> Config:
+    """Validate options given by any name they are known by. Raises ``ConfigError`` for the first that is wrong."""
+    meanings = _meanings(plugins)
+    values: dict[str, dict[str, Any]] = {}
+    named: dict[str, str] = {}
+    for name, value in given.items():
+        meaning = meanings.get(normal(name))
+        if meaning is None:
+            raise ConfigError(_unknown(name, meanings, plugins))
+        if meaning.option in named and normal(name) != meaning.option:
+            raise ConfigError(f"{flag(normal(name))} and {named[meaning.option]} both set {flag(meaning.option)}")
+        named[meaning.option] = flag(normal(name))
+        if meaning.is_constant:
+            if value not in (True, "true", "True", "1", None):
+                raise ConfigError(f"{flag(normal(name))} takes no value")
+            value = meaning.constant
+        for owner in meaning.owners:
+            values.setdefault(owner.key, {})[meaning.option] = value
+    core = {title: _validated(model, values.pop(title, {})) for title, model in _CORE.items()}
+    config = Config(**core, plugin_options=values)
+    _check_selected(config, plugins)
+    return config
+
+
+def _check_selected(config: Config, plugins: PluginSet) -> None:
+    """Options of a plugin that is not selected are an error; the others are validated now."""
+    for owner in option_owners(plugins):
+        if owner.item is None or owner.key not in config.plugin_options:
+            continue
+        family = FAMILIES[owner.item.family]
+        given = config.plugin_options[owner.key]
+        first = flag(next(iter(given)))
+        if not family.takes_all:
+            selected = getattr(config.engine, family.option, None) if family.option else None
+            selected = selected or (getattr(config.model, family.option, None) if family.option else None)
+            others = [o for o in option_owners(plugins) if o.item and set(given) <= set(o.model.model_fields)]
+            names = {o.item.name for o in others if o.item and o.item.family == owner.item.family}
+            if selected not in (owner.item.name, "auto") and selected not in names:
+                how = f"select it with {flag(family.option)} {owner.item.name}" if family.option else "nothing selects it"
+                raise ConfigError(f"{first} belongs to {owner.key}, which is not selected: {how}, or leave {first} out")
+        _validated(owner.model, given)
+
+
+def _validated(model: type[Options], values: Mapping[str, Any]) -> Any:
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = flag(str(first["loc"][0])) if first["loc"] else model.__name__
+        raise ConfigError(f"{name}: {first['msg']}, not {first['input']!r}") from None
+
+
+def _meanings(plugins: PluginSet) -> dict[str, _Meaning]:
+    """Every name an option can be given by."""
+    found: dict[str, _Meaning] = {}
+    fields: dict[str, FieldInfo] = {}
+    for owner in option_owners(plugins):
+        for name, field in owner.model.model_fields.items():
+            before = found.get(name)
+            if before is None:
+                fields[name] = field
+                found[name] = _Meaning(name, (owner,))
+            elif repr(fields[name]) == repr(field) and all(o.item is not None for o in before.owners):
+                found[name] = _Meaning(name, (*before.owners, owner))  # two plugins share an option
+            else:
+                raise PluginError(f"option {flag(name)} is declared by {before.owners[0].key} and by {owner.key}")
+            for alias in aliases_of(field):
+                found.setdefault(normal(alias), found[name])
+            for turn, constant in turned_by(field).items():
+                found.setdefault(normal(turn), _Meaning(name, found[name].owners, constant, True))
+    return found
+
+
+def _unknown(name: str, meanings: Mapping[str, _Meaning], plugins: PluginSet) -> str:
+    close = difflib.get_close_matches(normal(name), list(meanings), 1)
+    hint = f" (did you mean {flag(close[0])}?)" if close else ""
+    broken = f"; {len(plugins.broken)} installed plugins are broken, see 'fwk plugins list'" if plugins.broken else ""
+    return f"unknown option {flag(normal(name))}{hint}: neither core nor an installed plugin has it{broken}"

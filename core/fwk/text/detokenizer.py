@@ -1,0 +1,127 @@
+"""Tokens to text as they come, and the search for stop strings in it."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Protocol
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from fwk.text.vocabulary import Vocabulary
+from fwk.types import SamplingParams, TokenEvent
+
+
+class _Stream(Protocol):
+    def feed(self, token_id: int) -> str: ...
+    def end(self) -> str: ...
+
+
+class _ByteStream:
+    """For byte-level vocabularies: an incremental UTF-8 decoder over the tokens' bytes; O(1) a token."""
+
+    def __init__(self, vocabulary: Vocabulary, skip_special: bool) -> None:
+        self._token_bytes = vocabulary.token_bytes
+        self._skipped = vocabulary.special_ids if skip_special else frozenset[int]()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        return self._decoder.decode(self._token_bytes(token_id))
+
+    def end(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _TokenizerStream:
+    """For other vocabularies: the tokenizers library's own stream.
+
+    It starts after the prompt's last tokens, so that a leading space is treated as in the middle of a text.
+    """
+
+    MAX_UNDECIDED = 16
+    """Tokens that may stay without text before they are given out as they are: keeps the cost linear."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._stream = DecodeStream(skip_special_tokens=skip_special)
+        self._undecided: list[int] = []
+
+    def feed(self, token_id: int) -> str:
+        self._undecided.append(token_id)
+        text = self._stream.step(self._tokenizer, token_id)
+        if text is not None:
+            self._undecided.clear()
+            return text
+        if len(self._undecided) >= self.MAX_UNDECIDED:
+            text = self.end()
+            self._stream = DecodeStream(skip_special_tokens=self._skip_special)
+            return text
+        return ""
+
+    def end(self) -> str:
+        text = self._tokenizer.decode(self._undecided, skip_special_tokens=self._skip_special)
+        self._undecided.clear()
+        return text
+
+
+class SequenceText:
+    """The text of one sequence as it grows: detokenised, searched for stop strings.
+
+    Text that may be the beginning of a stop string is held back until it is decided.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary, sampling: SamplingParams) -> None:
+        skip = sampling.skip_special_tokens
+        self._stream: _Stream = (
+            _ByteStream(vocabulary, skip) if vocabulary.is_byte_level else _TokenizerStream(tokenizer, skip)
+        )
+        self._stops = sampling.stop
+        self._keep_stop = sampling.include_stop_str_in_output
+        self._min_tokens = sampling.min_tokens
+        self._held = ""
+        self.num_tokens = 0
+        self.stop_string: str | None = None
+
+    def feed(self, event: TokenEvent) -> tuple[str, int]:
+        """Take in an event. Returns the new text, and how many of the event's tokens belong to the output.
+
+        After a stop string was found (``stop_string``), the tokens behind it do not belong to it.
+        """
+        tokens = event.token_ids
+        hides_last = event.finish_reason == "stop" and not self._keep_stop  # the stop token itself is no text
+        out = ""
+        for i, token in enumerate(tokens):
+            self.num_tokens += 1
+            fresh = "" if hides_last and i == len(tokens) - 1 else self._stream.feed(token)
+            out += self._search(fresh) if self._stops else fresh
+            if self.stop_string is not None:
+                return out, i + 1
+        if event.finish_reason is not None:
+            rest = self._stream.end()
+            out += self._search(rest) if self._stops else rest
+            out += self._held
+            self._held = ""
+        return out, len(tokens)
+
+    def _search(self, fresh: str) -> str:
+        """What may be given out of the held text and ``fresh``; sets ``stop_string`` when one is complete."""
+        text = self._held + fresh
+        if self.num_tokens < self._min_tokens:
+            self._held = ""
+            return text
+        found = min(((text.find(stop), stop) for stop in self._stops if stop in text), default=None)
+        if found is not None:
+            position, self.stop_string = found
+            self._held = ""
+            return text[: position + (len(self.stop_string) if self._keep_stop else 0)]
+        keep = 0
+        for stop in self._stops:
+            for length in range(min(len(stop) - 1, len(text)), keep, -1):
+                if text.endswith(stop[:length]):
+                    keep = length
+                    break
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]

@@ -1,0 +1,53 @@
+"""The door: what a request must be before it may be queued."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import GenerateInput, TextTools
+from fwk.types.sampling import MAX_N, check_token_ids
+
+MAX_LABEL = 256
+MAX_SALT = 256
+
+
+def prepare_input(
+    item: GenerateInput, text: TextTools, *, max_model_len: int, vocab_size: int
+) -> GenerateInput:
+    """Check an input and complete it: max_tokens resolved, bad words tokenised. Raises ``InvalidRequest``."""
+    length = len(item.prompt_token_ids)
+    if length == 0:
+        raise InvalidRequest("the prompt is empty: it must have at least one token", "prompt")
+    if length >= max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {length} tokens; this server takes at most {max_model_len - 1}, so that one can follow",
+            "prompt",
+        )
+    check_token_ids(item.prompt_token_ids, vocab_size, "prompt", max_model_len)
+    if not 1 <= item.n <= MAX_N:
+        raise InvalidRequest(f"n must be between 1 and {MAX_N}, not {item.n}", "n")
+    if not -(2**31) <= item.priority < 2**31:
+        raise InvalidRequest(f"priority must be between {-(2**31)} and {2**31 - 1}", "priority")
+    if len(item.cache_salt) > MAX_SALT:
+        raise InvalidRequest(f"cache_salt has more than {MAX_SALT} characters", "cache_salt")
+    sampling = item.sampling
+    room = max_model_len - length
+    if sampling.max_tokens is None:
+        sampling = msgspec.structs.replace(sampling, max_tokens=max(room, sampling.min_tokens))
+    sampling.check(vocab_size)
+    if (sampling.max_tokens or 0) > room:
+        raise InvalidRequest(
+            f"the prompt has {length} tokens and max_tokens is {sampling.max_tokens}, "
+            f"but this server's context is {max_model_len} tokens",
+            "max_tokens",
+        )
+    if sampling.bad_words:
+        # With and without a space before, as the word may stand anywhere in a text.
+        spellings = [form for word in sampling.bad_words for form in (word, " " + word.lstrip())]
+        ids = [text.encode(form, add_special_tokens=False) for form in spellings]
+        sampling = msgspec.structs.replace(sampling, bad_words=[], bad_word_token_ids=[i for i in ids if i])
+        sampling.check(vocab_size)
+    return dataclasses.replace(item, sampling=sampling)

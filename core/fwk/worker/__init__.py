@@ -1,0 +1,1 @@
+"""The worker: owns one device, turns a ``Batch`` into tokens."""

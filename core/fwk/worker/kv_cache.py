@@ -1,0 +1,68 @@
+"""The tensors of the KV cache, and how many blocks there is room for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import psutil
+import torch
+
+from fwk.errors import ConfigError
+from fwk.interfaces.attention import AttentionBackend, AttentionLayer
+
+CPU_FRACTION = 0.1
+GPU_FRACTION = 0.88
+
+
+def block_bytes(backend: AttentionBackend, layers: list[AttentionLayer]) -> int:
+    """Bytes of one block over all layers."""
+    total = 0
+    for layer in layers:
+        form = backend.block_format(layer.kv_spec)
+        total += math.prod(form.block_shape) * form.dtype.itemsize
+    return total
+
+
+def count_blocks(
+    *, max_total_tokens: int | None, fraction: float | None, block_size: int, bytes_per_block: int, device: torch.device
+) -> int:
+    """Blocks to allocate: what was asked for, or what fits into a fraction of the free memory."""
+    if bytes_per_block == 0:
+        raise ConfigError("the model has no layer that keeps K/V")
+    if device.type == "cpu":
+        free = psutil.virtual_memory().available
+        budget = int(free * (fraction or CPU_FRACTION))
+    else:
+        free, total = torch.cuda.mem_get_info(device)
+        budget = int(total * (fraction or GPU_FRACTION)) - (total - free)
+    if max_total_tokens is not None:
+        count = -(-max_total_tokens // block_size)
+        if count * bytes_per_block > free:
+            raise ConfigError(
+                f"--max-total-tokens {max_total_tokens} needs {count * bytes_per_block / 2**20:.0f} MiB of KV cache, "
+                f"but {free / 2**20:.0f} MiB of memory are free"
+            )
+        return count
+    count = budget // bytes_per_block
+    if count < 1:
+        raise ConfigError("no memory is left for the KV cache: raise --mem-fraction-static or take a smaller model")
+    return count
+
+
+def allocate(
+    backend: AttentionBackend, layers: list[AttentionLayer], num_blocks: int, device: torch.device
+) -> None:
+    """Give every layer its cache, [num_blocks, *block_shape] of zeros.
+
+    On a CPU the zeros are the operating system's: pages never written take no memory. They must be zeros and not
+    just any bytes, for a NaN in a masked place would survive the mask.
+    """
+    for layer in layers:
+        form = backend.block_format(layer.kv_spec)
+        shape = (num_blocks, *form.block_shape)
+        if device.type == "cpu":
+            array = np.zeros(math.prod(shape) * form.dtype.itemsize, np.uint8)
+            layer.kv_cache = torch.from_numpy(array).view(form.dtype).view(shape)
+        else:
+            layer.kv_cache = torch.zeros(shape, dtype=form.dtype, device=device)

@@ -1,0 +1,88 @@
+"""Settle device and precision, the facts on which kernels are chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fwk.config import Config
+from fwk.errors import ConfigError
+from fwk.interfaces.declaration import Facts, Host
+from fwk.worker.opened_model import OpenedModel
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """An opened model on a settled device in a settled precision."""
+
+    opened: OpenedModel
+    facts: Facts
+    reasons: tuple[str, ...]
+
+    @property
+    def max_model_len(self) -> int:
+        return self.opened.max_model_len
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.opened.eos_token_ids
+
+
+def detect_host(device: str) -> Host:
+    """The machine as plugins may need to know it. Imports torch."""
+    import torch  # noqa: PLC0415 - a light command must not pay for it
+
+    has_gpu = torch.cuda.is_available()
+    if device == "cuda" and not has_gpu:
+        raise ConfigError("--device cuda: this machine has no usable GPU (torch.cuda.is_available() is false)")
+    if device == "cpu" or not has_gpu:
+        return Host("cpu", None, cpu_flags())
+    return Host("cuda", torch.cuda.get_device_capability(), cpu_flags())
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets of this CPU, in the kernel's names; empty when the system does not tell."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            for line in file:
+                if line.startswith(("flags", "Features")):
+                    return frozenset(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def settle(config: Config, opened: OpenedModel) -> ModelSetup:
+    """Choose device and dtype. Reasons say where ``auto`` departed from the checkpoint."""
+    host = detect_host(config.engine.device)
+    reasons: list[str] = []
+    dtype = config.model.dtype
+    if dtype == "auto":
+        stored = opened.config.torch_dtype
+        dtype, why = _auto_dtype(stored, host)
+        if why:
+            reasons.append(why)
+    model = opened.config
+    features = {"sliding_window"} if model.sliding_window is not None else set[str]()
+    facts = Facts(
+        host=host,
+        dtype=dtype,
+        kv_dtype=config.engine.kv_cache_dtype,
+        head_size=model.head_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        block_size=config.engine.page_size,
+        architecture=model.architecture,
+        features=frozenset(features),
+    )
+    return ModelSetup(opened, facts, tuple(reasons))
+
+
+def _auto_dtype(stored: str, host: Host) -> tuple[str, str | None]:
+    if stored not in ("float32", "bfloat16", "float16"):
+        stored = "bfloat16"
+    if host.device != "cpu" or stored == "float32":
+        return stored, None
+    if host.cpu_flags & {"avx512_bf16", "amx_bf16", "bf16"}:
+        why = None if stored == "bfloat16" else "dtype bfloat16 instead of the checkpoint's float16: CPUs compute it faster"
+        return "bfloat16", why
+    return "float32", f"dtype float32 instead of the checkpoint's {stored}: this CPU has no bfloat16 instructions"

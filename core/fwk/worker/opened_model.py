@@ -1,0 +1,108 @@
+"""Find and open the model: everything that can be known of it without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from fwk.config import Config
+from fwk.errors import ConfigError, ModelLoadError
+from fwk.interfaces.loader import Checkpoint, Loader, LoaderContext, ModelSource
+from fwk.plugins import PluginSet, build, find, load_object
+from fwk.plugins.selection import plugin_options
+from fwk.types import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model that was found, and whose configuration has been read and checked."""
+
+    name: str  # as the user gave it
+    path: Path
+    loader: str
+    checkpoint: Checkpoint
+    config: ModelConfig
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+def default_download_dir() -> Path:
+    """Where fetched models are kept: ``fwk/models`` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fwk" / "models"
+
+
+def locate(config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> Path:
+    """Ask every model source for the model. Raises ``ModelLoadError`` naming those asked."""
+    name = config.model.model
+    folder = Path(config.model.download_dir).expanduser() if config.model.download_dir else default_download_dir()
+    items = sorted(plugins.family("model_sources"), key=lambda item: -item.declaration.rank)
+    for item in items:
+        source: ModelSource = build(item, LoaderContext(plugin_options(item, config.plugin_options)))
+        path = source.fetch(name, config.model.revision, folder, progress)
+        if path is not None:
+            return path
+    asked = ", ".join(item.name for item in items) or "none is installed"
+    raise ModelLoadError(
+        f"no model {name!r}: it is not a local path, and no model source knows it ({asked}). "
+        "Give a folder with config.json and safetensors, a .gguf file, or leave the model out for the default one"
+    )
+
+
+def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> OpenedModel:
+    """Locate the model, choose its loader and read its configuration."""
+    path = locate(config, plugins, progress)
+    name, loader = _choose_loader(config, plugins, path)
+    checkpoint = loader.open(path)
+    raw = {**checkpoint.config(), **_overrides(config.model.json_model_override_args)}
+    model = ModelConfig.from_dict(raw, str(path))
+    longest = model.max_position_embeddings
+    length = config.model.context_length or longest
+    if length > longest and model.rope.kind == "default":
+        raise ConfigError(f"--context-length {length} is longer than the model's {longest} positions")
+    return OpenedModel(
+        name=config.model.model,
+        path=path,
+        loader=name,
+        checkpoint=checkpoint,
+        config=model,
+        max_model_len=length,
+        eos_token_ids=_eos_ids(checkpoint, model),
+    )
+
+
+def _choose_loader(config: Config, plugins: PluginSet, path: Path) -> tuple[str, Loader]:
+    requested = config.model.load_format
+    refusals: list[str] = []
+    if requested != "auto":
+        items = [find(plugins, "loaders", requested)]
+    else:
+        items = [item for item in plugins.family("loaders") if getattr(item.declaration, "is_automatic", True)]
+        items.sort(key=lambda item: -item.declaration.rank)
+    for item in items:
+        cls: type[Loader] = load_object(item)
+        refusal = cls.reads(path)
+        if refusal is None:
+            return item.name, build(item, LoaderContext(plugin_options(item, config.plugin_options)))
+        refusals.append(f"{item.name}: {refusal}")
+    raise ModelLoadError(f"no loader reads {path} ({'; '.join(refusals) or 'none is installed'})")
+
+
+def _overrides(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--json-model-override-args is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError("--json-model-override-args must be a JSON object")
+    return cast(dict[str, Any], value)
+
+
+def _eos_ids(checkpoint: Checkpoint, model: ModelConfig) -> tuple[int, ...]:
+    ids = set(model.eos_token_ids)
+    more = checkpoint.generation_config().get("eos_token_id")
+    ids.update(cast(list[int], more) if isinstance(more, list) else [more] if isinstance(more, int) else [])
+    return tuple(sorted(i for i in ids if 0 <= i < model.vocab_size))

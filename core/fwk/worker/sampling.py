@@ -1,0 +1,75 @@
+"""From logits to tokens: processors in their declared order, then the sampler."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fwk.errors import BlameSequence
+from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingRows
+from fwk.types import NewSequence
+from fwk.worker.inputs import StepRows
+from fwk.worker.table import SequenceTable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Active:
+    """A processor, and the slots that asked something of it."""
+
+    processor: LogitsProcessor
+    slots: set[int] = field(default_factory=set[int])
+
+
+class SamplingPipeline:
+    """All logits processors and the sampler of a worker."""
+
+    def __init__(self, processors: list[LogitsProcessor], sampler: Sampler, table: SequenceTable) -> None:
+        self._active = [_Active(processor) for processor in processors]
+        self._sampler = sampler
+        self._table = table
+
+    def add(self, new: NewSequence) -> None:
+        """A sequence takes its slot."""
+        for active in self._active:
+            if active.processor.add(new.slot, new.sampling):
+                active.slots.add(new.slot)
+
+    def remove(self, slot: int) -> None:
+        """The sequence of a slot is gone."""
+        for active in self._active:
+            if slot in active.slots:
+                active.slots.discard(slot)
+                active.processor.remove(slot)
+
+    def sample(self, logits: Tensor, rows: StepRows) -> list[int]:
+        """Pick a token for each row of ``logits`` [num_rows, vocab_size]; -1 for a row no token can be picked for."""
+        table = self._table
+        in_step = set(rows.slots.tolist())
+        asked = [(active.processor, active.slots) for active in self._active if not active.slots.isdisjoint(in_step)]
+        is_greedy = table.is_greedy[rows.slots]
+        all_greedy = bool(is_greedy.all())
+        if asked or not all_greedy:
+            logits = logits.to(torch.float32, copy=True)
+        if asked:
+            view = LogitsView(rows.slots, rows.num_tokens, table.num_prompt[rows.slots], table.token_ids)
+            for processor, slots in asked:
+                logits = _apply(processor, slots & in_step, logits, view)
+        picked = SamplingRows(is_greedy, table.seeds[rows.slots], rows.num_tokens.astype(np.int64), all_greedy)
+        return self._sampler.sample(logits, picked).tolist()
+
+
+def _apply(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: LogitsView) -> Tensor:
+    """Run a processor. Whatever it raises is the fault of those who asked for it, one of them at a time."""
+    try:
+        return processor.apply(logits, view)
+    except BlameSequence:
+        raise
+    except Exception as error:
+        log.exception("logits processor %s raised", type(processor).__name__)
+        raise BlameSequence(min(slots), f"logits processor {type(processor).__name__} failed") from error

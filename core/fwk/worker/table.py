@@ -1,0 +1,71 @@
+"""A worker's lasting memory of its sequences: one row per slot, updated in place."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fwk.types import Batch, NewSequence, ScheduledSequence
+
+
+class SequenceTable:
+    """Tokens, blocks and counts of every sequence a worker knows. Per-step inputs are built from it.
+
+    A worker appends the tokens it samples itself, so that the plan of the next step need not carry them.
+    """
+
+    def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        # np.zeros maps memory lazily: rows that are never used cost nothing. One place more than the longest
+        # sequence, for a token sampled by a step that turns out to be one too many.
+        self.token_ids = np.zeros((num_slots, max_model_len + 1), np.int32)
+        self.block_table = np.zeros((num_slots, -(-max_model_len // block_size)), np.int32)
+        self.num_blocks = np.zeros(num_slots, np.int64)
+        self.num_tokens = np.zeros(num_slots, np.int64)
+        self.num_computed = np.zeros(num_slots, np.int64)
+        self.num_prompt = np.zeros(num_slots, np.int64)
+        self.is_greedy = np.ones(num_slots, bool)
+        self.seeds = np.zeros(num_slots, np.uint64)
+        self.logprobs = np.full(num_slots, -1, np.int64)  # top tokens to report; -1: none at all
+        self.prompt_logprobs = np.full(num_slots, -1, np.int64)
+
+    def add(self, new: NewSequence) -> None:
+        """A sequence takes its slot."""
+        slot, tokens = new.slot, new.token_ids
+        self.token_ids[slot, : len(tokens)] = tokens
+        self.num_tokens[slot] = len(tokens)
+        self.num_prompt[slot] = new.num_prompt_tokens
+        self.num_computed[slot] = new.num_computed_tokens
+        self.num_blocks[slot] = 0
+        self.append_blocks(slot, new.block_ids)
+        sampling = new.sampling
+        self.is_greedy[slot] = sampling.temperature == 0.0
+        self.seeds[slot] = new.seed
+        self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.prompt_logprobs[slot] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs
+
+    def append_blocks(self, slot: int, block_ids: list[int]) -> None:
+        start = int(self.num_blocks[slot])
+        self.block_table[slot, start : start + len(block_ids)] = block_ids
+        self.num_blocks[slot] = start + len(block_ids)
+
+    def begin(self, batch: Batch) -> None:
+        """Take in a plan: new sequences, new blocks, drafts."""
+        for new in batch.new:
+            self.add(new)
+        for scheduled in batch.sequences:
+            if scheduled.new_block_ids:
+                self.append_blocks(scheduled.slot, scheduled.new_block_ids)
+            drafts = scheduled.draft_token_ids
+            if drafts:
+                end = int(self.num_tokens[scheduled.slot])
+                self.token_ids[scheduled.slot, end : end + len(drafts)] = drafts
+
+    def finish(self, scheduled: ScheduledSequence, token_ids: list[int]) -> None:
+        """Take in what a step made of a sequence: its K/V, less rejected drafts, and its new tokens."""
+        slot = scheduled.slot
+        rejected = len(scheduled.draft_token_ids) + 1 - len(token_ids) if scheduled.draft_token_ids else 0
+        self.num_computed[slot] += scheduled.num_new_tokens - rejected
+        end = int(self.num_tokens[slot])
+        if token_ids:
+            self.token_ids[slot, end : end + len(token_ids)] = token_ids
+            self.num_tokens[slot] = end + len(token_ids)

@@ -1,0 +1,44 @@
+"""A checkpoint's tensors, remembering which were read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fwk.interfaces.loader import WeightSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TrackedWeights(WeightSource):
+    """Wraps a checkpoint, so that tensors no layer asked for are noticed instead of silently dropped."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._read: set[str] = set()
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        self._read.add(name)
+        return self._source.tensor(name, shape)
+
+    def raw(self, name: str) -> Tensor:
+        self._read.add(name)
+        return self._source.raw(name)
+
+    def has(self, name: str) -> bool:
+        return self._source.has(name)
+
+    def names(self) -> Iterable[str]:
+        return self._source.names()
+
+    def layout(self, prefix: str) -> str:
+        return self._source.layout(prefix)
+
+    def unread(self, is_tied: bool) -> list[str]:
+        """Tensors nobody read, less those known to repeat what is already there."""
+
+        def is_redundant(name: str) -> bool:
+            return name.endswith("rotary_emb.inv_freq") or (is_tied and name == "lm_head.weight")
+
+        return sorted(name for name in self.names() if name not in self._read and not is_redundant(name))

@@ -1,0 +1,181 @@
+"""A worker in this process: chooses its plugins, loads the model, runs steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fwk.config import Config
+from fwk.errors import FwkError, ModelLoadError
+from fwk.interfaces.attention import AttentionBackend, AttentionContext
+from fwk.interfaces.executor import Worker, WorkerInfo
+from fwk.interfaces.model import Model, ModelContext
+from fwk.interfaces.parallel import ParallelGroup, SingleRank
+from fwk.interfaces.quant import QuantContext, QuantizerSpec, QuantMethod
+from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, SamplingContext
+from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
+from fwk.plugins import PluginSet, Registered, build, choose, find
+from fwk.plugins.selection import plugin_options
+from fwk.types import Batch, StepResult
+from fwk.worker import kv_cache
+from fwk.worker.inputs import InputBuffers
+from fwk.worker.model_setup import ModelSetup
+from fwk.worker.runner import ModelRunner
+from fwk.worker.sampling import SamplingPipeline
+from fwk.worker.table import SequenceTable
+from fwk.worker.weights import TrackedWeights
+
+
+class LocalWorker(Worker):
+    """Owns one device."""
+
+    def __init__(self, config: Config, plugins: PluginSet, setup: ModelSetup, rank: int, size: int) -> None:
+        if size != 1:
+            raise FwkError("this worker has no tensor-parallel group: it serves one rank only")
+        self._config = config
+        self._plugins = plugins
+        self._setup = setup
+        self._device = torch.device(setup.facts.host.device)
+        self._dtype: torch.dtype = getattr(torch, setup.facts.dtype)
+        self._tp: ParallelGroup = SingleRank()
+        self._runner: ModelRunner | None = None
+        self._chosen: dict[str, str] = {}
+        self._reasons: list[str] = []
+
+    @torch.inference_mode()
+    def load(self) -> WorkerInfo:
+        options = self._config.engine
+        opened = self._setup.opened
+        attention = self._attention()
+        context = self._model_context(attention)
+        model: Model = build(self._choose("models", "auto"), context)
+        self._check_all_read(context.weights)
+        layers = context.attention_layers
+        num_blocks = kv_cache.count_blocks(
+            max_total_tokens=options.max_total_tokens,
+            fraction=options.mem_fraction_static,
+            block_size=options.page_size,
+            bytes_per_block=kv_cache.block_bytes(attention, layers),
+            device=self._device,
+        )
+        kv_cache.allocate(attention, layers, num_blocks, self._device)
+        table = SequenceTable(options.max_running_requests, opened.max_model_len, options.page_size)
+        self._runner = ModelRunner(
+            model=model,
+            attention=attention,
+            layers=layers,
+            table=table,
+            inputs=InputBuffers(table, options.max_prefill_tokens, options.max_running_requests, self._device),
+            sampling=self._sampling(table),
+            decoder=self._decoder(context),
+        )
+        return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons))
+
+    def execute(self, batch: Batch) -> StepResult:
+        assert self._runner is not None, "load comes first"
+        return self._runner.execute(batch)
+
+    def call(self, name: str, *args: Any) -> Any:
+        raise FwkError(f"unknown worker operation {name!r}")
+
+    def _choose(self, family: str, requested: str) -> Registered:
+        selection = choose(self._plugins, family, requested, self._setup.facts)
+        assert selection.chosen is not None
+        self._chosen[family] = selection.chosen.name
+        self._reasons.extend(selection.reasons())
+        return selection.chosen
+
+    def _options(self, item: Registered) -> Any:
+        return plugin_options(item, self._config.plugin_options)
+
+    def _attention(self) -> AttentionBackend:
+        item = self._choose("attention", self._config.engine.attention_backend)
+        context = AttentionContext(
+            device=self._device,
+            dtype=self._dtype,
+            kv_dtype=self._dtype,
+            block_size=self._config.engine.page_size,
+            options=self._options(item),
+        )
+        return build(item, context)
+
+    def _model_context(self, attention: AttentionBackend) -> ModelContext:
+        opened = self._setup.opened
+        weights = TrackedWeights(opened.checkpoint.weights())
+        return ModelContext(
+            config=opened.config,
+            weights=weights,
+            dtype=self._dtype,
+            device=self._device,
+            quant=self._quant(self._quantizer(weights.layout(""))),
+            plain=self._quant(find(self._plugins, "quant", "none")),
+            attention=attention,
+            tp=self._tp,
+            max_model_len=opened.max_model_len,
+        )
+
+    def _quantizer(self, layout: str) -> Registered:
+        requested = self._config.engine.quantization
+        if requested != "auto":
+            return self._choose("quant", requested)
+        readers = [
+            item
+            for item in self._plugins.family("quant")
+            if isinstance(item.declaration, QuantizerSpec)
+            and layout in item.declaration.layouts
+            and item.declaration.is_lossless
+            and item.declaration.refusal(self._setup.facts) is None
+        ]
+        if not readers:
+            raise ModelLoadError(f"no installed quantizer reads weights stored as {layout!r}")
+        best = max(readers, key=lambda item: item.declaration.rank)
+        self._chosen["quant"] = best.name
+        return best
+
+    def _quant(self, item: Registered) -> QuantMethod:
+        config = self._setup.opened.config.raw.get("quantization_config") or {}
+        return build(item, QuantContext(self._device, self._dtype, config, self._options(item)))
+
+    def _check_all_read(self, weights: Any) -> None:
+        left = weights.unread(self._setup.opened.config.tie_word_embeddings)
+        if left:
+            some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
+            raise ModelLoadError(
+                f"{self._setup.opened.path}: {len(left)} tensors belong to no layer of {self._chosen['models']} "
+                f"({some}): this checkpoint is of another architecture than its config says"
+            )
+
+    def _sampling(self, table: SequenceTable) -> SamplingPipeline:
+        opened = self._setup.opened
+        num_slots = self._config.engine.max_running_requests
+
+        def context(item: Registered) -> SamplingContext:
+            return SamplingContext(
+                opened.config.vocab_size, num_slots, self._device, opened.eos_token_ids, self._options(item)
+            )
+
+        def order(item: Registered) -> tuple[int, str]:
+            assert isinstance(item.declaration, LogitsProcessorSpec)
+            return item.declaration.order, item.name
+
+        sampler = self._choose("samplers", self._config.engine.sampling_backend)
+        processors: list[LogitsProcessor] = [
+            build(item, context(item)) for item in sorted(self._plugins.family("logits_processors"), key=order)
+        ]
+        return SamplingPipeline(processors, build(sampler, context(sampler)), table)
+
+    def _decoder(self, context: ModelContext) -> SpeculativeDecoder | None:
+        name = self._config.engine.speculative_algorithm
+        if name == "none":
+            return None
+        item = self._choose("speculative", name)
+        return build(
+            item,
+            SpeculativeContext(
+                num_slots=self._config.engine.max_running_requests,
+                max_model_len=self._setup.max_model_len,
+                model_context=context,
+                options=self._options(item),
+            ),
+        )
