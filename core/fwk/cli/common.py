@@ -10,6 +10,7 @@ from typing import Any
 
 from fwk.cli.flags import Parser, add_option_flags, parse, read_config_file
 from fwk.config import Config
+from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, build_config, discover
 
 
@@ -23,21 +24,23 @@ def note(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
 
-def read_options(parser: Parser, argv: Sequence[str], positional: str | None = None) -> tuple[PluginSet, Config, Any]:
+def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config, Any]:
     """Discover plugins, read flags and ``--config`` (the command line wins), build the configuration.
 
-    ``positional`` is the option a bare first argument stands for. The parser may hold the command's own arguments;
-    they come back in the namespace.
+    The parser may hold the command's own arguments; they come back in the namespace. One of them, ``bare_model``, is
+    the model given without a flag.
     """
     plugins = discover(_early(argv), warn=warn)
-    own = {action.dest for action in parser._actions}  # noqa: SLF001
+    own = {action.dest for action in parser._actions}
     parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line wins")
     add_option_flags(parser, plugins)
     namespace, unknown = parse(parser, argv)
     given: dict[str, Any] = read_config_file(namespace.config) if namespace.config else {}
     line = {name: value for name, value in vars(namespace).items() if name not in own | {"config"}}
-    if positional is not None and getattr(namespace, positional, None) is None:
-        line.pop(positional, None)
+    bare = getattr(namespace, "bare_model", None)
+    if bare is not None:
+        if line.setdefault("model", bare) != bare:
+            raise ConfigError(f"two models are given: {bare} and --model {line['model']}")
     if unknown:
         # Let the one place that knows every option say what is wrong with the first of them.
         build_config(plugins, {**given, **{unknown[0].partition("=")[0]: "true"}})

@@ -45,11 +45,19 @@ def _add(group: Any, name: str, field: FieldInfo) -> None:
     elif get_origin(field.annotation) in (tuple, list):
         settings |= {"nargs": "+", "metavar": "NAME"}
     else:
-        settings |= {"metavar": type_name(field.annotation).upper() if get_origin(field.annotation) is not Literal else type_name(field.annotation)}
+        settings |= {
+            "metavar": type_name(field.annotation).upper()
+            if get_origin(field.annotation) is not Literal
+            else type_name(field.annotation)
+        }
     group.add_argument(*names, **settings)
     for turn in turned_by(field):
         group.add_argument(
-            flag(normal(turn)), dest=normal(turn), action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            flag(normal(turn)),
+            dest=normal(turn),
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
         )
 
 
@@ -100,4 +108,3 @@ def read_config_file(path: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"--config: {path} must hold a mapping of options to values")
     return {normal(str(key)): value for key, value in cast(dict[Any, Any], data).items()}
-

@@ -95,9 +95,7 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup) -> Engin
         raise
 
 
-def _assemble(
-    config: Config, plugins: PluginSet, setup: ModelSetup, executor: Executor, loaded: WorkerInfo
-) -> Engine:
+def _assemble(config: Config, plugins: PluginSet, setup: ModelSetup, executor: Executor, loaded: WorkerInfo) -> Engine:
     options = config.engine
     given = config.plugin_options
     cache_item = choose(plugins, "cache", options.prefix_cache, setup.facts).chosen

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fwk.config import Config
-from fwk.plugins.options import build_config
 from fwk.engine.core import Engine, build_engine
 from fwk.errors import InvalidRequest, RequestFailed
 from fwk.interfaces.dialect import GenerateInput
 from fwk.plugins import PluginSet, discover
+from fwk.plugins.options import build_config
 from fwk.text import ModelText, SequenceText, prepare_input
 from fwk.types import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
 from fwk.worker.model_setup import settle
@@ -54,13 +54,24 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, *, plugins: PluginSet | None = None, **options: Any) -> None:
-        self.plugins = plugins or discover(options.get("allow_override", ()))
+        plugins = plugins or discover(options.get("allow_override", ()))
         given = {**options, **({"model": model} if model is not None else {})}
-        self.config: Config = build_config(self.plugins, given)
-        opened = open_model(self.config, self.plugins, print)
-        setup = settle(self.config, opened)
-        self.text = ModelText(opened.checkpoint, self.config.model, opened.config.vocab_size)
-        self.engine: Engine = build_engine(self.config, self.plugins, setup)
+        self._load(build_config(plugins, given), plugins, print)
+
+    @classmethod
+    def from_config(cls, config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> LLM:
+        """An LLM for options already resolved; ``progress`` hears of downloads."""
+        self = cls.__new__(cls)
+        self._load(config, plugins, progress)
+        return self
+
+    def _load(self, config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> None:
+        self.config = config
+        self.plugins = plugins
+        opened = open_model(config, plugins, progress)
+        setup = settle(config, opened)
+        self.text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
+        self.engine: Engine = build_engine(config, plugins, setup)
         self._ids = itertools.count()
 
     def __enter__(self) -> LLM:
@@ -137,9 +148,7 @@ class LLM:
             assert isinstance(params, SamplingParams)
             ids = self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
             item = GenerateInput(ids, params, n)
-            inputs.append(
-                prepare_input(item, self.text, max_model_len=info.max_model_len, vocab_size=info.vocab_size)
-            )
+            inputs.append(prepare_input(item, self.text, max_model_len=info.max_model_len, vocab_size=info.vocab_size))
         return inputs
 
     def _submit(self, item: GenerateInput) -> list[tuple[tuple[str, int], _Following]]:

@@ -236,6 +236,8 @@ class Scheduler:
         for sequence in self._running:
             if len(sequence.blocks) * self.block_size < sequence.num_computed_tokens:
                 raise AssertionError(f"sequence {sequence.key} has computed more tokens than its blocks hold")
+            if not sequence.has_drafts_in_flight and sequence.num_computed_tokens >= sequence.num_tokens:
+                raise AssertionError(f"sequence {sequence.key} has nothing left to compute, and has not ended")
 
     # Inside a step.
 
@@ -353,9 +355,7 @@ class Scheduler:
         for i, was_taken in enumerate(taken, start):
             sequence.is_owned[i] = not was_taken
 
-    def _take(
-        self, sequence: Sequence, scheduled: ScheduledSequence, outcome: SequenceResult
-    ) -> TokenEvent | None:
+    def _take(self, sequence: Sequence, scheduled: ScheduledSequence, outcome: SequenceResult) -> TokenEvent | None:
         """Append a step's tokens to a sequence; finish it when one of them ends it."""
         if outcome.error is not None:
             return self.fail(sequence, outcome.error)
@@ -472,4 +472,3 @@ class Scheduler:
         if given is not None:
             return (given + sequence.index * 0x9E3779B97F4A7C15) % 2**64
         return (self.limits.seed + (sequence.order + 1) * 0xD1B54A32D192ED03) % 2**64
-

@@ -116,6 +116,18 @@ class Frontend(ABC):
         """Pydantic models of request fields that installed logits processors read (for ``extra``)."""
 
 
+def openai_error(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """OpenAI's error shape, which clients of all dialects understand well enough."""
+    kinds = {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+    }
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
 @dataclass(frozen=True, slots=True)
 class DialectContext:
     """What a dialect is built with."""
@@ -136,14 +148,7 @@ class Dialect(ABC):
 
     def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
         """The JSON body of an error on one of this dialect's routes; OpenAI's shape by default."""
-        kinds = {
-            400: "invalid_request_error",
-            401: "authentication_error",
-            404: "not_found_error",
-            429: "rate_limit_error",
-        }
-        kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-        return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        return openai_error(status, message, param, code)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,13 +30,25 @@ class ParamSpec:
     """One tensor a method reads from the checkpoint for each part of a layer.
 
     ``output_dim`` and ``input_dim`` say along which dimensions it follows the layer's sides, so that core can
-    shard it for tensor parallelism and join fused parts; None means the dimension is not there.
+    shard it for tensor parallelism and join fused parts; None means the dimension is not there. One entry stands for
+    ``output_block`` or ``input_block`` features (a scale per group of 128, eight 4-bit numbers in an int32). Parts
+    without an output dimension are stacked: ``[num_parts, ...]``.
     """
 
     output_dim: int | None
     input_dim: int | None
     dtype: torch.dtype
     is_optional: bool = False
+    output_block: int = 1
+    input_block: int = 1
+
+    def shape(self, out_features: int, in_features: int) -> tuple[int, ...]:
+        """Of the tensor in the checkpoint, for one part of these sizes."""
+        sizes = {
+            self.output_dim: -(-out_features // self.output_block),
+            self.input_dim: -(-in_features // self.input_block),
+        }
+        return tuple(size for dim, size in sorted((d, s) for d, s in sizes.items() if d is not None))
 
 
 Weights = Any

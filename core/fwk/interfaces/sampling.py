@@ -99,7 +99,8 @@ class Sampler(ABC):
         """[num_rows, vocab_size] to [num_rows] int64.
 
         A row's pick depends on its logits, seed and position alone: never on the other rows or on earlier calls.
-        -inf logits are never picked.
+        -inf logits are never picked. A row with NaN or +inf, or without a finite logit, gets -1. Greedy picks the
+        first of equals.
         """
 
 

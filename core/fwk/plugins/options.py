@@ -113,7 +113,9 @@ def _check_selected(config: Config, plugins: PluginSet) -> None:
             others = [o for o in option_owners(plugins) if o.item and set(given) <= set(o.model.model_fields)]
             names = {o.item.name for o in others if o.item and o.item.family == owner.item.family}
             if selected not in (owner.item.name, "auto") and selected not in names:
-                how = f"select it with {flag(family.option)} {owner.item.name}" if family.option else "nothing selects it"
+                how = (
+                    f"select it with {flag(family.option)} {owner.item.name}" if family.option else "nothing selects it"
+                )
                 raise ConfigError(f"{first} belongs to {owner.key}, which is not selected: {how}, or leave {first} out")
         _validated(owner.model, given)
 

@@ -14,9 +14,7 @@ MAX_LABEL = 256
 MAX_SALT = 256
 
 
-def prepare_input(
-    item: GenerateInput, text: TextTools, *, max_model_len: int, vocab_size: int
-) -> GenerateInput:
+def prepare_input(item: GenerateInput, text: TextTools, *, max_model_len: int, vocab_size: int) -> GenerateInput:
     """Check an input and complete it: max_tokens resolved, bad words tokenised. Raises ``InvalidRequest``."""
     length = len(item.prompt_token_ids)
     if length == 0:

@@ -50,9 +50,7 @@ def count_blocks(
     return count
 
 
-def allocate(
-    backend: AttentionBackend, layers: list[AttentionLayer], num_blocks: int, device: torch.device
-) -> None:
+def allocate(backend: AttentionBackend, layers: list[AttentionLayer], num_blocks: int, device: torch.device) -> None:
     """Give every layer its cache, [num_blocks, *block_shape] of zeros.
 
     On a CPU the zeros are the operating system's: pages never written take no memory. They must be zeros and not

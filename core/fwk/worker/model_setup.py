@@ -83,6 +83,10 @@ def _auto_dtype(stored: str, host: Host) -> tuple[str, str | None]:
     if host.device != "cpu" or stored == "float32":
         return stored, None
     if host.cpu_flags & {"avx512_bf16", "amx_bf16", "bf16"}:
-        why = None if stored == "bfloat16" else "dtype bfloat16 instead of the checkpoint's float16: CPUs compute it faster"
+        why = (
+            None
+            if stored == "bfloat16"
+            else "dtype bfloat16 instead of the checkpoint's float16: CPUs compute it faster"
+        )
         return "bfloat16", why
     return "float32", f"dtype float32 instead of the checkpoint's {stored}: this CPU has no bfloat16 instructions"

@@ -1,0 +1,25 @@
+"""``fwk serve``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fwk.cli.common import note, read_options, set_up_log
+from fwk.cli.flags import Parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Read the options and serve."""
+    parser = Parser(
+        "fwk serve",
+        description="Serve a model over OpenAI's HTTP API. Without a model: SmolLM2-135M-Instruct, fetched once.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "bare_model", nargs="?", default=None, metavar="MODEL", help="folder, .gguf file, hub id or name"
+    )
+    plugins, config, _ = read_options(parser, argv)
+    set_up_log(config.server.log_level)
+    from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack
+
+    return serve(config, plugins, note)

@@ -1,0 +1,26 @@
+"""What model files are built from. Building a layer reads its weights; calling it computes.
+
+Layers are plain objects made from a ``ModelContext``: they ask its quantisation method for the weight format, shard
+by its tensor-parallel group, and hand attention to its backend, so a model file contains none of the three.
+"""
+
+from fwk.layers.attention import Attention
+from fwk.layers.embedding import LMHead, VocabEmbedding
+from fwk.layers.linear import ColumnParallelLinear, Part, QKVLinear, RowParallelLinear
+from fwk.layers.mlp import GatedMLP
+from fwk.layers.norm import RMSNorm
+from fwk.layers.rope import RotaryEmbedding, RotaryRows
+
+__all__ = [
+    "Attention",
+    "ColumnParallelLinear",
+    "GatedMLP",
+    "LMHead",
+    "Part",
+    "QKVLinear",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "RotaryRows",
+    "RowParallelLinear",
+    "VocabEmbedding",
+]

@@ -1,0 +1,122 @@
+"""Rotary position embedding: rotates halves of each head by angles that grow with the position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from fwk.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fwk.interfaces.model import ModelContext
+    from fwk.types import RopeConfig
+
+
+class RotaryRows(NamedTuple):
+    """Angles of one step's tokens, the same for all layers: [num_tokens, 1, rotary_size] each."""
+
+    cos: Tensor
+    sin: Tensor  # of the first half negated
+
+
+class RotaryEmbedding:
+    """One table of angles for all layers of a model, computed in float32, long enough for ``max_model_len``."""
+
+    def __init__(self, context: ModelContext, head_size: int | None = None) -> None:
+        config = context.config
+        size = config.head_size if head_size is None else head_size
+        partial = config.rope.scaling.get("partial_rotary_factor") or config.raw.get("partial_rotary_factor") or 1.0
+        self.rotary_size = int(size * float(partial))
+        self.is_whole = self.rotary_size == size
+        frequencies, factor = inverse_frequencies(config.rope, self.rotary_size, config.max_position_embeddings)
+        positions = torch.arange(context.max_model_len, dtype=torch.float32)
+        angles = positions[:, None] * frequencies
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        place = {"device": context.device, "dtype": context.dtype}
+        self.cos = torch.cat((cos, cos), -1).unsqueeze(1).to(**place)  # [max_model_len, 1, rotary_size]
+        self.sin = torch.cat((-sin, sin), -1).unsqueeze(1).to(**place)
+
+    def rows(self, positions: Tensor) -> RotaryRows:
+        """The angles at ``positions`` [num_tokens]; once a step."""
+        return RotaryRows(self.cos.index_select(0, positions), self.sin.index_select(0, positions))
+
+    def rotate(self, x: Tensor, rows: RotaryRows) -> Tensor:
+        """Rotate the heads of x [num_tokens, num_heads, head_size] in place, and return it."""
+        part = x if self.is_whole else x[..., : self.rotary_size]
+        swapped = torch.roll(part, self.rotary_size // 2, -1)
+        part.mul_(rows.cos).addcmul_(swapped, rows.sin)
+        return x
+
+
+def inverse_frequencies(rope: RopeConfig, size: int, max_positions: int) -> tuple[Tensor, float]:
+    """Angles per position [size / 2] in float32, and a factor on cos and sin.
+
+    Raises ``ModelLoadError`` for a kind of scaling that is not known, or one whose settings are incomplete.
+    """
+    base = 1.0 / rope.theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+    settings = rope.scaling
+    match rope.kind:
+        case "default":
+            return base, 1.0
+        case "linear":
+            return base / _setting(settings, "linear", "factor"), 1.0
+        case "llama3":
+            return _llama3(base, settings), 1.0
+        case "yarn":
+            return _yarn(base, rope, size, max_positions)
+        case _:
+            raise ModelLoadError(
+                f"rope scaling {rope.kind!r} is not known; this fwk computes default, linear, llama3 and yarn"
+            )
+
+
+def _setting(settings: Mapping[str, Any], kind: str, name: str) -> float:
+    value = settings.get(name)
+    if not isinstance(value, int | float) or value <= 0:
+        raise ModelLoadError(f"rope scaling {kind!r} needs a positive number for {name!r}, config.json has {value!r}")
+    return float(value)
+
+
+def _llama3(base: Tensor, settings: Mapping[str, Any]) -> Tensor:
+    """Long waves are stretched by ``factor``, short ones kept, those between blended (Llama 3.1)."""
+    factor, low, high, original = (
+        _setting(settings, "llama3", name)
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    )
+    turns = original * base / (2 * math.pi)  # of each wave over the original context
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return base * kept + base / factor * (1 - kept)
+
+
+def _yarn(base: Tensor, rope: RopeConfig, size: int, max_positions: int) -> tuple[Tensor, float]:
+    """YaRN (arXiv:2309.00071): a ramp between stretched and kept waves, and a temperature on attention."""
+    settings = rope.scaling
+    original = float(settings.get("original_max_position_embeddings") or max_positions)
+    factor = _setting(settings, "yarn", "factor") if settings.get("factor") else max_positions / original
+
+    def dimension(turns: float) -> float:
+        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low = dimension(float(settings.get("beta_fast") or 32))
+    high = dimension(float(settings.get("beta_slow") or 1))
+    if settings.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = (torch.arange(size // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
+    stretched = ramp.clamp(0, 1)
+    frequencies = base / factor * stretched + base * (1 - stretched)
+
+    def temperature(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    given, mscale, mscale_all = (settings.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
+    if given is not None:
+        return frequencies, float(given)
+    if mscale and mscale_all:
+        return frequencies, temperature(float(mscale)) / temperature(float(mscale_all))
+    return frequencies, temperature(1.0)

@@ -1,0 +1,231 @@
+"""The API process's side of the wire: starts the engine process, talks to it, watches it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from fwk.config import Config
+from fwk.config.wire import to_plain
+from fwk.engine.process import LaunchSpec
+from fwk.errors import EngineDead
+from fwk.types import (
+    Abort,
+    AddRequest,
+    EngineFailed,
+    EngineReady,
+    EngineStats,
+    FromEngine,
+    Ping,
+    Pong,
+    Request,
+    Shutdown,
+    StepOutputs,
+    ToEngine,
+    TokenEvent,
+)
+
+log = logging.getLogger(__name__)
+
+PING_SECONDS = 0.5
+STOP_SECONDS = 3.0
+
+Receiver = Callable[[list[TokenEvent] | EngineDead], None]
+
+
+class EngineClient:
+    """One engine process and the requests sent to it. Lives on the event loop's thread."""
+
+    def __init__(self, config: Config, fingerprint: str) -> None:
+        self._config = config
+        self._fingerprint = fingerprint
+        self._receivers: dict[str, Receiver] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+        self._folder = Path(tempfile.mkdtemp(prefix="fwk-"))  # mode 0700: the socket is ours alone
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ready: asyncio.Future[EngineReady] | None = None
+        self._dead: EngineDead | None = None
+        self._last_pong = time.monotonic()
+        self._closing = False
+        self.stats = EngineStats()
+        self.on_stats: Callable[[EngineStats], None] | None = None
+
+    async def start(self) -> None:
+        """Start the process; ``wait_ready`` tells when it serves."""
+        address = f"ipc://{self._folder}/engine.sock"
+        if len(address) > 107:  # the system's limit for socket paths
+            raise EngineDead(f"the temporary folder's path is too long for a socket: {self._folder}; set TMPDIR")
+        self._ready = asyncio.get_running_loop().create_future()
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "fwk.engine.process", stdin=asyncio.subprocess.PIPE, env=_environment()
+        )
+        assert self._process.stdin is not None
+        spec = LaunchSpec(address, to_plain(self._config), self._fingerprint)
+        self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(address)
+        self._tasks = [
+            asyncio.create_task(self._receive()),
+            asyncio.create_task(self._ping()),
+            asyncio.create_task(self._watch()),
+        ]
+
+    async def wait_ready(self) -> EngineReady:
+        """Raises ``EngineDead`` with the engine's own words when it could not start."""
+        assert self._ready is not None
+        return await asyncio.shield(self._ready)
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready is not None and self._ready.done() and self._dead is None
+
+    def trouble(self) -> str | None:
+        """Why the engine cannot serve now: dead, starting, or not answering; None when it can."""
+        if self._dead is not None:
+            return str(self._dead)
+        if not self.is_ready:
+            return "the engine is starting"
+        silent = time.monotonic() - self._last_pong
+        if silent > self._config.server.ping_timeout:
+            return f"the engine has not answered for {silent:.0f} seconds"
+        return None
+
+    def submit(self, request: Request, receiver: Receiver) -> None:
+        """Send a request; ``receiver`` gets its events, or ``EngineDead`` once."""
+        if self._dead is not None:
+            raise self._dead
+        if not self.is_ready:
+            raise EngineDead("the engine is starting")
+        self._receivers[request.request_id] = receiver
+        self._send(AddRequest(request))
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended; events still on their way are dropped."""
+        self._receivers.pop(request_id, None)
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Tell the engine to stop working on a request or one of its sequences."""
+        if self._dead is None and not self._closing:
+            self._send(Abort(request_id, index))
+
+    async def close(self) -> None:
+        """Stop the engine process: asked first, then killed."""
+        if self._closing:
+            return
+        self._closing = True
+        process = self._process
+        if process is not None and process.returncode is None:
+            if self._socket is not None:
+                self._send(Shutdown())
+            try:
+                await asyncio.wait_for(process.wait(), STOP_SECONDS)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._fail("the server is stopping")
+        if self._socket is not None:
+            self._socket.close(linger=0)
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _send(self, message: ToEngine) -> None:
+        assert self._socket is not None
+        # Never waits: the queue is unbounded, and admission bounds what goes into it.
+        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    async def _receive(self) -> None:
+        assert self._socket is not None
+        while True:
+            self._take(self._decoder.decode(await self._socket.recv()))
+
+    def _take(self, message: FromEngine) -> None:
+        match message:
+            case StepOutputs(events, stats):
+                self._last_pong = time.monotonic()  # a loop that sends tokens is not hung
+                self._deliver(events)
+                self._note(stats)
+            case Pong(_, stats):
+                self._last_pong = time.monotonic()
+                self._note(stats)
+            case EngineReady():
+                self._last_pong = time.monotonic()
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(message)
+            case EngineFailed(text):
+                self._fail(text)
+
+    def _note(self, stats: EngineStats) -> None:
+        self.stats = stats
+        if self.on_stats is not None:
+            self.on_stats(stats)
+
+    def _deliver(self, events: list[TokenEvent]) -> None:
+        by_request: dict[str, list[TokenEvent]] = {}
+        for event in events:
+            by_request.setdefault(event.request_id, []).append(event)
+        for request_id, own in by_request.items():
+            receiver = self._receivers.get(request_id)
+            if receiver is not None:
+                receiver(own)
+
+    async def _ping(self) -> None:
+        number = 0
+        while True:
+            self._send(Ping(number))
+            number += 1
+            await asyncio.sleep(PING_SECONDS)
+
+    async def _watch(self) -> None:
+        assert self._process is not None
+        code = await self._process.wait()
+        await asyncio.sleep(0.05)  # its last words may still be on the wire
+        if not self._closing:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._fail(f"the engine process ended ({how})")
+
+    def _fail(self, text: str) -> None:
+        """The engine is dead: everybody who waits is told, once."""
+        if self._dead is not None:
+            return
+        self._dead = EngineDead(text)
+        if not self._closing:
+            log.error("engine dead: %s; %d requests ended with an error", text, len(self._receivers))
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(self._dead)
+            with contextlib.suppress(EngineDead):
+                self._ready.exception()  # retrieved, also when nobody waits any more
+        receivers, self._receivers = self._receivers, {}
+        for receiver in receivers.values():
+            receiver(self._dead)
+
+
+def _environment() -> dict[str, str]:
+    """The engine writes its log unbuffered, and its threads wait briefly by spinning between operators."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,181 @@
+"""The server as dialects see it: checks at the door, engine requests behind, text on the way back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fwk.errors import EngineDead
+from fwk.interfaces.dialect import Frontend, GenerateInput, ModelCard, OutputDelta
+from fwk.interfaces.observer import Observer, RequestRecord
+from fwk.interfaces.sampling import LogitsProcessorSpec
+from fwk.plugins import PluginSet
+from fwk.server.engine_client import EngineClient
+from fwk.server.observing import Observers
+from fwk.text import ModelText, SequenceText, prepare_input
+from fwk.types import Request, TokenEvent
+
+
+class _Stream:
+    """Events of one request, from the socket's callback to the request's own task."""
+
+    def __init__(self) -> None:
+        self._items: list[TokenEvent] = []
+        self._error: EngineDead | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, news: list[TokenEvent] | EngineDead) -> None:
+        if isinstance(news, EngineDead):
+            self._error = news
+        else:
+            self._items.extend(news)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> list[TokenEvent]:
+        """Everything that has come since; waits for something. Raises ``EngineDead`` once all was taken."""
+        while not self._items:
+            if self._error is not None:
+                raise EngineDead(str(self._error))
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        items, self._items = self._items, []
+        return items
+
+
+class _Sequence:
+    """One sequence of a request on its way back to the client."""
+
+    __slots__ = ("index", "is_done", "last_time", "num_tokens", "text")
+
+    def __init__(self, index: int, text: SequenceText, now: float) -> None:
+        self.index = index
+        self.text = text
+        self.is_done = False
+        self.last_time = now
+        self.num_tokens = 0
+
+    def delta(self, event: TokenEvent) -> OutputDelta:
+        """What the client learns from an event."""
+        text, count = self.text.feed(event)
+        self.num_tokens += count
+        stop = self.text.stop_string
+        return OutputDelta(
+            index=self.index,
+            text=text,
+            token_ids=event.token_ids[:count],
+            finish_reason="stop" if stop is not None else event.finish_reason,
+            stop_reason=stop if stop is not None else event.stop_token_id,
+            logprobs=event.logprobs[:count] if event.logprobs is not None else None,
+            prompt_logprobs=event.prompt_logprobs,
+            cached_tokens=event.cached_tokens,
+            num_output_tokens=self.num_tokens,
+            error=event.error,
+        )
+
+
+class ServerFrontend(Frontend):
+    """One served model."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        text: ModelText,
+        client: EngineClient,
+        plugins: PluginSet,
+        observers: Sequence[Observer],
+        default_sampling: Mapping[str, Any],
+    ) -> None:
+        self.card = card
+        self.text = text
+        self.default_sampling = default_sampling
+        self._model_text = text
+        self._client = client
+        self._observers = Observers(observers)
+        client.on_stats = self._observers.step_finished
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="fwk-text")
+        self._processor_params = [
+            item.declaration.params
+            for item in plugins.family("logits_processors")
+            if isinstance(item.declaration, LogitsProcessorSpec) and item.declaration.params is not None
+        ]
+
+    @property
+    def processor_params(self) -> Sequence[type[Any]]:
+        return self._processor_params
+
+    async def run_blocking(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
+
+    def check(self, item: GenerateInput) -> GenerateInput:
+        trouble = self._client.trouble()
+        if trouble is not None:
+            raise EngineDead(trouble)
+        return prepare_input(item, self.text, max_model_len=self.card.max_model_len, vocab_size=self.card.vocab_size)
+
+    async def generate(self, item: GenerateInput) -> AsyncIterator[list[OutputDelta]]:
+        request = Request(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=item.prompt_token_ids,
+            sampling=item.sampling,
+            n=item.n,
+            priority=item.priority,
+            cache_namespace=item.cache_salt,
+        )
+        now = time.monotonic()
+        record = RequestRecord(request.request_id, item.label, len(item.prompt_token_ids), now)
+        sequences = [_Sequence(i, self._model_text.follow(item.sampling), now) for i in range(item.n)]
+        stream = _Stream()
+        num_open = item.n
+        self._client.submit(request, stream.put)
+        self._observers.request_arrived(record)
+        try:
+            while num_open:
+                deltas = self._deltas(await stream.take(), sequences, record)
+                num_open -= sum(delta.finish_reason is not None for delta in deltas)
+                if deltas:
+                    yield deltas
+        finally:
+            self._client.forget(request.request_id)
+            if num_open:
+                self._client.abort(request.request_id)
+                record.finish_reasons += ("abort",) * num_open
+            record.finished = time.monotonic()
+            self._observers.request_finished(record)
+
+    def _deltas(self, events: list[TokenEvent], sequences: list[_Sequence], record: RequestRecord) -> list[OutputDelta]:
+        """Turn events into deltas, ending sequences whose text reached a stop string."""
+        now = time.monotonic()
+        deltas: list[OutputDelta] = []
+        for event in events:
+            sequence = sequences[event.index]
+            if sequence.is_done:
+                continue
+            delta = sequence.delta(event)
+            deltas.append(delta)
+            count = len(delta.token_ids)
+            if count:
+                record.num_output_tokens += count
+                record.first_token = record.first_token or now
+                record.last_token = now
+                record.cached_tokens = delta.cached_tokens
+                self._observers.tokens_received(record, count, now - sequence.last_time)
+                sequence.last_time = now
+            if delta.finish_reason is not None:
+                sequence.is_done = True
+                record.finish_reasons += (delta.finish_reason,)
+                if event.finish_reason is None:  # the engine does not know of stop strings
+                    self._client.abort(record.request_id, event.index)
+        return deltas
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._observers.close()

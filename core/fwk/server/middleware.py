@@ -1,0 +1,108 @@
+"""What stands before every route: request ids, the API key, the size of bodies. Plain ASGI."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+ErrorBody = Callable[[Scope, int, str, str | None], dict[str, Any]]
+
+
+class Door:
+    """Lets a request in, or answers it.
+
+    A key, when one is set, is asked for by default: the route that would answer is looked up, and only routes on the
+    public list need none, so that no spelling of a path gets round it. WebSockets are no exception.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, routes: Sequence[BaseRoute], public: set[str], api_key: str | None,
+        max_body_bytes: int, error_body: ErrorBody,
+    ) -> None:  # fmt: skip
+        self._app = app
+        self._routes = routes
+        self._public = public
+        self._key = api_key.encode() if api_key else None
+        self._max_body = max_body_bytes
+        self._error_body = error_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        request_id = _request_id(headers.get(b"x-request-id"))
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        if self._key is not None and not self._is_allowed(scope, headers):
+            await self._refuse(scope, send_with_id, 401, "a valid API key is required: 'Authorization: Bearer KEY'")
+            return
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_body:
+            await self._refuse(scope, send_with_id, 413, f"the body is larger than {self._max_body} bytes")
+            return
+        await self._app(scope, _limited(receive, self._max_body), send_with_id)
+
+    def _is_allowed(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        for route in self._routes:
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                if getattr(route, "path", None) in self._public:
+                    return True
+                break
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        assert self._key is not None
+        return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
+
+    async def _refuse(self, scope: Scope, send: Send, status: int, message: str) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        body = orjson.dumps(self._error_body(scope, status, message, None))
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if status == 413:
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class BodyTooLarge(Exception):
+    """The body, sent without a length, grew over the limit."""
+
+
+def _limited(receive: Receive, most: int) -> Receive:
+    size = 0
+
+    async def limited() -> Message:
+        nonlocal size
+        message = await receive()
+        if message["type"] == "http.request":
+            size += len(message.get("body", b""))
+            if size > most:
+                raise BodyTooLarge
+        return message
+
+    return limited
+
+
+def _request_id(given: bytes | None) -> str:
+    """The client's id when it is harmless to repeat, else one of ours."""
+    if given is not None:
+        text = given.decode("latin-1")
+        if _ID.fullmatch(text):
+            return text
+    return uuid.uuid4().hex

@@ -1,0 +1,186 @@
+"""Run the server: bind, open the model, start the engine, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+from fwk import __version__
+from fwk.config import Config
+from fwk.errors import ConfigError, EngineDead
+from fwk.interfaces.dialect import Dialect, DialectContext, ModelCard
+from fwk.interfaces.observer import Observer, ObserverContext
+from fwk.plugins import PluginSet, build
+from fwk.plugins.selection import plugin_options
+from fwk.server.app import build_app
+from fwk.server.engine_client import EngineClient
+from fwk.server.frontend import ServerFrontend
+from fwk.text import ModelText
+from fwk.types import EngineReady
+from fwk.worker.opened_model import OpenedModel, locate, open_model
+
+log = logging.getLogger(__name__)
+
+GRACEFUL_SECONDS = 5
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the port before anything slow is done. Raises ``ConfigError`` when it is not to be had."""
+    try:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(info[0], socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(info[4])
+        listener.listen(2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
+    return listener
+
+
+def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> int:
+    """Serve until a signal or the engine's end. Returns the process's exit code."""
+    listener = bind(config.server.host, config.server.port)
+    locate(config, plugins, progress)  # fetch first, with progress: the engine process then finds it in place
+    runner = asyncio.run
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: PLC0415 - not on every platform
+
+        runner = uvloop.run
+    return runner(_Server(config, plugins, listener, progress).run())
+
+
+class _Server:
+    """One server's life."""
+
+    def __init__(
+        self, config: Config, plugins: PluginSet, listener: socket.socket, progress: Callable[[str], None]
+    ) -> None:
+        self._config = config
+        self._plugins = plugins
+        self._listener = listener
+        self._progress = progress
+        self._client = EngineClient(config, plugins.fingerprint)
+        self._ready: EngineReady | None = None
+        self._started = time.monotonic()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        await self._client.start()  # torch is imported over there while the tokeniser is read here
+        frontend: ServerFrontend | None = None
+        try:
+            opened = open_model(self._config, self._plugins, self._progress)
+            frontend, app = self._build(opened)
+            uvicorn_server = self._uvicorn(app)
+            serving = asyncio.create_task(uvicorn_server.serve(sockets=[self._listener]))
+            code = await self._until_stopped(stop, serving, frontend)
+            uvicorn_server.should_exit = True
+            await serving
+            return code
+        finally:
+            if frontend is not None:
+                frontend.close()
+            await self._client.close()
+
+    async def _until_stopped(self, stop: asyncio.Event, serving: asyncio.Task[None], frontend: ServerFrontend) -> int:
+        stopped = asyncio.create_task(stop.wait())
+        ready = asyncio.create_task(self._client.wait_ready())
+        await asyncio.wait([stopped, ready, serving], return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            ready.cancel()
+            stopped.cancel()
+            return 0 if stop.is_set() else 1
+        try:
+            self._settle(ready.result(), frontend)
+        except EngineDead as error:
+            self._progress(f"fwk: error: {error}")
+            stopped.cancel()
+            return 1
+        await asyncio.wait([stopped, serving], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        return 0
+
+    def _settle(self, ready: EngineReady, frontend: ServerFrontend) -> None:
+        """The engine serves: complete the model card with what only it knows, and say so."""
+        self._ready = ready
+        frontend.card = ModelCard(
+            frontend.card.name, frontend.card.path, frontend.card.created, ready.max_model_len, ready.vocab_size
+        )
+        for reason in ready.reasons:
+            self._progress(f"note: {reason}")
+        host, port = self._listener.getsockname()[:2]
+        chosen = ", ".join(f"{family} {name}" for family, name in sorted(ready.chosen.items()))
+        self._progress(f"plugins: {chosen}")
+        self._progress(
+            f"fwk {__version__} serves {frontend.card.name} at http://{host}:{port} "
+            f"({time.monotonic() - self._started:.1f} s; {ready.num_blocks * ready.block_size} tokens of KV cache)"
+        )
+
+    def _build(self, opened: OpenedModel) -> tuple[ServerFrontend, Any]:
+        config, plugins = self._config, self._plugins
+        name = config.model.served_model_name or opened.name
+        text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
+        card = ModelCard(name, str(opened.path), int(time.time()), opened.max_model_len, opened.config.vocab_size)
+        observers: list[Observer] = [
+            build(item, ObserverContext(name, plugin_options(item, config.plugin_options)))
+            for item in plugins.family("observers")
+        ]
+        generation = opened.checkpoint.generation_config()
+        defaults = {key: generation[key] for key in SAMPLING_DEFAULTS if generation.get(key) is not None}
+        frontend = ServerFrontend(card, text, self._client, plugins, observers, defaults)
+        dialects: list[Dialect] = [
+            build(item, DialectContext(frontend, plugin_options(item, config.plugin_options)))
+            for item in plugins.family("dialects")
+        ]
+        app = build_app(
+            dialects,
+            observers,
+            health=self._client.trouble,
+            server_info=self._info,
+            api_key=config.server.api_key,
+            max_body_bytes=config.server.max_body_bytes,
+        )
+        return frontend, app
+
+    def _uvicorn(self, app: Any) -> uvicorn.Server:
+        settings = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=GRACEFUL_SECONDS,
+            timeout_keep_alive=30,
+        )
+        server = uvicorn.Server(settings)
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+        return server
+
+    def _info(self) -> dict[str, Any]:
+        """/server_info: what runs here. No secrets."""
+        config, ready = self._config, self._ready
+        return {
+            "version": __version__,
+            "model": config.model.model_dump(),
+            "engine": config.engine.model_dump(),
+            "server": config.server.model_dump(exclude={"api_key"}) | {"has_api_key": bool(config.server.api_key)},
+            "plugin_options": {key: dict(values) for key, values in config.plugin_options.items()},
+            "fingerprint": self._plugins.fingerprint,
+            "plugins": [f"{item.key} {item.package} {item.version}" for item in self._plugins.all()],
+            "broken_plugins": [broken.sentence() for broken in self._plugins.broken],
+            "chosen": dict(ready.chosen) if ready else {},
+            "reasons": list(ready.reasons) if ready else [],
+            "max_model_len": ready.max_model_len if ready else None,
+            "kv_cache": {"num_blocks": ready.num_blocks, "block_size": ready.block_size} if ready else None,
+        }

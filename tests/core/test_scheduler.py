@@ -1,0 +1,304 @@
+"""The scheduler, allocator and caches together: nothing lost, nothing mixed up, everything given back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fwk.engine.core import Engine
+from fwk.errors import InvalidRequest
+from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
+from fwk.types import Request, SamplingParams
+from tests.helpers.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
+
+
+def request(name: str, prompt: list[int], max_tokens: int = 8, n: int = 1, **sampling: object) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]
+    return Request(request_id=name, prompt_token_ids=prompt, sampling=params, n=n)
+
+
+def run(engine: Engine, limit: int = 10_000) -> dict[tuple[str, int], list[int]]:
+    """Step until idle; the output of every sequence."""
+    outputs: dict[tuple[str, int], list[int]] = {}
+    for _ in range(limit):
+        if not engine.has_work:
+            return outputs
+        for event in engine.step():
+            outputs.setdefault((event.request_id, event.index), []).extend(event.token_ids)
+    raise AssertionError("the engine does not come to an end")
+
+
+def assert_idle(engine: Engine) -> None:
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0)
+    assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+    engine.scheduler.check()
+
+
+def prompts(count: int, seed: int = 0, shared: int = 0, longest: int = 60) -> list[list[int]]:
+    rng = random.Random(seed)
+    prefix = [rng.randrange(VOCAB) for _ in range(shared)]
+    return [prefix + [rng.randrange(VOCAB) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("cache", ["radix", "none"])
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(("step", "chunk"), [(16, 5), (64, 64), (1, 1)])
+def test_outputs_do_not_depend_on_the_way(cache: str, policy: str, depth: int, step: int, chunk: int) -> None:
+    engine = make_engine(cache=cache, policy=policy, depth=depth, step_tokens=step, chunk_tokens=chunk, num_blocks=40)
+    for i, prompt in enumerate(prompts(12, shared=11)):
+        assert engine.add(request(f"r{i}", prompt, max_tokens=9)) == []
+    outputs = run(engine)
+    for i, prompt in enumerate(prompts(12, shared=11)):
+        assert outputs[f"r{i}", 0] == reference(prompt, 9)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_preemption_recomputes_the_same_tokens(depth: int) -> None:
+    engine = make_engine(num_blocks=16, cache="none", depth=depth)
+    wanted = {}
+    for i, prompt in enumerate(prompts(8, seed=3, longest=10)):
+        engine.add(request(f"r{i}", prompt, max_tokens=40))
+        wanted[f"r{i}", 0] = reference(prompt, 40)
+    assert run(engine) == wanted
+    assert engine.stats().preemptions > 0
+    assert_idle(engine)
+
+
+def test_a_prefix_is_shared_within_one_step() -> None:
+    engine = make_engine(num_blocks=64, step_tokens=128, chunk_tokens=128)
+    prefix = list(range(40))
+    for i in range(4):
+        engine.add(request(f"r{i}", [*prefix, i], max_tokens=2))
+    engine.step()
+    assert isinstance(engine.executor, FakeExecutor)
+    first = engine.executor.worker.batches[0]
+    assert [s.num_new_tokens for s in first.sequences] == [41, 1, 1, 1]
+    assert engine.stats().cached_prompt_tokens == 3 * 40
+    assert run(engine)["r3", 0][-1] == reference([*prefix, 3], 2)[-1]
+
+
+def test_n_sequences_share_their_prompt() -> None:
+    engine = make_engine()
+    engine.add(request("r", list(range(21)), max_tokens=5, n=4))
+    outputs = run(engine)
+    assert outputs == {("r", i): reference(list(range(21)), 5) for i in range(4)}
+    assert engine.stats().cached_prompt_tokens == 3 * 20
+    assert_idle(engine)
+
+
+def test_stop_tokens_and_eos_end_a_sequence() -> None:
+    prompt = [5, 6, 7]
+    output = reference(prompt, 20)
+    engine = make_engine(eos=frozenset({output[6]}))
+    engine.add(request("eos", prompt, max_tokens=20))
+    engine.add(request("ignored", prompt, max_tokens=20, ignore_eos=True))
+    engine.add(request("named", prompt, max_tokens=20, stop_token_ids=[output[3]]))
+    engine.add(request("late", prompt, max_tokens=20, stop_token_ids=[output[3]], min_tokens=5))
+    outputs = run(engine)
+    first = output.index(output[3]) + 1
+    assert outputs["eos", 0] == output[: output.index(output[6]) + 1]
+    assert outputs["ignored", 0] == output
+    assert outputs["named", 0] == output[:first]
+    assert len(outputs["late", 0]) > 4
+
+
+@pytest.mark.parametrize("quality", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("cache", ["radix", "none"])
+def test_drafts_change_nothing_but_the_number_of_steps(quality: float, cache: str) -> None:
+    rng = random.Random(1)
+
+    def draft(tokens: list[int]) -> list[int]:
+        guess = list(tokens)
+        for _ in range(rng.randint(0, 5)):
+            guess.append(next_token(guess) if rng.random() < quality else rng.randrange(VOCAB))
+        return guess[len(tokens) :]
+
+    engine = make_engine(draft=draft, num_blocks=30, step_tokens=24, chunk_tokens=10, cache=cache)
+    for i, prompt in enumerate(prompts(6, seed=5, longest=30)):
+        engine.add(request(f"r{i}", prompt, max_tokens=25))
+    outputs = run(engine)
+    for i, prompt in enumerate(prompts(6, seed=5, longest=30)):
+        assert outputs[f"r{i}", 0] == reference(prompt, 25)
+    assert_idle(engine)
+
+
+def test_what_can_never_fit_is_refused_at_the_door() -> None:
+    engine = make_engine(num_blocks=4, block_size=4, max_len=100)
+    with pytest.raises(InvalidRequest, match="room for 16"):
+        engine.scheduler.add(request("big", list(range(10)), max_tokens=7))
+    [event] = engine.add(request("big", list(range(10)), max_tokens=7))
+    assert event.finish_reason == "error"
+    assert event.error is not None
+    engine.add(request("fits", list(range(10)), max_tokens=6))
+    assert run(engine)["fits", 0] == reference(list(range(10)), 6)
+    assert_idle(engine)
+
+
+def test_fcfs_starves_nobody() -> None:
+    """A large request is not overtaken for ever by a stream of small ones."""
+    engine = make_engine(num_blocks=20, block_size=4, cache="none", step_tokens=128, chunk_tokens=128)
+    for i in range(5):
+        engine.add(request(f"small{i}", [i] * 8, max_tokens=20))
+    engine.add(request("large", [1] * 60, max_tokens=10))
+    ended: list[str] = []
+    for i in range(5, 300):
+        engine.add(request(f"small{i}", [i % VOCAB] * 8, max_tokens=20))
+        ended += [event.request_id for event in engine.step() if event.finish_reason]
+        if "large" in ended:
+            break
+    assert "large" in ended
+    assert {name for name in ended if name != "large"} <= {f"small{i}" for i in range(5)}
+
+
+def test_scheduling_does_not_look_through_a_long_queue() -> None:
+    """The policy's order is read only as far as there is room."""
+    seen = 0
+
+    class Counting(SchedulePolicy):
+        def order(self, waiting, view):  # type: ignore[no-untyped-def]
+            nonlocal seen
+            for sequence in waiting:
+                seen += 1
+                yield sequence
+
+    engine = make_engine(max_running=2, policy_object=Counting(ScheduleContext()))
+    for i in range(5_000):
+        engine.add(request(f"r{i}", [1, 2, 3], max_tokens=50))
+    for _ in range(20):
+        engine.step()
+    assert seen < 100
+
+
+class Contrary(SchedulePolicy):
+    """Answers everything badly: strangers and repeats, absurd chunks, victims that are not there."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(ScheduleContext())
+        self.rng = random.Random(seed)
+
+    def order(self, waiting, view):  # type: ignore[no-untyped-def]
+        items = list(waiting)
+        self.rng.shuffle(items)
+        return [object(), *items, *items, None]
+
+    def admit(self, sequence, num_blocks, view):  # type: ignore[no-untyped-def]
+        return self.rng.random() < 0.7
+
+    def victim(self, running, view):  # type: ignore[no-untyped-def]
+        return self.rng.choice([*running, None])
+
+    def chunk(self, sequence, remaining, budget, view):  # type: ignore[no-untyped-def]
+        return self.rng.randint(-5, 100)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_policy_can_break_the_books(seed: int) -> None:
+    engine = make_engine(num_blocks=24, policy_object=Contrary(seed), step_tokens=20)
+    for i, prompt in enumerate(prompts(10, seed=seed, shared=6, longest=20)):
+        engine.add(request(f"r{i}", prompt, max_tokens=15))
+    outputs = run(engine)
+    for i, prompt in enumerate(prompts(10, seed=seed, shared=6, longest=20)):
+        assert outputs[f"r{i}", 0] == reference(prompt, 15)
+    assert_idle(engine)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Arrivals, aborts, pre-emption, forks and steps in any order."""
+
+    @initialize(
+        num_blocks=st.integers(8, 40),
+        block_size=st.sampled_from([1, 3, 4]),
+        cache=st.sampled_from(["radix", "none"]),
+        policy=st.sampled_from(["fcfs", "lpm"]),
+        depth=st.integers(1, 3),
+        step_tokens=st.integers(1, 40),
+        drafts=st.booleans(),
+    )
+    def start(self, num_blocks, block_size, cache, policy, depth, step_tokens, drafts) -> None:  # type: ignore[no-untyped-def]
+        rng = random.Random(num_blocks)
+
+        def draft(tokens: list[int]) -> list[int]:
+            return [next_token(tokens)][: rng.randint(0, 1)] + [rng.randrange(VOCAB)] * rng.randint(0, 2)
+
+        self.engine = make_engine(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            cache=cache,
+            policy=policy,
+            depth=depth,
+            step_tokens=step_tokens,
+            max_running=5,
+            max_len=64,
+            draft=draft if drafts and depth == 1 else None,
+        )
+        self.room = min(64, num_blocks * block_size)
+        self.count = 0
+        self.open: dict[tuple[str, int], list[int]] = {}
+        self.wanted: dict[tuple[str, int], list[int]] = {}
+        self.ended: set[tuple[str, int]] = set()
+
+    @rule(
+        shared=st.integers(0, 12), own=st.lists(st.integers(0, 3), min_size=1, max_size=12), n=st.integers(1, 3),
+        max_tokens=st.integers(1, 20),
+    )  # fmt: skip
+    def arrive(self, shared: int, own: list[int], n: int, max_tokens: int) -> None:
+        prompt = [7] * shared + own
+        name = f"r{self.count}"
+        self.count += 1
+        events = self.engine.add(request(name, prompt, max_tokens, n))
+        assert bool(events) == (len(prompt) + max_tokens > self.room)
+        for i in range(0 if events else n):
+            self.open[name, i] = []
+            self.wanted[name, i] = reference(prompt, max_tokens)
+
+    @rule(count=st.integers(1, 12))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.take(self.engine.step())
+
+    @precondition(lambda self: bool(self.open))
+    @rule(data=st.data(), whole=st.booleans())
+    def abort(self, data: st.DataObject, whole: bool) -> None:
+        name, index = data.draw(st.sampled_from(sorted(self.open)))
+        self.take(self.engine.abort(name, None if whole else index))
+        assert (name, index) not in self.open
+        assert self.engine.abort(name, index) == []  # twice is nobody's fault
+
+    def take(self, events) -> None:  # type: ignore[no-untyped-def]
+        for event in events:
+            key = (event.request_id, event.index)
+            assert key in self.open, "an event of a sequence that has ended"
+            self.open[key].extend(event.token_ids)
+            if event.finish_reason is not None:
+                output = self.open.pop(key)
+                assert key not in self.ended
+                self.ended.add(key)
+                wanted = self.wanted[key]
+                assert output == (wanted if event.finish_reason == "length" else wanted[: len(output)])
+
+    @invariant()
+    def books_balance(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.scheduler.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            for _ in range(5_000):
+                if not self.engine.has_work:
+                    break
+                self.take(self.engine.step())
+            assert not self.open, "accepted, but never ended"
+            assert_idle(self.engine)
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestEngineMachine = EngineMachine.TestCase
