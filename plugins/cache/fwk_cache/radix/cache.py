@@ -1,0 +1,129 @@
+"""A trie whose edges are whole blocks of tokens."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from fwk.interfaces.cache import CacheContext, PrefixCache, PrefixMatch
+
+_EVICTED = -1
+
+
+class Node:
+    """One block below its parent's path; a root stands for the empty path and has no block.
+
+    num_locks: locks whose path goes through this node, so a node without any has no locked descendant.
+    """
+
+    __slots__ = ("__weakref__", "block_id", "children", "key", "num_locks", "parent")
+
+    def __init__(self, parent: Node | None, key: bytes, block_id: int) -> None:
+        self.parent = parent
+        self.key = key
+        self.block_id = block_id
+        self.children: dict[bytes, Node] = {}
+        self.num_locks = 0
+
+
+class RadixPrefixCache(PrefixCache):
+    """Least recently used eviction in constant time per block.
+
+    ``_unlocked`` holds the nodes without locks in the order in which they lost their last one, and a path is let go
+    from its end to its root. So an unlocked child always stands before its parent, and the first node is always a
+    leaf: eviction takes it without searching, however many blocks are cached. Locking is what counts as use.
+
+    Edges are keyed by the tokens themselves, never by a hash alone. They are bytes because the hash of bytes is
+    seeded per process: nobody can craft prompts that collide.
+
+    A root lives as long as somebody holds it, be it a caller or a block below it; then its namespace is forgotten.
+    """
+
+    def __init__(self, context: CacheContext) -> None:
+        super().__init__(context)
+        self._block_size = context.block_size
+        self._roots: WeakValueDictionary[str, Node] = WeakValueDictionary()
+        self._unlocked: OrderedDict[Node, None] = OrderedDict()
+        self._num_blocks = 0
+
+    def root(self, namespace: str) -> Node:
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(None, b"", _EVICTED)
+        return root
+
+    def match(self, namespace: str, token_ids: Sequence[int], max_tokens: int) -> PrefixMatch:
+        size = self._block_size
+        node = self.root(namespace)
+        block_ids: list[int] = []
+        for start in range(0, min(len(token_ids), max_tokens) - size + 1, size):
+            child = node.children.get(_key(token_ids[start : start + size]))
+            if child is None:
+                break
+            node = child
+            block_ids.append(child.block_id)
+        return PrefixMatch(node, block_ids, len(block_ids) * size)
+
+    def lock(self, node: Any) -> None:
+        # Leaves go first, so a node that is still here has its whole path.
+        assert node.parent is None or node.block_id != _EVICTED, "locked a match after its blocks were evicted"
+        while node.parent is not None:
+            if node.num_locks == 0:
+                del self._unlocked[node]
+            node.num_locks += 1
+            node = node.parent
+
+    def unlock(self, node: Any) -> None:
+        while node.parent is not None:
+            assert node.num_locks > 0, "unlocked more often than locked"
+            node.num_locks -= 1
+            if node.num_locks == 0:
+                self._unlocked[node] = None
+            node = node.parent
+
+    def insert(self, node: Any, token_ids: Sequence[int], block_ids: Sequence[int]) -> tuple[Any, list[bool]]:
+        size = self._block_size
+        assert len(token_ids) == len(block_ids) * size, "only full blocks can be cached"
+        assert node.parent is None or node.num_locks > 0, "inserted after a path that is not locked"
+        taken: list[bool] = []
+        for i, block_id in enumerate(block_ids):
+            key = _key(token_ids[i * size : (i + 1) * size])
+            child = node.children.get(key)
+            taken.append(child is None)
+            if child is None:
+                child = node.children[key] = Node(node, key, block_id)
+                self._num_blocks += 1
+            elif child.num_locks == 0:
+                del self._unlocked[child]
+            child.num_locks += 1  # the caller's lock, which already covers the path above, moves down
+            node = child
+        return node, taken
+
+    def evict(self, num_blocks: int) -> list[int]:
+        block_ids: list[int] = []
+        for _ in range(min(num_blocks, len(self._unlocked))):
+            node, _ = self._unlocked.popitem(last=False)
+            assert node.parent is not None
+            del node.parent.children[node.key]
+            block_ids.append(node.block_id)
+            node.block_id = _EVICTED
+        self._num_blocks -= len(block_ids)
+        return block_ids
+
+    def drop(self) -> list[int]:
+        return self.evict(len(self._unlocked))
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def num_evictable_blocks(self) -> int:
+        return len(self._unlocked)
+
+
+def _key(token_ids: Sequence[int]) -> bytes:
+    return array("i", token_ids).tobytes()
