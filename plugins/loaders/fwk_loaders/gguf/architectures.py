@@ -1,0 +1,83 @@
+"""The architectures this loader knows: how llama.cpp's converter names and changes their tensors.
+
+The converter renames tensors, stores the rows of Q and K of the ``llama`` architecture in another order (its rotary
+embedding turns neighbouring pairs, Hugging Face's turns the two halves of a head), and adds one to Gemma's norms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_LAYER_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_HF_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.+)\.(weight|bias)")
+_GGUF_LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One architecture of GGUF files.
+
+    interleaves_qk: rows of Q and K come in pairs and must be put back.
+    norm_offset: what the converter added to the weights of norms.
+    layer_names: Hugging Face name to GGUF name, inside a layer.
+    config: fields of config.json that are the same for every model of the architecture.
+    """
+
+    model_class: str
+    model_type: str
+    interleaves_qk: bool = False
+    norm_offset: float = 0.0
+    layer_names: Mapping[str, str] = field(default_factory=lambda: _LAYER_NAMES)
+    config: Mapping[str, object] = field(default_factory=dict)
+
+    def stored_name(self, name: str) -> str | None:
+        """The GGUF name of a Hugging Face tensor; None when the architecture has no such tensor."""
+        if match := _HF_LAYER.fullmatch(name):
+            stored = self.layer_names.get(match[2])
+            return f"blk.{int(match[1])}.{stored}.{match[3]}" if stored else None
+        module, _, kind = name.rpartition(".")
+        return f"{_TOP_NAMES[module]}.{kind}" if module in _TOP_NAMES else None
+
+    def given_name(self, stored: str) -> str | None:
+        """The Hugging Face name of a GGUF tensor; None when the architecture has no such tensor."""
+        if match := _GGUF_LAYER.fullmatch(stored):
+            names = (given for given, short in self.layer_names.items() if short == match[2])
+            given = next(names, None)
+            return f"model.layers.{int(match[1])}.{given}.{match[3]}" if given else None
+        module, _, kind = stored.rpartition(".")
+        return next((f"{given}.{kind}" for given, short in _TOP_NAMES.items() if short == module), None)
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture("LlamaForCausalLM", "llama", interleaves_qk=True),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", config={"use_sliding_window": False}),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", config={"use_sliding_window": False}),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        norm_offset=1.0,
+        layer_names={
+            **_LAYER_NAMES,
+            "post_attention_layernorm": "post_attention_norm",
+            "pre_feedforward_layernorm": "ffn_norm",
+            "post_feedforward_layernorm": "post_ffw_norm",
+        },
+        config={"hidden_activation": "gelu_pytorch_tanh"},
+    ),
+}
+"""By ``general.architecture``."""

@@ -1,0 +1,173 @@
+"""A Hugging Face style config.json from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fwk.errors import ModelLoadError
+from fwk_loaders.gguf.architectures import ARCHITECTURES, Architecture
+from fwk_loaders.gguf.metadata import Metadata
+
+_MOST_LAYERS = 2**16 - 1
+_GEMMA3_27B_LAYERS = 62
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+CONTROL = 3
+"""Token type of tokens that steer the model and are no text."""
+
+
+def architecture_of(metadata: Metadata) -> Architecture:
+    """Raises ``ModelLoadError`` for files of other architectures, parts of split files and mixtures of experts."""
+    path, name = metadata.file.path, metadata.architecture
+    architecture = ARCHITECTURES.get(name)
+    if architecture is None:
+        raise ModelLoadError(
+            f"{path}: the architecture {name[:40]!r} cannot be read from GGUF; supported: {', '.join(ARCHITECTURES)}. "
+            "Use the model's safetensors"
+        )
+    if metadata.integer("split.count", 0) > 1:
+        raise ModelLoadError(
+            f"{path}: one part of a split file; join the parts first: llama-gguf-split --merge FIRST_PART OUT.gguf"
+        )
+    if metadata.integer(".expert_count", 0) > 0:
+        raise ModelLoadError(f"{path}: mixtures of experts cannot be read from GGUF. Use the model's safetensors")
+    return architecture
+
+
+def read_config(metadata: Metadata) -> dict[str, Any]:
+    """Everything ``ModelConfig`` and the models read. Raises ``ModelLoadError`` naming the key that is wrong."""
+    architecture = architecture_of(metadata)
+    tensors = metadata.file.tensors
+    num_heads = metadata.integer(".attention.head_count", low=1, high=2**16 - 1)
+    hidden_size = metadata.integer(".embedding_length", low=1)
+    head_dim = _head_dim(metadata, hidden_size // num_heads)
+    num_layers = metadata.integer(".block_count", low=1, high=_MOST_LAYERS)
+    config: dict[str, Any] = {
+        "architectures": [architecture.model_class],
+        "model_type": architecture.model_type,
+        "vocab_size": _vocab_size(metadata),
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": metadata.integer(".attention.head_count_kv", num_heads, low=1, high=2**16 - 1),
+        "head_dim": head_dim,
+        "intermediate_size": metadata.integer(".feed_forward_length", low=1),
+        "max_position_embeddings": metadata.integer(".context_length", low=1),
+        "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
+        "hidden_act": "silu",
+        "rope_theta": metadata.number(".rope.freq_base", 10_000.0),
+        "rope_scaling": _rope_scaling(metadata, head_dim),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        "dtype": "bfloat16" if any(item.type.name != "F32" for item in tensors.values()) else "float32",
+        **architecture.config,
+    }
+    if metadata.has(".attention.sliding_window"):
+        config["sliding_window"] = metadata.integer(".attention.sliding_window") or None
+    for name in ("bos", "eos"):
+        token_id = special_id(metadata, name)
+        if token_id is not None:
+            config[f"{name}_token_id"] = token_id
+    if architecture.model_type == "gemma3_text":
+        config.update(_gemma3(metadata, num_layers, num_heads, hidden_size, head_dim))
+    return config
+
+
+def special_id(metadata: Metadata, name: str) -> int | None:
+    """The id of ``bos``, ``eos``, ``unknown``, ``padding``, ``eot`` or ``eom``; None when the file names none."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    value = metadata.integer(key, 2**32 - 1, high=2**32 - 1)  # absent, or the -1 of old converters
+    if value == 2**32 - 1:
+        return None
+    vocab_size = _vocab_size(metadata)
+    if value >= vocab_size:
+        raise metadata.wrong(key, f"below the vocabulary size {vocab_size}", value)
+    return value
+
+
+def read_generation_config(metadata: Metadata) -> dict[str, Any]:
+    """``eos_token_id``: every token that ends an answer, the end of a turn in a chat included."""
+    found = [special_id(metadata, name) for name in ("eos", "eot", "eom")]
+    if metadata.has("tokenizer.ggml.tokens") and metadata.has("tokenizer.ggml.token_type"):
+        tokens = metadata.file.strings("tokenizer.ggml.tokens")
+        types = metadata.file.numbers("tokenizer.ggml.token_type")
+        ends = (tokens.index(text) for text in _END_OF_TURN if text in tokens)
+        found += [token_id for token_id in ends if token_id < len(types) and types[token_id] == CONTROL]
+    eos = list(dict.fromkeys(token_id for token_id in found if token_id is not None))
+    config: dict[str, Any] = {"eos_token_id": eos} if eos else {}
+    bos, pad = special_id(metadata, "bos"), special_id(metadata, "padding")
+    return config | ({} if bos is None else {"bos_token_id": bos}) | ({} if pad is None else {"pad_token_id": pad})
+
+
+def _vocab_size(metadata: Metadata) -> int:
+    """Rows of the embedding: it may have more than there are tokens."""
+    embedding = metadata.file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        what = "is missing" if embedding is None else f"has the shape {embedding.shape}, but needs two dimensions"
+        raise ModelLoadError(f"{metadata.file.path}: tensor 'token_embd.weight' {what}; the file is no whole model")
+    return embedding.shape[0]
+
+
+def _head_dim(metadata: Metadata, default: int) -> int:
+    head_dim = metadata.integer(".attention.key_length", default, low=1, high=2**16 - 1)
+    for key in (".attention.value_length", ".rope.dimension_count"):
+        if metadata.integer(key, head_dim) != head_dim:
+            raise metadata.wrong(key, f"the size of a head, {head_dim}: other sizes cannot be read from GGUF", "that")
+    return head_dim
+
+
+def _rope_scaling(metadata: Metadata, head_dim: int) -> dict[str, Any] | None:
+    if "rope_freqs.weight" in metadata.file.tensors:
+        return _llama3_scaling(metadata, head_dim)
+    kind = metadata.string(".rope.scaling.type", "none")
+    factor = metadata.number(".rope.scaling.factor", metadata.number(".rope.scale_linear", 1.0))
+    if kind == "none" and not metadata.has(".rope.scale_linear"):
+        return None
+    if kind not in ("none", "linear", "yarn") or not factor > 0:
+        raise metadata.wrong(".rope.scaling.type", "none, linear or yarn, with a factor above 0", (kind, factor))
+    if kind != "yarn":
+        return {"rope_type": "linear", "factor": factor}
+    original = metadata.integer(".rope.scaling.original_context_length", low=1)
+    return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+
+
+def _llama3_scaling(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+    """Llama 3.1 and later: the file holds a divisor for each rotary frequency, config.json the rule that made them.
+
+    The largest divisor is the rule's factor; the other three constants are the same in every released model. They are
+    checked against the divisors.
+    """
+    info = metadata.file.tensors["rope_freqs.weight"]
+    where = f"{metadata.file.path}: tensor 'rope_freqs.weight'"
+    if info.type.name != "F32" or info.shape != (head_dim // 2,):
+        raise ModelLoadError(f"{where} must hold {head_dim // 2} float32 values, not {info.shape} of {info.type.name}")
+    stored = np.frombuffer(metadata.file.buffer, "<f4", head_dim // 2, info.start)
+    factor, low, high, original = round(float(stored.max()), 4) if np.isfinite(stored).all() else 0.0, 1.0, 4.0, 8192
+    theta = metadata.number(".rope.freq_base", 10_000.0)
+    wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
+    if not factor >= 1 or not np.allclose(1 / ((1 - smooth) / factor + smooth), stored, rtol=1e-4):
+        raise ModelLoadError(f"{where} follows no rule known here (llama3). Use the model's safetensors")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _gemma3(metadata: Metadata, num_layers: int, num_heads: int, hidden_size: int, head_dim: int) -> dict[str, Any]:
+    """Five layers with a sliding window, then one without; the 27B model scales queries by another size."""
+    pattern = metadata.integer(".attention.sliding_window_pattern", 6, low=1)
+    scalar = hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim
+    is_full = [(layer + 1) % pattern == 0 for layer in range(num_layers)]
+    return {
+        "rope_local_base_freq": metadata.number(".rope.freq_base_swa", 10_000.0),
+        "query_pre_attn_scalar": scalar,
+        "sliding_window_pattern": pattern,
+        "layer_types": ["full_attention" if full else "sliding_attention" for full in is_full],
+    }

@@ -1,0 +1,68 @@
+"""Typed access to the metadata of a GGUF file, with errors that name file and key."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fwk.errors import ModelLoadError
+from fwk_loaders.gguf.reader import GGUFFile
+
+
+class Metadata:
+    """The metadata of one file. Keys that start with a dot belong to the architecture (``.block_count``)."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.architecture = self.string("general.architecture")
+
+    def integer(self, key: str, default: int | None = None, low: int = 0, high: int = 2**31 - 1) -> int:
+        """A whole number from ``low`` to ``high``; required when there is no default."""
+        value = self._get(key, default)
+        if type(value) is not int or not low <= value <= high:
+            raise self.wrong(key, f"a whole number from {low} to {high}", value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number. float32 values become the shortest decimal that stands for them (1e-05)."""
+        value = self._get(key, default)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise self.wrong(key, "a finite number", value)
+        narrow = np.float32(value) if abs(value) < 3e38 else np.float32("inf")
+        return float(str(narrow)) if float(narrow) == value else float(value)
+
+    def string(self, key: str, default: str | None = None) -> str:
+        """Text."""
+        value = self._get(key, default)
+        if type(value) is not str:
+            raise self.wrong(key, "text", value)
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean."""
+        value = self._get(key, default)
+        if type(value) is not bool:
+            raise self.wrong(key, "true or false", value)
+        return value
+
+    def has(self, key: str) -> bool:
+        """Whether the file holds this key."""
+        return self._full(key) in self.file.metadata
+
+    def wrong(self, key: str, expected: str, value: object) -> ModelLoadError:
+        """The error for a value that cannot be used."""
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+        return ModelLoadError(f"{self.file.path}: {self._full(key)} must be {expected}, not {shown}")
+
+    def _get(self, key: str, default: Any) -> Any:
+        full = self._full(key)
+        value = self.file.metadata.get(full, default)
+        if value is None:
+            raise ModelLoadError(f"{self.file.path}: {full} is missing; the file was converted incompletely")
+        return value
+
+    def _full(self, key: str) -> str:
+        return self.architecture + key if key.startswith(".") else key

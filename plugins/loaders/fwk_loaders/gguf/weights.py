@@ -1,0 +1,90 @@
+"""The tensors of a GGUF file under their Hugging Face names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fwk.errors import ModelLoadError
+from fwk.interfaces.loader import WeightSource
+from fwk_loaders.gguf.architectures import Architecture
+from fwk_loaders.gguf.quants import DamagedBlock, dequantise
+from fwk_loaders.gguf.reader import GGUFFile, TensorInfo
+
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GGUFWeights(WeightSource):
+    """Reads and de-quantises one tensor at a time; the file stays mapped as long as this object lives."""
+
+    def __init__(self, file: GGUFFile, architecture: Architecture, num_heads: int, num_kv_heads: int) -> None:
+        self._file = file
+        self._architecture = architecture
+        self._num_heads = num_heads
+        self._num_kv_heads = num_kv_heads
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of its own memory: float16 and bfloat16 as stored, everything else float32."""
+        info = self._find(name)
+        if info.shape != tuple(shape):
+            raise ModelLoadError(
+                f"{self._file.path}: tensor {info.name!r} ({name}) has the shape {info.shape}, but the model needs "
+                f"{tuple(shape)}: the file's metadata and tensors do not belong together"
+            )
+        rows = self._rows(name, info)
+        if info.type.name in _PLAIN:
+            values = rows.clone().view(_PLAIN[info.type.name])
+        else:
+            try:
+                values = dequantise(rows.view(-1, info.type.block_bytes), info.type)
+            except DamagedBlock as error:
+                raise ModelLoadError(
+                    f"{self._file.path}: tensor {info.name!r}: {error}; the file is damaged, fetch it again"
+                ) from None
+        if self._architecture.norm_offset and name.endswith("norm.weight"):
+            values = values - self._architecture.norm_offset
+        return values.view(info.shape)
+
+    def raw(self, name: str) -> Tensor:
+        """The blocks as stored: [rows, bytes of a row] uint8, the rows in Hugging Face's order."""
+        return self._rows(name, self._find(name)).clone()
+
+    def has(self, name: str) -> bool:
+        """Whether the file holds this tensor."""
+        return self._architecture.stored_name(name) in self._file.tensors
+
+    def names(self) -> Iterable[str]:
+        """Every tensor that holds weights; those the architecture does not know keep their GGUF name."""
+        for stored in self._file.tensors:
+            if stored != "rope_freqs.weight":  # part of the configuration
+                yield self._architecture.given_name(stored) or stored
+
+    def _find(self, name: str) -> TensorInfo:
+        stored = self._architecture.stored_name(name)
+        info = self._file.tensors.get(stored or "")
+        if info is None:
+            also = f" (in GGUF: {stored!r})" if stored else ""
+            raise ModelLoadError(f"{self._file.path}: tensor {name!r}{also} is missing; the file is no whole model")
+        return info
+
+    def _rows(self, name: str, info: TensorInfo) -> Tensor:
+        """[rows, bytes of a row] uint8; a view of the file unless the rows had to be put in order."""
+        num_rows = 1 if len(info.shape) == 1 else info.num_bytes // self._row_bytes(info)
+        rows = torch.frombuffer(self._file.buffer, dtype=torch.uint8, count=info.num_bytes, offset=info.start)
+        if not self._architecture.interleaves_qk:
+            return rows.view(num_rows, -1)
+        num_heads = {"q_proj": self._num_heads, "k_proj": self._num_kv_heads}.get(name.split(".")[-2])
+        if num_heads is None:
+            return rows.view(num_rows, -1)
+        if info.shape[0] % (2 * num_heads):
+            raise ModelLoadError(
+                f"{self._file.path}: tensor {info.name!r} has {info.shape[0]} rows, which do not suit {num_heads} heads"
+            )
+        pairs = rows.view(num_heads, info.shape[0] // num_heads // 2, 2, -1)
+        return pairs.transpose(1, 2).reshape(num_rows, -1)
+
+    @staticmethod
+    def _row_bytes(info: TensorInfo) -> int:
+        return info.shape[-1] // info.type.block_size * info.type.block_bytes

@@ -1,0 +1,95 @@
+"""Named tensors out of one or several safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fwk.errors import ModelLoadError
+from fwk.interfaces.loader import WeightSource
+from safetensors import SafetensorError, safe_open
+
+_FLOATING = ("F64", "F32", "F16", "BF16")
+
+
+class SafetensorsWeights(WeightSource):
+    """The files stay mapped; a tensor's bytes are read when the tensor is asked for."""
+
+    def __init__(
+        self, folder: Path, files: Mapping[Path, list[str] | None], quantization_config: Mapping[str, Any]
+    ) -> None:
+        self._folder = folder
+        self._quant_method = str(quantization_config.get("quant_method", "plain"))
+        self._files = {path: _open(path) for path in files}
+        self._where: dict[str, Path] = {}
+        for path, promised in files.items():
+            held = list(self._files[path].keys())
+            missing = set(promised or ()) - set(held)
+            if missing:
+                raise ModelLoadError(
+                    f"{path}: tensor {min(missing)!r} is missing, but the index promises it here; fetch the file again"
+                )
+            for name in held if promised is None else promised:
+                self._where[name] = path
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """As stored; its memory is the file's, so it must not be written to."""
+        path = self._path(name)
+        try:
+            found = tuple(self._files[path].get_slice(name).get_shape())
+        except (SafetensorError, RuntimeError, ValueError) as error:
+            raise self._damaged(path, name, error) from error
+        if found != tuple(shape):
+            raise ModelLoadError(
+                f"{path}: tensor {name!r} has the shape {found}, but the model needs {tuple(shape)}: config.json and "
+                "weights do not belong together"
+            )
+        return self.raw(name)
+
+    def raw(self, name: str) -> Tensor:
+        """As stored, of whatever shape."""
+        path = self._path(name)
+        try:
+            return self._files[path].get_tensor(name)
+        except (SafetensorError, RuntimeError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise self._damaged(path, name, error) from error  # also a storage type this torch does not have
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds this tensor."""
+        return name in self._where
+
+    def names(self) -> Iterable[str]:
+        """All tensors."""
+        return self._where.keys()
+
+    def layout(self, prefix: str) -> str:
+        """``quantization_config.quant_method``, but ``plain`` for layers that were left out and are still floats."""
+        if self._quant_method == "plain":
+            return "plain"
+        weight = f"{prefix}.weight"
+        if self.has(weight) and self._files[self._where[weight]].get_slice(weight).get_dtype() in _FLOATING:
+            return "plain"
+        return self._quant_method
+
+    def _path(self, name: str) -> Path:
+        path = self._where.get(name)
+        if path is None:
+            raise ModelLoadError(
+                f"{self._folder}: tensor {name!r} is missing: config.json and weights do not belong together, or the "
+                "folder is no whole model"
+            )
+        return path
+
+    @staticmethod
+    def _damaged(path: Path, name: str, error: Exception) -> ModelLoadError:
+        return ModelLoadError(f"{path}: tensor {name!r} cannot be read: {error}; fetch the file again")
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise ModelLoadError(f"{path}: not a whole safetensors file ({error}); fetch it again") from error

