@@ -1,0 +1,86 @@
+"""Penalties on tokens that the text already holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
+from fwk.types import SamplingParams
+from fwk_sampling.processors.rows import asked_rows, entries
+
+
+@dataclass(slots=True)
+class _Settings:
+    repetition: float
+    frequency: float
+    presence: float
+    prompt_ids: np.ndarray | None = None  # [n] int32, each once; a slot's prompt never changes, so found only once
+
+
+class Penalties(LogitsProcessor):
+    """First ``repetition_penalty``, over prompt and output (Keskar et al. 2019, CTRL, section 4.1): positive logits
+    are divided by it, negative ones multiplied. Then ``frequency_penalty`` times the number of occurrences, and
+    ``presence_penalty`` once, over the output alone (OpenAI's definition).
+    """
+
+    def __init__(self, context: SamplingContext) -> None:
+        super().__init__(context)
+        self._settings: dict[int, _Settings] = {}
+
+    def add(self, slot: int, params: SamplingParams) -> bool:
+        settings = _Settings(params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        if settings == _Settings(1.0, 0.0, 0.0):
+            return False
+        self._settings[slot] = settings
+        return True
+
+    def remove(self, slot: int) -> None:
+        del self._settings[slot]
+
+    def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
+        repeats: list[tuple[int, np.ndarray]] = []
+        repeat_penalties: list[float] = []
+        counted: list[tuple[int, np.ndarray]] = []
+        amounts: list[np.ndarray] = []
+        for row, settings in asked_rows(self._settings, view):
+            prompt, output = _split(view, row)
+            if settings.repetition != 1.0:
+                if settings.prompt_ids is None:
+                    settings.prompt_ids = np.unique(prompt)
+                repeats.append((row, np.concatenate((settings.prompt_ids, output))))
+                repeat_penalties.append(settings.repetition)
+            if len(output) and (settings.frequency or settings.presence):
+                ids, counts = _count(output)
+                counted.append((row, ids))
+                amounts.append((settings.frequency * counts + settings.presence).astype(np.float32))
+        if repeats:
+            _penalise_repeats(logits, repeats, repeat_penalties)
+        if counted:
+            logits[entries(counted, logits.device)] -= torch.from_numpy(np.concatenate(amounts)).to(logits.device)
+        return logits
+
+
+def _split(view: LogitsView, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prompt and output of a row, both [n] int32."""
+    tokens, num_prompt = view.token_ids[view.slots[row]], view.num_prompt_tokens[row]
+    return tokens[:num_prompt], tokens[num_prompt : view.num_tokens[row]]
+
+
+def _count(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different ids, and how often each occurs; half the cost of ``np.unique`` for a few hundred."""
+    ordered = np.sort(ids)
+    starts = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1, [len(ordered)]))
+    return ordered[starts[:-1]], starts[1:] - starts[:-1]
+
+
+def _penalise_repeats(logits: Tensor, parts: list[tuple[int, np.ndarray]], penalties: list[float]) -> None:
+    """In place. An id listed twice is read twice before it is written twice with the same value: no harm."""
+    index = entries(parts, logits.device)
+    penalty = np.repeat(np.array(penalties, np.float32), [len(ids) for _, ids in parts])
+    factor = torch.from_numpy(penalty).to(logits.device)
+    values = logits[index]
+    logits[index] = torch.where(values > 0, values / factor, values * factor)

@@ -1,0 +1,89 @@
+"""top_k, top_p and min_p: which tokens are likely enough to be picked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
+from fwk.types import SamplingParams
+from fwk_sampling.processors.cutoff import Cutoff
+from fwk_sampling.processors.rows import asked_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request keeps, each field at a value that really cuts something, or off."""
+
+    top_k: int  # 0: off
+    top_p: float  # 1: off
+    min_logit: float  # ln(min_p); -inf: off
+
+
+class Truncation(LogitsProcessor):
+    """Keeps a row's entries from a cutoff up and sets the others to -inf, in the order of vLLM and transformers:
+
+    - ``top_k``: the k-th largest logit and all above it;
+    - ``top_p``: of these, the most likely until their share of what ``top_k`` left reaches ``top_p``
+      (Holtzman et al. 2020, nucleus sampling);
+    - ``min_p``: of these, those at least ``min_p`` times as likely as the most likely one (Nguyen et al. 2024).
+
+    Equal logits share one fate: entries that tie with the last one kept are kept too, so the outcome is a matter of
+    the logits alone and never of a sort's whim. The most likely token always stays. Greedy rows are left alone.
+
+    Each limit is a cutoff on the logits and the highest one decides. A row that holds NaN or +inf is left as it is:
+    the sampler refuses it.
+    """
+
+    def __init__(self, context: SamplingContext) -> None:
+        super().__init__(context)
+        self._limits: dict[int, Limits] = {}
+        self._cutoff = Cutoff(context.vocab_size)
+
+    def add(self, slot: int, params: SamplingParams) -> bool:
+        top_k = params.top_k if 0 < params.top_k < self.context.vocab_size else 0
+        limits = Limits(top_k, min(params.top_p, 1.0), math.log(params.min_p) if params.min_p > 0 else -math.inf)
+        if params.temperature == 0.0 or limits == Limits(0, 1.0, -math.inf):
+            return False
+        self._limits[slot] = limits
+        return True
+
+    def remove(self, slot: int) -> None:
+        del self._limits[slot]
+
+    def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
+        asked = asked_rows(self._limits, view)
+        if not logits.is_cpu:
+            return truncate_batch(logits, [row for row, _ in asked], [limits for _, limits in asked])
+        table = logits.numpy()
+        with np.errstate(over="ignore"):  # logits further apart than float32 reaches differ by inf
+            for row, limits in asked:
+                lowest = self._cutoff.lowest_kept(table[row], limits.top_k, limits.top_p, limits.min_logit)
+                # threshold_ keeps what is strictly greater (and NaN), in one pass at memory speed.
+                torch.threshold_(logits[row], float(np.nextafter(lowest, np.float32(-np.inf))), -math.inf)
+        return logits
+
+
+def truncate_batch(logits: Tensor, rows: list[int], limits: list[Limits]) -> Tensor:
+    """The same by one sort of all rows: what suits a GPU.
+
+    logits: [num_rows, vocab_size] float32, edited in place in ``rows`` only.
+    """
+    index = torch.tensor(rows, device=logits.device)
+    asked = logits[index]
+    k = asked.new_tensor([[limit.top_k or asked.shape[1]] for limit in limits], dtype=torch.int64)
+    p = asked.new_tensor([[limit.top_p] for limit in limits], dtype=torch.float64)
+    min_logits = asked.new_tensor([[limit.min_logit] for limit in limits])
+    ordered = asked.sort(dim=1, descending=True).values
+    lowest = ordered.gather(1, k - 1)
+    mass = (ordered.double() - ordered[:, :1]).exp().masked_fill_(ordered < lowest, 0.0)
+    above = mass.cumsum(1).sub_(mass)  # the mass of the more likely entries
+    num_kept = (above < p * mass.sum(1, keepdim=True)).sum(1, keepdim=True).clamp_(min=1)
+    lowest_p = ordered.gather(1, num_kept - 1).masked_fill_(p >= 1.0, -math.inf)
+    lowest = torch.maximum(torch.maximum(lowest, lowest_p), ordered[:, :1] + min_logits)
+    logits[index] = asked.masked_fill_(asked < lowest, -math.inf)
+    return logits

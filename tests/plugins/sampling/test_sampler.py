@@ -1,0 +1,208 @@
+"""The sampler: right distribution, a pick that depends on its own row alone, and nothing impossible ever picked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fwk.interfaces.sampling import SamplingContext, SamplingRows
+from fwk_sampling.torch_sampler.sampler import TorchSampler, _place, sample_batch
+from fwk_sampling.torch_sampler.uniform import uniform
+
+INF = float("inf")
+
+
+def rows_of(seeds: Any, positions: Any, is_greedy: Any = None) -> SamplingRows:
+    seeds = np.asarray(seeds).astype(np.uint64)
+    greedy = np.zeros(len(seeds), bool) if is_greedy is None else np.asarray(is_greedy)
+    return SamplingRows(greedy, seeds, np.asarray(positions, np.int64), bool(greedy.all()))
+
+
+def on_cpu(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    return TorchSampler(SamplingContext(logits.shape[1], 8, torch.device("cpu"), ())).sample(logits, rows)
+
+
+BOTH = pytest.mark.parametrize("sample", [on_cpu, sample_batch])
+Sample = Callable[[torch.Tensor, SamplingRows], torch.Tensor]
+
+
+def chi_square_is_plausible(counts: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether the statistic lies within 4 standard deviations of its mean (Wilson and Hilferty's cube root)."""
+    freedom = len(expected) - 1
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
+    return abs(z) < 4
+
+
+@BOTH
+@pytest.mark.parametrize("vocab_size", [7, 1000])
+def test_picks_follow_the_distribution(sample: Sample, vocab_size: int) -> None:
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(vocab_size))
+    seeds, positions = np.divmod(np.arange(20_000), 100)
+    picks = [
+        sample(logits.expand(100, -1).contiguous(), rows_of(s, p))
+        for s, p in zip(np.split(seeds, 200), np.split(positions, 200), strict=True)
+    ]
+    counts = np.bincount(torch.cat(picks).numpy(), minlength=vocab_size)
+    assert chi_square_is_plausible(counts, logits.double().softmax(0).numpy() * 20_000)
+
+
+@BOTH
+def test_picks_follow_the_distribution_of_what_truncation_left(sample: Sample) -> None:
+    logits = torch.full((1, 5000), -INF)
+    kept = [0, 17, 511, 512, 4999]
+    logits[0, kept] = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5])
+    picks = sample(logits.expand(8000, -1), rows_of(np.full(8000, 3), np.arange(8000))).numpy()
+    counts = np.array([(picks == i).sum() for i in kept])
+    assert counts.sum() == 8000
+    assert chi_square_is_plausible(counts, logits[0, kept].double().softmax(0).numpy() * 8000)
+
+
+def test_a_vocabulary_of_262144_loses_no_mass() -> None:
+    logits = torch.zeros(1, 262_144)
+    sampler = TorchSampler(SamplingContext(262_144, 1, torch.device("cpu"), ()))
+    picks = np.array([sampler.sample(logits, rows_of([seed], [0])).item() for seed in range(3000)])
+    by_id = np.bincount(picks // 16_384, minlength=16)
+    by_class = np.bincount(picks % 16, minlength=16)
+    for counts in (by_id, by_class):
+        assert chi_square_is_plausible(counts, np.full(16, 3000 / 16))
+
+
+@BOTH
+def test_half_the_mass_in_tiny_pieces_is_found_half_the_time(sample: Sample) -> None:
+    logits = torch.zeros(4, 262_144)
+    logits[:, 1234] = np.log(262_143.0)
+    picks = torch.cat([sample(logits, rows_of(range(i, i + 4), [0] * 4)) for i in range(0, 400, 4)])
+    assert chi_square_is_plausible(np.array([(picks == 1234).sum(), (picks != 1234).sum()]), np.array([200.0, 200.0]))
+
+
+@BOTH
+def test_a_pick_is_the_same_alone_and_in_any_batch(sample: Sample) -> None:
+    logits = torch.randn(40, 12_345, generator=torch.Generator().manual_seed(0)) * 2
+    logits[::3, 100:] = -INF
+    rows = rows_of(np.arange(40) * 7 + 2**40, np.arange(40) * 3, np.arange(40) % 5 == 0)
+    together = sample(logits, rows)
+    order = np.random.default_rng(0).permutation(40)
+    shuffled = SamplingRows(rows.is_greedy[order], rows.seeds[order], rows.positions[order], False)
+    assert torch.equal(sample(logits[torch.from_numpy(order)], shuffled), together[torch.from_numpy(order)])
+    for i in range(40):
+        alone = SamplingRows(
+            rows.is_greedy[i : i + 1], rows.seeds[i : i + 1], rows.positions[i : i + 1], bool(rows.is_greedy[i])
+        )
+        assert sample(logits[i : i + 1], alone).item() == together[i]
+
+
+def test_both_ways_agree_where_both_walk_the_tokens_in_order() -> None:
+    logits = torch.full((200, 9000), -INF)
+    logits[:, 5:300] = torch.randn(200, 295, generator=torch.Generator().manual_seed(1))
+    rows = rows_of(np.arange(200), np.arange(200))
+    assert torch.equal(on_cpu(logits, rows), sample_batch(logits, rows))
+
+
+@BOTH
+def test_greedy_takes_the_first_of_equals(sample: Sample) -> None:
+    logits = torch.zeros(2, 3000)
+    logits[0, [7, 2000]] = 1.0
+    assert sample(logits, rows_of([1, 2], [0, 0], [True, True])).tolist() == [7, 0]
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_greedy_reads_logits_of_any_precision(sample: Sample, dtype: torch.dtype) -> None:
+    logits = torch.randn(3, 500).to(dtype)
+    assert sample(logits, rows_of([0] * 3, [0] * 3, [True] * 3)).tolist() == logits.float().argmax(-1).tolist()
+
+
+@BOTH
+def test_impossible_tokens_are_never_picked(sample: Sample) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for vocab_size in (3, 600, 2048):
+        logits = torch.randn(300, vocab_size, generator=generator) * 3
+        logits[torch.rand(300, vocab_size, generator=generator) < 0.6] = -INF
+        logits[:, [0, -1]] = -INF
+        logits[:, 1] = 0.0
+        picks = sample(logits, rows_of(np.arange(300), np.arange(300)))
+        assert logits.gather(1, picks[:, None]).isfinite().all()
+
+
+# 1 itself, because what is left of a draw for the second level may round to it.
+@pytest.mark.parametrize("draw", [0.0, 2.0**-53, 0.5, 1 - 2.0**-53, 1.0])
+def test_the_ends_of_the_unit_interval_hit_no_empty_place(draw: float) -> None:
+    for masses in ([0.0, 1e-30, 0.0, 1.0, 0.0], [0.0, 3e-45, 0.0], [1.0, 1e-30, 0.0], [0.1] * 10 + [0.0]):
+        place, rest = _place(np.cumsum(np.array(masses, np.float32), dtype=np.float64), draw)
+        assert masses[place] > 0
+        assert 0.0 <= rest <= 1.0
+
+
+@BOTH
+def test_rows_without_a_usable_logit_get_minus_one_and_harm_nobody(sample: Sample) -> None:
+    logits = torch.randn(6, 5000, generator=torch.Generator().manual_seed(0))
+    rows = rows_of(np.arange(6), np.arange(6), [False, True, False, True, False, False])
+    good = sample(logits, rows)
+    logits[0, 77], logits[1, 78], logits[2], logits[3], logits[4, 3] = torch.nan, torch.nan, -INF, -INF, INF
+    assert sample(logits, rows).tolist() == [-1, -1, -1, -1, -1, good[5].item()]
+
+
+@BOTH
+def test_extreme_logits(sample: Sample) -> None:
+    logits = torch.full((2, 4000), -3e38)
+    logits[0, 9] = 3e38
+    logits[1, 9] = -1e38
+    assert sample(logits, rows_of([1, 2], [0, 0])).tolist() == [9, 9]
+
+
+@BOTH
+def test_the_input_is_left_alone(sample: Sample) -> None:
+    logits = torch.randn(4, 700)
+    before = logits.clone()
+    sample(logits, rows_of(np.arange(4), np.arange(4)))
+    assert torch.equal(logits, before)
+
+
+MASK = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(z: int) -> int:
+    """The output function of SplitMix64 as published, in Python's own integers."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def splitmix64(state: int) -> Iterator[int]:
+    while True:
+        state = (state + GOLDEN) & MASK
+        yield mix(state)
+
+
+def test_the_reference_is_the_published_generator() -> None:
+    # The first outputs for 1234567 that its ports commonly test themselves against.
+    assert list(islice(splitmix64(1234567), 3)) == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 + 1, 2**63 - 1, -1, -(2**63)])
+def test_uniform_is_splitmix64_for_every_seed(seed: int) -> None:
+    numbers = uniform(np.full(50, seed).astype(np.uint64), np.arange(50))
+    outputs = islice(splitmix64(mix((seed + GOLDEN) & MASK)), 50)
+    assert numbers.tolist() == [((output >> 12) + 0.5) * 2.0**-52 for output in outputs]
+
+
+def test_seeds_that_share_their_low_half_differ() -> None:
+    seeds = np.array([5, 5 + 2**32, 5 + 2**33, 5 - 2**40], np.int64).astype(np.uint64)
+    assert len(set(uniform(seeds, np.zeros(4, np.int64)).tolist())) == 4
+
+
+@pytest.mark.parametrize("along", ["seed", "position"])
+def test_numbers_are_uniform_and_neighbours_unrelated(along: str) -> None:
+    steps, still = np.arange(200_000), np.zeros(200_000, np.int64)
+    numbers = uniform(*((steps.astype(np.uint64), still) if along == "seed" else (still.astype(np.uint64), steps)))
+    assert chi_square_is_plausible(np.bincount((numbers * 200).astype(int), minlength=200), np.full(200, 1000.0))
+    pairs = (numbers[:-1] * 14).astype(int) * 14 + (numbers[1:] * 14).astype(int)
+    assert chi_square_is_plausible(np.bincount(pairs, minlength=196), np.full(196, len(pairs) / 196))
+    assert 0.0 < numbers.min() < numbers.max() < 1.0
