@@ -1,0 +1,16 @@
+"""Weights as the checkpoint has them."""
+
+from fwk import QuantizerSpec, hookimpl
+
+
+@hookimpl
+def quantizers() -> list[QuantizerSpec]:
+    return [
+        QuantizerSpec(
+            name="none",
+            load="fwk_quant.none.method:PlainMethod",
+            layouts=("plain",),
+            is_lossless=True,
+            summary="Unquantised weights; on a CPU they are packed once for oneDNN.",
+        )
+    ]

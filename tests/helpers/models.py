@@ -1,0 +1,110 @@
+"""Build a model from a transformers checkpoint and run it without an engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from fwk.errors import ModelLoadError
+from fwk.interfaces.attention import AttentionContext, AttentionLayer
+from fwk.interfaces.loader import WeightSource
+from fwk.interfaces.model import Model, ModelContext
+from fwk.interfaces.parallel import ParallelGroup, SingleRank
+from fwk.interfaces.quant import QuantContext
+from fwk.plugins import discover, find, load_object
+from fwk.types import ModelConfig
+from tests.helpers.batches import block_tables, make_batch
+
+
+class Tensors(WeightSource):
+    """Weights from memory; remembers which were asked for."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+        self.asked: set[str] = set()
+
+    @staticmethod
+    def of_folder(folder: Path) -> Tensors:
+        with safe_open(folder / "model.safetensors", "pt") as file:  # type: ignore[no-untyped-call]
+            return Tensors({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        self.asked.add(name)
+        if name not in self.tensors:
+            raise ModelLoadError(f"no tensor {name}")
+        found = self.tensors[name]
+        if tuple(found.shape) != shape:
+            raise ModelLoadError(f"{name} is {tuple(found.shape)}, not {shape}")
+        return found
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def names(self) -> Iterable[str]:
+        return self.tensors
+
+
+def make_context(
+    config: ModelConfig,
+    weights: WeightSource,
+    *,
+    dtype: torch.dtype = torch.float32,
+    tp: ParallelGroup | None = None,
+    max_model_len: int = 512,
+    block_size: int = 16,
+) -> ModelContext:
+    """A context with the plain plugins on the CPU."""
+    plugins, device = discover(), torch.device("cpu")
+    plain = load_object(find(plugins, "quant", "none"))(QuantContext(device, dtype, {}))
+    attention = load_object(find(plugins, "attention", "torch"))(AttentionContext(device, dtype, dtype, block_size))
+    group = SingleRank() if tp is None else tp
+    return ModelContext(config, weights, dtype, device, plain, plain, attention, group, max_model_len)
+
+
+class RunnableModel:
+    """A model with a KV cache, fed with token ids."""
+
+    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32, num_blocks: int = 64) -> None:
+        config = ModelConfig.from_dict(json.loads((folder / "config.json").read_text()), str(folder))
+        self.weights = Tensors.of_folder(folder)
+        self.context = make_context(config, self.weights, dtype=dtype)
+        spec = next(
+            item for item in discover().family("models") if config.architecture in item.declaration.architectures
+        )
+        with torch.inference_mode():
+            self.model: Model = load_object(spec)(self.context)
+        allocate(self.context, num_blocks)
+
+    @property
+    def layers(self) -> list[AttentionLayer]:
+        return self.context.attention_layers
+
+    def step(self, pasts: Sequence[int], token_ids: Sequence[Sequence[int]], tables: list[list[int]]) -> list[Tensor]:
+        """Logits of every new token, by sequence."""
+        lens = [len(ids) for ids in token_ids]
+        batch = make_batch(pasts, lens, tables, token_ids=token_ids)
+        with torch.inference_mode():
+            batch.plan = self.context.attention.plan(batch, self.layers)
+            return list(self.model.logits(self.model.forward(batch)).split(lens))
+
+    def logits(self, token_ids: Sequence[int], chunks: Sequence[int] | None = None) -> Tensor:
+        """Logits of all tokens of one sequence, computed in chunks of these lengths."""
+        (table,) = block_tables([len(token_ids)])
+        rows, past = [], 0
+        for length in [len(token_ids)] if chunks is None else chunks:
+            rows += self.step([past], [token_ids[past : past + length]], [table])
+            past += length
+        assert past == len(token_ids)
+        return torch.cat(rows)
+
+
+def allocate(context: ModelContext, num_blocks: int) -> None:
+    """Give every attention layer its part of a KV cache."""
+    for layer in context.attention_layers:
+        form = context.attention.block_format(layer.kv_spec)
+        layer.kv_cache = torch.zeros((num_blocks, *form.block_shape), dtype=form.dtype)
