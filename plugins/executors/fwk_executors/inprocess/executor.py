@@ -1,0 +1,31 @@
+"""Runs a step as soon as it is launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fwk.interfaces.executor import Executor, ExecutorContext, WorkerInfo
+from fwk.types import Batch, StepResult
+
+
+class InProcessExecutor(Executor):
+    """One worker, called directly. On a CPU there is nothing to overlap, so ``launch`` computes."""
+
+    def __init__(self, context: ExecutorContext) -> None:
+        super().__init__(context)
+        self._worker = context.make_worker(0, 1)
+
+    def load(self) -> WorkerInfo:
+        return self._worker.load()
+
+    def launch(self, batch: Batch) -> StepResult:
+        return self._worker.execute(batch)
+
+    def collect(self, pending: StepResult) -> StepResult:
+        return pending
+
+    def call(self, name: str, *args: Any) -> list[Any]:
+        return [self._worker.call(name, *args)]
+
+    def close(self) -> None:
+        """Nothing to stop: the worker goes with the process."""
