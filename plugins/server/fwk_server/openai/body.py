@@ -1,0 +1,118 @@
+"""From the bytes of a request to a checked model of its fields, or ``InvalidRequest``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from fwk.errors import InvalidRequest
+
+MAX_DEPTH = 128
+"""Nesting of a body: what walks it later (templates, JSON dumps) recurses."""
+
+MAX_SHOWN = 80
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """Strict JSON: UTF-8, no NaN, no lone surrogates, no key twice, one object."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise _not_json(data, error) from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the request body must be a JSON object, not {_kind(value)}")
+    # Only a body with that many brackets can be that deep; few need the walk.
+    if data.count(b"{") + data.count(b"[") > MAX_DEPTH:
+        _check_depth(value)
+    json.loads(data, object_pairs_hook=_refuse_duplicates)
+    return value
+
+
+def _not_json(data: bytes, error: orjson.JSONDecodeError) -> InvalidRequest:
+    """What is wrong with a body; for NaN and infinities, which some clients do write, the field that holds one."""
+    try:
+        fields = json.loads(data)
+        for name, value in fields.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                return InvalidRequest(f"{name} must be a finite number, not {value}", path_of((name,)))
+    except (ValueError, AttributeError, RecursionError):
+        pass  # not even with a lenient reader
+    return InvalidRequest(f"the request body is not valid JSON: {error}")
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    """Two readers of one body must not disagree on what it says, and which of two keys wins is nobody's rule."""
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise InvalidRequest(f"the key {shown(key)} is given twice", key if len(key) <= MAX_SHOWN else None)
+        seen.add(key)
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise InvalidRequest(f"the request body is nested more than {MAX_DEPTH} levels deep")
+
+
+def validate(model: type[Model], raw: Mapping[str, Any]) -> Model:
+    """Read a model's fields out of ``raw``. The first wrong one is named by its path."""
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = path_of(first["loc"])
+        message = first["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
+        raise InvalidRequest(f"{path}: {message}" if path else message, path or None) from None
+
+
+def path_of(loc: Sequence[str | int]) -> str:
+    """``("messages", 0, "role")`` as a client would write it: ``messages[0].role``."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path[: 4 * MAX_SHOWN]
+
+
+def shown(value: Any) -> str:
+    """A client's value for an error message: quoted, and short."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def _kind(value: Any) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def want(value: Any, kind: type | tuple[type, ...], words: str, param: str) -> Any:
+    """``value``, if it is of ``kind``; booleans are no integers."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        raise InvalidRequest(f"{param} must be {words}", param)
+    return value
+
+
+def processor_extra(models: Sequence[type[BaseModel]], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The request fields that third-party logits processors read, validated by the models they declared."""
+    extra: dict[str, Any] = {}
+    for model in models:
+        names = {field.alias or name for name, field in model.model_fields.items()}
+        given = {name: raw[name] for name in names if raw.get(name) is not None}
+        if given:
+            extra.update(validate(model, given).model_dump(mode="json"))
+    return extra

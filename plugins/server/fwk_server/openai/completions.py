@@ -1,0 +1,256 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import orjson
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
+from fwk.types import SamplingParams, TokenLogprobs
+from fwk_server.openai.body import parse, processor_extra, validate
+from fwk_server.openai.logprobs import LegacyLogprobs, TokenTexts, joined, prompt_logprobs
+from fwk_server.openai.models import CompletionRequest
+from fwk_server.openai.outputs import Choice, Usage, collect, run
+from fwk_server.openai.prompts import read_prompts
+from fwk_server.openai.refusals import refuse_unsupported
+from fwk_server.openai.replies import event
+from fwk_server.openai.sampling import check_choices, check_generate, checked, label_of, sampling_params
+from fwk_server.openai.served import check_model
+
+DEFAULT_MAX_TOKENS = 16
+MAX_CHOICES = 4_096
+
+
+@dataclass(slots=True)
+class CompletionCall:
+    """A completions request, ready to run: one input per prompt."""
+
+    body: CompletionRequest
+    items: list[GenerateInput]
+    echoes: list[str]  # per prompt, what its choices start with
+
+    @property
+    def n(self) -> int:
+        return self.body.n or 1
+
+    @property
+    def is_prompt_only(self) -> bool:
+        """``max_tokens: 0`` with ``echo`` scores the prompt. The engine makes one token, which is not shown."""
+        return self.body.max_tokens == 0
+
+    @property
+    def skips_special(self) -> bool:
+        return self.items[0].sampling.skip_special_tokens
+
+
+def prepare(data: bytes, frontend: Frontend, header: str | None) -> CompletionCall:
+    """Read and tokenise. Runs off the event loop when there is much of it."""
+    raw = parse(data)
+    body = validate(CompletionRequest, raw)
+    check_model(body.model, frontend.card)
+    refuse_unsupported(raw)
+    check_generate(body)
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens may be 0 only with echo, to score a prompt", "max_tokens")
+    sampling = _sampling(body, raw, frontend)
+    prompts = read_prompts(body.prompt, body.add_special_tokens is not False, frontend.text)
+    check_choices(body.n or 1, prompts, MAX_CHOICES)
+    items = [
+        GenerateInput(
+            prompt_token_ids=prompt.token_ids,
+            sampling=_fitted(sampling, body, frontend.card.max_model_len - len(prompt.token_ids)),
+            n=body.n or 1,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            label=label_of(body, header),
+        )
+        for prompt in prompts
+    ]
+    echoes = [prompt.as_text(frontend.text, sampling.skip_special_tokens) if body.echo else "" for prompt in prompts]
+    return CompletionCall(body, items, echoes)
+
+
+def _sampling(body: CompletionRequest, raw: dict[str, Any], frontend: Frontend) -> SamplingParams:
+    scored = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        scored = max(body.logprobs, scored or 0)
+    return sampling_params(
+        body,
+        frontend.default_sampling,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1,
+        logprobs=body.logprobs,
+        prompt_logprobs=scored,
+        extra=processor_extra(frontend.processor_params, raw) or None,
+    )
+
+
+def _fitted(sampling: SamplingParams, body: CompletionRequest, room: int) -> SamplingParams:
+    """A default is no wish: it shrinks to what fits behind a long prompt."""
+    if body.max_tokens is not None or room >= DEFAULT_MAX_TOKENS:
+        return sampling
+    return msgspec.structs.replace(sampling, max_tokens=max(room, 1))
+
+
+def check(call: CompletionCall, frontend: Frontend) -> CompletionCall:
+    """Have the frontend complete the inputs: all are checked before the first one runs."""
+    for i, item in enumerate(call.items):
+        name = "prompt" if len(call.items) == 1 else f"prompt[{i}]"
+        call.items[i] = checked(frontend, item, {"prompt": name, "prompt_token_ids": name})
+    return call
+
+
+def _frame(call: CompletionCall, frontend: Frontend) -> dict[str, Any]:
+    model = call.body.model or frontend.card.name
+    return {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model,
+    }
+
+
+async def complete(call: CompletionCall, frontend: Frontend, tokens: TokenTexts) -> dict[str, Any]:
+    """The reply in one piece; the choices of prompt ``i`` are numbered from ``i * n``."""
+    frame = _frame(call, frontend)
+    usage = Usage(call.items, counts_output=not call.is_prompt_only)
+    results = await collect(frontend, call.items, usage)
+    choices = [
+        _choice(call, prompt, index, choice, choices[0].prompt_logprobs, tokens)
+        for prompt, choices in enumerate(results)
+        for index, choice in enumerate(choices)
+    ]
+    return frame | {"choices": choices, "usage": usage.body()}
+
+
+def _choice(
+    call: CompletionCall,
+    prompt: int,
+    index: int,
+    choice: Choice,
+    scored: list[TokenLogprobs | None] | None,
+    tokens: TokenTexts,
+) -> dict[str, Any]:
+    if call.is_prompt_only:
+        choice = Choice(finish_reason="length")
+    body, echo, prompt_ids = call.body, call.echoes[prompt], call.items[prompt].prompt_token_ids
+    text = echo + "".join(choice.texts)
+    reply: dict[str, Any] = {"index": prompt * call.n + index, "text": text, "logprobs": None}
+    if body.logprobs is not None:
+        writer = LegacyLogprobs(tokens, body.logprobs, call.skips_special)
+        first = writer.prompt(prompt_ids, scored or [], len(echo)) if body.echo else None
+        reply["logprobs"] = joined(first, writer.output(choice.logprobs, len(text)))
+    reply["finish_reason"] = choice.finish_reason
+    reply["stop_reason"] = reply["matched_stop"] = choice.stop_reason
+    if body.prompt_logprobs is not None:
+        reply["prompt_logprobs"] = prompt_logprobs(tokens, scored or [], body.prompt_logprobs)
+    if body.return_token_ids:
+        reply["prompt_token_ids"] = prompt_ids
+        reply["token_ids"] = choice.token_ids
+    return reply
+
+
+async def events(call: CompletionCall, frontend: Frontend, tokens: TokenTexts) -> AsyncGenerator[bytes, None]:
+    """The reply as server-sent events, those of a step together."""
+    usage = Usage(call.items, counts_output=not call.is_prompt_only)
+    writer = ChunkWriter(call, _frame(call, frontend), tokens, usage)
+    async with aclosing(run(frontend, call.items, usage)) as steps:
+        async for prompt, deltas in steps:
+            chunks = b"".join([writer.chunk(prompt, delta) for delta in deltas])
+            if chunks:
+                yield chunks
+    if call.body.has_usage:
+        yield writer.usage()
+
+
+class ChunkWriter:
+    """Writes the chunks of one stream. Those that carry only text, nearly all, are glued from prepared bytes."""
+
+    def __init__(self, call: CompletionCall, frame: dict[str, Any], tokens: TokenTexts, usage: Usage) -> None:
+        body = call.body
+        self._call = call
+        self._body = body
+        self._frame = frame
+        self._tokens = tokens
+        self._usage = usage
+        self._is_plain = not (body.logprobs is not None or body.echo or body.return_token_ids or body.has_running_usage)
+        self._head = b"data: " + orjson.dumps(frame)[:-1] + b',"choices":[{"index":'
+        self._started: set[int] = set()  # choices that have had a chunk
+        self._writers: dict[int, LegacyLogprobs] = {}
+        self._lengths: dict[int, int] = {}
+        self._scored: dict[int, list[TokenLogprobs | None]] = {}  # per prompt
+        self._held: dict[int, list[OutputDelta]] = {}
+
+    def chunk(self, prompt: int, delta: OutputDelta) -> bytes:
+        """The event of a delta; nothing for one that brings neither text nor an end nor anything asked for."""
+        if self._is_plain and delta.finish_reason is None:
+            if not delta.text:
+                return b""
+            index = prompt * self._call.n + delta.index
+            tail = b',"logprobs":null,"finish_reason":null}]}\n\n'
+            return b'%b%d,"text":%b%b' % (self._head, index, orjson.dumps(delta.text), tail)
+        if self._body.echo and self._body.logprobs is not None and prompt not in self._scored:
+            return self._await_score(prompt, delta)
+        return self._full(prompt, delta)
+
+    def _await_score(self, prompt: int, delta: OutputDelta) -> bytes:
+        """Every choice opens with the prompt's scores, which come with the first tokens of the prompt's choice 0."""
+        held = self._held.setdefault(prompt, [])
+        if delta.index != 0:
+            held.append(delta)
+            return b""
+        self._scored[prompt] = delta.prompt_logprobs or []
+        return b"".join([self._full(prompt, known) for known in (delta, *self._held.pop(prompt))])
+
+    def _full(self, prompt: int, delta: OutputDelta) -> bytes:
+        index = prompt * self._call.n + delta.index
+        is_first = index not in self._started
+        if self._call.is_prompt_only:
+            if not is_first:
+                return b""
+            delta = dataclasses.replace(
+                delta, text="", token_ids=[], logprobs=None, finish_reason="length", stop_reason=None
+            )
+        self._started.add(index)
+        echo = self._call.echoes[prompt] if is_first else ""
+        choice: dict[str, Any] = {"index": index, "text": echo + delta.text, "logprobs": None}
+        if self._body.logprobs is not None:
+            choice["logprobs"] = self._logprobs(prompt, index, delta, self._body.logprobs)
+        choice["finish_reason"] = delta.finish_reason
+        if delta.finish_reason is not None:
+            choice["stop_reason"] = choice["matched_stop"] = delta.stop_reason
+        if self._body.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+            if is_first:
+                choice["prompt_token_ids"] = self._call.items[prompt].prompt_token_ids
+        chunk = {**self._frame, "choices": [choice]}
+        if self._body.has_running_usage:
+            chunk["usage"] = self._usage.body()
+        return event(chunk)
+
+    def _logprobs(self, prompt: int, index: int, delta: OutputDelta, num_top: int) -> dict[str, Any] | None:
+        echo, piece = self._call.echoes[prompt], None
+        writer = self._writers.get(index)
+        if writer is None:
+            writer = self._writers[index] = LegacyLogprobs(self._tokens, num_top, self._call.skips_special)
+            self._lengths[index] = len(echo)
+            if self._body.echo:
+                prompt_ids = self._call.items[prompt].prompt_token_ids
+                piece = writer.prompt(prompt_ids, self._scored[prompt], len(echo))
+        self._lengths[index] += len(delta.text)
+        if not delta.logprobs and piece is None:
+            return None
+        text_len = self._lengths[index] if delta.finish_reason is not None else None
+        return joined(piece, writer.output(delta.logprobs or [], text_len))
+
+    def usage(self) -> bytes:
+        """The last chunk of a stream that was asked for usage."""
+        return event({**self._frame, "choices": [], "usage": self._usage.body()})

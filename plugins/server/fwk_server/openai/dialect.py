@@ -1,0 +1,106 @@
+"""The routes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import Dialect, DialectContext
+from fwk_server.openai import chat, completions, tokens
+from fwk_server.openai.logprobs import TokenTexts
+from fwk_server.openai.models import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from fwk_server.openai.replies import CLIENT_CLOSED, EventStream, json_response, reply
+from fwk_server.openai.served import check_model, model_body
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+
+SMALL_BODY = 2_048
+"""Bodies up to this many bytes are parsed, rendered and tokenised on the event loop: a hand-over costs more."""
+
+
+class OpenAIDialect(Dialect):
+    """OpenAI's API over the served model."""
+
+    def __init__(self, context: DialectContext) -> None:
+        super().__init__(context)
+        self._frontend = context.frontend
+        self._tokens = TokenTexts(context.frontend.text)
+
+    def routes(self, app: FastAPI) -> None:
+        self._post(app, "/v1/chat/completions", self.create_chat_completion, ChatRequest)
+        self._post(app, "/v1/completions", self.create_completion, CompletionRequest)
+        self._post(app, "/tokenize", self.tokenize, TokenizeRequest)
+        self._post(app, "/detokenize", self.detokenize, DetokenizeRequest)
+        app.add_api_route("/v1/models", self.list_models, methods=["GET"], response_model=None)
+        app.add_api_route("/v1/models/{name:path}", self.retrieve_model, methods=["GET"], response_model=None)
+
+    def _post(self, app: FastAPI, path: str, endpoint: Endpoint, model: type[BaseModel]) -> None:
+        async def route(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_CLOSED)
+
+        # The body is read by hand, so it is documented here rather than declared.
+        content = {"application/json": {"schema": model.model_json_schema()}}
+        app.add_api_route(
+            path,
+            route,
+            methods=["POST"],
+            response_model=None,
+            name=endpoint.__name__,
+            description=endpoint.__doc__,
+            openapi_extra={"requestBody": {"required": True, "content": content}},
+        )
+
+    async def create_chat_completion(self, request: Request) -> Response:
+        """Answer a conversation."""
+        call = await self._read(request, chat.prepare, self._frontend, request.headers.get("x-request-id"))
+        chat.check(call, self._frontend)
+        if call.body.stream:
+            return EventStream(chat.events(call, self._frontend, self._tokens), self.error_body)
+        return await reply(request, chat.complete(call, self._frontend, self._tokens))
+
+    async def create_completion(self, request: Request) -> Response:
+        """Go on with one or more prompts."""
+        call = await self._read(request, completions.prepare, self._frontend, request.headers.get("x-request-id"))
+        completions.check(call, self._frontend)
+        if call.body.stream:
+            return EventStream(completions.events(call, self._frontend, self._tokens), self.error_body)
+        return await reply(request, completions.complete(call, self._frontend, self._tokens))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Turn a prompt or messages into token ids."""
+        return json_response(await self._read(request, tokens.tokenize, self._frontend, self._tokens))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Turn token ids into text."""
+        return json_response(await self._read(request, tokens.detokenize, self._frontend))
+
+    async def list_models(self) -> Response:
+        """List the served model."""
+        return json_response({"object": "list", "data": [model_body(self._frontend.card)]})
+
+    async def retrieve_model(self, name: str) -> Response:
+        """Describe the served model."""
+        check_model(name, self._frontend.card)
+        return json_response(model_body(self._frontend.card))
+
+    async def _read(self, request: Request, prepare: Callable[..., Any], *args: Any) -> Any:
+        """Run ``prepare`` on the body: here when it is small, else off the event loop."""
+        kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            # Browsers send other kinds to any server without asking it first.
+            raise InvalidRequest("the content-type must be application/json")
+        data = await request.body()
+        if len(data) <= SMALL_BODY and b"chat_template_kwargs" not in data:
+            return prepare(data, *args)
+        return await self._frontend.run_blocking(prepare, data, *args)

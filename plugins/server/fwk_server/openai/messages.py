@@ -1,0 +1,137 @@
+"""Chat messages: checked, flattened to what chat templates read, and rendered to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import TextTools
+from fwk_server.openai.body import shown, want
+from fwk_server.openai.models import ChatFields
+
+ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""Roles taken, and the name templates know them by."""
+
+_MEDIA = ("image", "audio", "video", "file")
+
+# What render_chat passes itself, and what would change how a template is found or run.
+_OUR_ARGUMENTS = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "documents",
+        "chat_template",
+        "template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "tokenizer",
+        "return_dict",
+        "return_tensors",
+        "truncation",
+        "padding",
+        "max_length",
+        "bos_token",
+        "eos_token",
+        "raise_exception",
+        "strftime_now",
+        "self",
+        "kwargs",
+    }
+)
+
+
+def chat_ids(text: TextTools, body: ChatFields, messages: list[dict[str, Any]], add_special_tokens: bool) -> list[int]:
+    """Render messages and tokenise. Templates write their own special tokens, so none are added by default."""
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other: the one goes on with the last "
+            "message, the other opens a new one",
+            "continue_final_message",
+        )
+    adds = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    kwargs = template_kwargs(body)
+    prompt = text.render_chat(messages, add_generation_prompt=adds, continue_final_message=continues, kwargs=kwargs)
+    return text.encode(prompt, add_special_tokens=add_special_tokens)
+
+
+def template_kwargs(body: ChatFields) -> dict[str, Any] | None:
+    """Variables a client sets in the template; never those that the server sets."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    for name in kwargs:
+        if name in _OUR_ARGUMENTS or name.startswith("_"):
+            raise InvalidRequest(f"chat_template_kwargs may not set {shown(name)}", "chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    return kwargs or None
+
+
+def read_messages(value: Any) -> list[dict[str, Any]]:
+    """Check ``messages``; contents become plain strings, ``developer`` becomes ``system``."""
+    if not want(value, list, "an array of messages", "messages"):
+        raise InvalidRequest("messages must not be empty", "messages")
+    return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+
+
+def _message(item: Any, at: str) -> dict[str, Any]:
+    want(item, dict, "an object", at)
+    role = want(item.get("role"), str, "a string", f"{at}.role")
+    if role not in ROLES:
+        raise InvalidRequest(f"{at}.role must be one of {', '.join(ROLES)}, not {shown(role)}", f"{at}.role")
+    calls = item.get("tool_calls") if role == "assistant" else None
+    message: dict[str, Any] = {"role": ROLES[role], "content": _content(item, role, bool(calls), at)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if item.get(name) is not None:
+            message[name] = want(item[name], str, "a string", f"{at}.{name}")
+    if calls:
+        message["tool_calls"] = [
+            _tool_call(call, f"{at}.tool_calls[{i}]")
+            for i, call in enumerate(want(calls, list, "an array", f"{at}.tool_calls"))
+        ]
+    return message
+
+
+def _content(item: Mapping[str, Any], role: str, has_calls: bool, at: str) -> str:
+    content = item.get("content")
+    if isinstance(content, str):
+        return content
+    where = f"{at}.content"
+    if content is None:
+        if role == "assistant" and (has_calls or item.get("refusal") is not None):
+            return item["refusal"] if isinstance(item.get("refusal"), str) else ""
+        raise InvalidRequest(f"{where} is missing", where)
+    want(content, list, "a string or an array of parts", where)
+    return "\n".join(_part(part, role, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, role: str, at: str) -> str:
+    if isinstance(part, str):
+        return part
+    want(part, dict, "an object", at)
+    kind = want(part.get("type"), str, "a string", f"{at}.type")
+    if kind == "text" or (kind == "refusal" and role == "assistant"):
+        return want(part.get(kind), str, "a string", f"{at}.{kind}")
+    if any(word in kind for word in _MEDIA):
+        raise InvalidRequest(f"{at}: this server's model reads text only, not {shown(kind)}", at)
+    raise InvalidRequest(f"{at}.type must be 'text', not {shown(kind)}", f"{at}.type")
+
+
+def _tool_call(call: Any, at: str) -> dict[str, Any]:
+    """A call as templates read it: ``arguments`` an object, where the API has its JSON."""
+    want(call, dict, "an object", at)
+    function = want(call.get("function"), dict, "an object", f"{at}.function")
+    name = want(function.get("name"), str, "a string", f"{at}.function.name")
+    where = f"{at}.function.arguments"
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            raise InvalidRequest(f"{where} is not valid JSON", where) from None
+    want(arguments, dict, "an object, as JSON", where)
+    return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}

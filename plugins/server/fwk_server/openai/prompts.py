@@ -1,0 +1,63 @@
+"""The ``prompt`` of a completions request: a string, ids, or a list of either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import TextTools
+
+MAX_PROMPTS = 1_024
+_KINDS = "a string, an array of strings, an array of token ids, or an array of arrays of token ids"
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One prompt; ``text`` is None when the client sent ids."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+    def as_text(self, text: TextTools, skip_special_tokens: bool) -> str:
+        """The prompt as its echo shows it: the client's own text, or what its ids stand for."""
+        return text.decode(self.token_ids, skip_special_tokens) if self.text is None else self.text
+
+
+def read_prompts(value: Any, add_special_tokens: bool, text: TextTools) -> list[Prompt]:
+    """Check and tokenise; the error names the element that is of another kind than the first."""
+    if isinstance(value, str):
+        return [Prompt(text.encode(value, add_special_tokens), value)]
+    if not isinstance(value, list):
+        raise InvalidRequest(f"prompt must be {_KINDS}", "prompt")
+    if not value:
+        raise InvalidRequest("prompt must not be empty", "prompt")
+    if type(value[0]) is int:
+        return [Prompt(_ids(value, "prompt"))]
+    if len(value) > MAX_PROMPTS:
+        raise InvalidRequest(f"at most {MAX_PROMPTS} prompts, not {len(value)}", "prompt")
+    if isinstance(value[0], str):
+        return [Prompt(text.encode(_text(part, i), add_special_tokens), part) for i, part in enumerate(value)]
+    return [Prompt(_ids(part, f"prompt[{i}]")) for i, part in enumerate(value)]
+
+
+def _text(part: Any, i: int) -> str:
+    if not isinstance(part, str):
+        raise InvalidRequest(f"prompt[{i}] must be a string, as prompt[0] is", f"prompt[{i}]")
+    return part
+
+
+def _ids(value: Any, at: str) -> list[int]:
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{at}: prompt must be {_KINDS}", at)
+    if not value:
+        raise InvalidRequest(f"{at} must not be empty", at)
+    if set(map(type, value)) != {int}:
+        raise _not_an_id(value, at)
+    return value
+
+
+def _not_an_id(value: Sequence[Any], at: str) -> InvalidRequest:
+    i = next(i for i, part in enumerate(value) if type(part) is not int)
+    return InvalidRequest(f"{at}[{i}] must be a token id, as {at}[0] is", f"{at}[{i}]")

@@ -1,0 +1,108 @@
+"""From a request's fields to ``SamplingParams`` and the rest of a ``GenerateInput``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import Frontend, GenerateInput
+from fwk.types import SamplingParams
+from fwk_server.openai.body import shown, want
+from fwk_server.openai.models import MAX_LABEL, GenerateRequest
+
+# Copied as they are; a field left out keeps the model's or the server's default.
+_COPIED = (
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "allowed_token_ids",
+    "bad_words",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "prompt_logprobs",
+)
+_KNOWN = frozenset(SamplingParams.__struct_fields__)
+_TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,17}")
+
+
+def sampling_params(body: GenerateRequest, defaults: Mapping[str, Any], **ours: Any) -> SamplingParams:
+    """The model's defaults, then what the client said, then what the route decided (``ours``; None is "not given")."""
+    fields = {name: value for name, value in defaults.items() if name in _KNOWN}
+    for name in _COPIED:
+        value = getattr(body, name)
+        if value is not None:
+            fields[name] = value
+    if body.stop is not None:
+        fields["stop"] = _stop(body.stop)
+    if body.logit_bias is not None:
+        fields["logit_bias"] = _logit_bias(body.logit_bias)
+    if body.include_stop_str_in_output or body.no_stop_trim:
+        fields["include_stop_str_in_output"] = True
+    fields.update({name: value for name, value in ours.items() if value is not None})
+    return SamplingParams(**fields)
+
+
+def check_generate(body: GenerateRequest) -> None:
+    """Rules between fields that both routes share."""
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequest("best_of must equal n: every choice made is returned, none is ranked", "best_of")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream to be true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs is not available in a stream", "prompt_logprobs")
+
+
+def _stop(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    want(value, list, "a string or an array of strings", "stop")
+    return [want(text, str, "a string", f"stop[{i}]") for i, text in enumerate(value)]
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    want(value, dict, "an object of token ids and numbers", "logit_bias")
+    bias: dict[int, float] = {}
+    for key, number in value.items():
+        if not _TOKEN_ID.fullmatch(key):
+            raise InvalidRequest(f"logit_bias: {shown(key)} is not a token id", "logit_bias")
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise InvalidRequest(f"logit_bias: the bias of {key} must be a number", "logit_bias")
+        bias[int(key)] = float(number)
+    return bias
+
+
+def label_of(body: GenerateRequest, header: str | None) -> str:
+    """The client's own name of a request. It only ever goes to logs, so a bad header is dropped, not refused."""
+    label = body.request_id or body.rid
+    if label is None and header is not None and len(header) <= MAX_LABEL and header.isprintable():
+        label = header
+    return label or ""
+
+
+def checked(frontend: Frontend, item: GenerateInput, names: Mapping[str, str]) -> GenerateInput:
+    """Have the frontend check ``item``; errors call a field what the client called it (``names``)."""
+    try:
+        return frontend.check(item)
+    except InvalidRequest as error:
+        name = names.get(error.param or "")
+        if name is None or error.param is None:
+            raise
+        message = str(error)
+        if message.startswith(error.param):
+            message = name + message.removeprefix(error.param)
+        raise InvalidRequest(message, name) from None
+
+
+def check_choices(n: int, prompts: Sequence[Any], limit: int) -> None:
+    """Every choice is a sequence: bound their number, not only its factors."""
+    if n * len(prompts) > limit:
+        raise InvalidRequest(f"{len(prompts)} prompts with n = {n} make more than {limit} choices", "n")

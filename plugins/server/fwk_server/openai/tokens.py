@@ -1,0 +1,41 @@
+"""``POST /tokenize`` and ``POST /detokenize``, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import Frontend
+from fwk.types.sampling import check_token_ids
+from fwk_server.openai.body import parse, validate
+from fwk_server.openai.logprobs import TokenTexts
+from fwk_server.openai.messages import chat_ids, read_messages
+from fwk_server.openai.models import DetokenizeRequest, TokenizeRequest
+from fwk_server.openai.refusals import refuse_unsupported
+from fwk_server.openai.served import check_model
+
+
+def tokenize(data: bytes, frontend: Frontend, tokens: TokenTexts) -> dict[str, Any]:
+    """The ids of a prompt, or of messages put through the chat template."""
+    raw = parse(data)
+    body = validate(TokenizeRequest, raw)
+    check_model(body.model, frontend.card)
+    refuse_unsupported(raw)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("either prompt or messages must be given", "prompt")
+    if body.prompt is not None:
+        ids = frontend.text.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    else:
+        ids = chat_ids(frontend.text, body, read_messages(body.messages), bool(body.add_special_tokens))
+    reply: dict[str, Any] = {"count": len(ids), "max_model_len": frontend.card.max_model_len, "tokens": ids}
+    if body.return_token_strs:
+        reply["token_strs"] = [tokens.string(token_id) for token_id in ids]
+    return reply
+
+
+def detokenize(data: bytes, frontend: Frontend) -> dict[str, Any]:
+    """The text of ids, special tokens included."""
+    body = validate(DetokenizeRequest, parse(data))
+    check_model(body.model, frontend.card)
+    check_token_ids(body.tokens, frontend.card.vocab_size, "tokens", len(data))
+    return {"prompt": frontend.text.decode(body.tokens, skip_special_tokens=False)}

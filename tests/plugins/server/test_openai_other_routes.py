@@ -1,0 +1,81 @@
+"""/v1/models, /tokenize, /detokenize, and the documentation of the routes."""
+
+import pytest
+
+
+async def test_models_are_listed(api, client):
+    reply = await api.get("/v1/models", "ModelList")
+    [model] = reply["data"]
+    assert model == await api.get("/v1/models/tiny", "Model")
+    assert (model["id"], model["max_model_len"], model["root"]) == ("tiny", 4096, "org/tiny")
+
+
+@pytest.mark.parametrize("name", ["other", "org/other", "tiny/x", "%0d%0a", "..%2ftiny"])
+async def test_other_models_are_not_found(api, client, name):
+    reply = await client.get(f"/v1/models/{name}")
+    assert reply.status_code == 404
+    assert api.check("Error", reply.json())["error"]["code"] == "model_not_found"
+
+
+async def test_a_model_name_may_hold_slashes(api, frontend):
+    frontend.card = type(frontend.card)("org/tiny", "p", 1, 10, 258)
+    assert (await api.get("/v1/models/org/tiny", "Model"))["id"] == "org/tiny"
+
+
+async def test_tokenize_and_back(api):
+    reply = (await api.post("/tokenize", {"prompt": "Hé", "return_token_strs": True})).json()
+    assert reply == {
+        "count": 4,
+        "max_model_len": 4096,
+        "tokens": [256, 72, 0xC3, 0xA9],
+        "token_strs": ["<bos>", "H", "\ufffd", "\ufffd"],
+    }
+    back = (await api.post("/detokenize", {"tokens": reply["tokens"]})).json()
+    assert back == {"prompt": "<bos>Hé"}
+    assert (await api.post("/tokenize", {"prompt": "H", "add_special_tokens": False})).json()["tokens"] == [72]
+    assert (await api.post("/tokenize", {"prompt": ""})).json()["count"] == 1
+
+
+async def test_messages_are_tokenized_as_chat_would(api, frontend):
+    messages = [{"role": "user", "content": "Hi"}]
+    await api.chat(messages=messages)
+    reply = (await api.post("/tokenize", {"messages": messages})).json()
+    assert reply["tokens"] == frontend.items[0].prompt_token_ids
+    without = (await api.post("/tokenize", {"messages": messages, "add_generation_prompt": False})).json()
+    assert without["count"] < reply["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"prompt": ["a"]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/detokenize", {"tokens": [1, 2.5]}, "tokens[1]"),
+        ("/detokenize", {"tokens": [258]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [2**63]}, "tokens"),
+    ],
+)
+async def test_wrong_token_requests(api, path, body, param):
+    assert (await api.refused(path, body))["param"] == param
+
+
+async def test_big_texts_are_tokenised_off_the_loop(api, frontend):
+    await api.post("/tokenize", {"prompt": "a" * 100_000})
+    assert frontend.num_blocking == 1
+
+
+async def test_the_routes_document_their_bodies(client):
+    document = (await client.get("/openapi.json")).json()
+    for path, field in [
+        ("/v1/chat/completions", "messages"),
+        ("/v1/completions", "prompt"),
+        ("/tokenize", "prompt"),
+        ("/detokenize", "tokens"),
+    ]:
+        post = document["paths"][path]["post"]
+        assert field in post["requestBody"]["content"]["application/json"]["schema"]["properties"]
+        assert post["description"]
