@@ -1,0 +1,128 @@
+"""The observer: counts what it is told, and writes it out when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import Response
+
+from fwk.interfaces.observer import Observer, ObserverContext, RequestRecord
+from fwk.types import EngineStats
+from fwk_observability.prometheus import PrometheusOptions
+from fwk_observability.prometheus.values import Growing, Histogram
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 1_000_000)
+
+# A request with several sequences is counted once, under the first of these that one of them ended with.
+_REASONS = ("error", "abort", "length", "stop")
+
+# EngineStats field: name and meaning.
+_COUNTERS = {
+    "prompt_tokens": ("fwk:prompt_tokens", "Prompt tokens of the requests begun."),
+    "generation_tokens": ("fwk:generation_tokens", "Tokens generated."),
+    "preemptions": ("fwk:num_preemptions", "Sequences that gave their blocks up and began again."),
+    "steps": ("fwk:engine_steps", "Steps of the engine loop."),
+    "cached_prompt_tokens": ("fwk:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+}
+
+
+class PrometheusObserver(Observer):
+    """Metrics at /metrics. Labels: the served model, and one of five finish reasons."""
+
+    def __init__(self, context: ObserverContext) -> None:
+        super().__init__(context)
+        options = context.options or PrometheusOptions()
+        self._first_token = Histogram(options.bucket_time_to_first_token)
+        self._between_tokens = Histogram(options.bucket_inter_token_latency)
+        self._latency = Histogram(options.bucket_e2e_request_latency)
+        self._prompt_len = Histogram(_TOKENS)
+        self._output_len = Histogram(_TOKENS)
+        self._finished: dict[str, int] = dict.fromkeys((*_REASONS, "other"), 0)
+        self._engine = {name: Growing() for name in _COUNTERS}
+        self._stats = EngineStats()
+        self._registry = CollectorRegistry()
+        self._registry.register(_Collector(self))
+
+    def routes(self, app: FastAPI) -> None:
+        # A plain function: it runs in a thread, so writing a long page holds up no stream. Always the plain format,
+        # which every scraper takes: the library's OpenMetrics writer turns the colon of our names into "_".
+        def metrics() -> Response:
+            return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+
+        app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None, include_in_schema=False)
+
+    def tokens_received(self, record: RequestRecord, num_tokens: int, seconds: float) -> None:
+        # The record counts these tokens already, so ``last_token`` is now. A sequence's first tokens are those that
+        # came as long after arrival as now is; of a request's sequences only the first one's is its first token.
+        if record.last_token is None or seconds >= record.last_token - record.arrived:
+            if record.num_output_tokens <= num_tokens:
+                self._first_token.observe(seconds)
+        elif num_tokens:
+            self._between_tokens.observe(seconds / num_tokens, num_tokens)
+
+    def request_finished(self, record: RequestRecord) -> None:
+        reasons = set(record.finish_reasons) or {"abort"}
+        reason = next((known for known in _REASONS if known in reasons), "other")
+        self._finished[reason] += 1
+        self._prompt_len.observe(record.num_prompt_tokens)
+        self._output_len.observe(record.num_output_tokens)
+        if record.finished is not None:
+            self._latency.observe(record.finished - record.arrived)
+
+    def step_finished(self, stats: EngineStats) -> None:
+        self._stats = stats
+        for name, counter in self._engine.items():
+            counter.reading(getattr(stats, name))
+
+    def collect(self) -> Iterable[Metric]:
+        """Everything as it stands now."""
+        model = [self.context.model_name]
+        stats = self._stats
+        usage = stats.num_held_blocks / stats.num_blocks if stats.num_blocks else 0.0
+        for name, meaning, value in (
+            ("fwk:num_requests_running", "Sequences that the engine works on.", stats.num_running),
+            ("fwk:num_requests_waiting", "Sequences that wait for their turn.", stats.num_waiting),
+            ("fwk:kv_cache_usage_perc", "Share of the KV cache's blocks that sequences hold; 1 is all.", usage),
+        ):
+            gauge = GaugeMetricFamily(name, meaning, labels=["model_name"])
+            gauge.add_metric(model, value)
+            yield gauge
+        for field, (name, meaning) in _COUNTERS.items():
+            yield self._counter(name, meaning, self._engine[field].total)
+        looked_up = self._engine["prompt_tokens"].total
+        yield self._counter("fwk:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", looked_up)
+        finished = CounterMetricFamily(
+            "fwk:request_success", "Requests ended.", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in self._finished.items():
+            finished.add_metric([*model, reason], count)
+        yield finished
+        for name, meaning, histogram in (
+            ("fwk:time_to_first_token_seconds", "From arrival to the first token.", self._first_token),
+            ("fwk:inter_token_latency_seconds", "Between two tokens of a sequence.", self._between_tokens),
+            ("fwk:e2e_request_latency_seconds", "From arrival to the end.", self._latency),
+            ("fwk:request_prompt_tokens", "Prompt tokens per request.", self._prompt_len),
+            ("fwk:request_generation_tokens", "Generated tokens per request.", self._output_len),
+        ):
+            family = HistogramMetricFamily(name, meaning, labels=["model_name"])
+            family.add_metric(model, *histogram.read())
+            yield family
+
+    def _counter(self, name: str, meaning: str, value: int) -> Metric:
+        counter = CounterMetricFamily(name, meaning, labels=["model_name"])
+        counter.add_metric([self.context.model_name], value)
+        return counter
+
+
+class _Collector:
+    """What a registry calls; the observer's ``collect`` under the name the library wants."""
+
+    def __init__(self, observer: PrometheusObserver) -> None:
+        self.collect = observer.collect

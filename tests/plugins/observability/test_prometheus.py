@@ -1,0 +1,187 @@
+"""The Prometheus observer: what is counted, and how it is written."""
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from pydantic import ValidationError
+
+from fwk.interfaces.observer import ObserverContext, RequestRecord
+from fwk.types import EngineStats
+from fwk_observability.prometheus import PrometheusOptions
+from fwk_observability.prometheus.observer import PrometheusObserver
+
+MODEL = 'org/"tiny"\n'
+
+
+@pytest.fixture
+def observer():
+    return PrometheusObserver(ObserverContext(MODEL, PrometheusOptions(bucket_inter_token_latency=(0.01, 0.1, 1))))
+
+
+async def scrape(observer, accept="text/plain"):
+    app = FastAPI()
+    observer.routes(app)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        reply = await client.get("/metrics", headers={"accept": accept})
+    assert reply.status_code == 200
+    return reply
+
+
+async def samples(observer):
+    """name and labels but the model's -> value"""
+    found = {}
+    for family in parse_text((await scrape(observer)).text):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == MODEL
+            rest = tuple(value for name, value in sample.labels.items() if name != "model_name")
+            found[(sample.name, *rest)] = sample.value
+    return found
+
+
+def request(**fields):
+    return RequestRecord("id", "", 100, arrived=1000.0, **fields)
+
+
+def receive(observer, record, times, num_tokens=1, previous=None):
+    """Tokens of one sequence, told as the server tells them: the record counts them first."""
+    previous = record.arrived if previous is None else previous
+    for now in times:
+        record.num_output_tokens += num_tokens
+        record.first_token = record.first_token or now
+        record.last_token = now
+        observer.tokens_received(record, num_tokens, now - previous)
+        previous = now
+
+
+async def test_every_metric_is_there_from_the_start(observer):
+    found = await samples(observer)
+    names = {key[0] for key in found}
+    expected = """num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries_total
+        prefix_cache_hits_total num_preemptions_total prompt_tokens_total generation_tokens_total engine_steps_total
+        request_success_total time_to_first_token_seconds_bucket inter_token_latency_seconds_count
+        e2e_request_latency_seconds_sum request_prompt_tokens_bucket request_generation_tokens_count"""
+    for name in expected.split():
+        assert f"fwk:{name}" in names
+    assert all(value == 0 for value in found.values())
+    assert not any(name.endswith("_created") for name in names)
+
+
+async def test_gauges_follow_the_engine(observer):
+    observer.step_finished(EngineStats(num_running=3, num_waiting=2, num_blocks=100, num_held_blocks=25))
+    found = await samples(observer)
+    assert found[("fwk:num_requests_running",)] == 3
+    assert found[("fwk:num_requests_waiting",)] == 2
+    assert found[("fwk:kv_cache_usage_perc",)] == 0.25
+    observer.step_finished(EngineStats(num_blocks=100))
+    found = await samples(observer)
+    assert found[("fwk:num_requests_running",)] == found[("fwk:kv_cache_usage_perc",)] == 0
+
+
+async def test_counters_survive_an_engine_restart(observer):
+    for tokens in (10, 25, 25, 5, 7):  # 25, then a new engine counts 5 and 7
+        observer.step_finished(EngineStats(generation_tokens=tokens, prompt_tokens=2 * tokens, cached_prompt_tokens=1))
+    found = await samples(observer)
+    assert found[("fwk:generation_tokens_total",)] == 32
+    assert found[("fwk:prompt_tokens_total",)] == found[("fwk:prefix_cache_queries_total",)] == 64
+    assert found[("fwk:prefix_cache_hits_total",)] == 1
+
+
+async def test_the_first_token_and_those_between(observer):
+    receive(observer, request(), [1000.3, 1000.35, 1000.36])
+    found = await samples(observer)
+    assert found[("fwk:time_to_first_token_seconds_count",)] == 1
+    assert found[("fwk:time_to_first_token_seconds_sum",)] == pytest.approx(0.3)
+    assert found[("fwk:inter_token_latency_seconds_count",)] == 2
+    assert found[("fwk:inter_token_latency_seconds_sum",)] == pytest.approx(0.06)
+    assert found[("fwk:inter_token_latency_seconds_bucket", "0.01")] in (0, 1)
+    assert found[("fwk:inter_token_latency_seconds_bucket", "0.1")] == 2
+    assert found[("fwk:inter_token_latency_seconds_bucket", "+Inf")] == 2
+
+
+async def test_a_request_has_one_first_token(observer):
+    record = request()
+    receive(observer, record, [1000.5])
+    receive(observer, record, [1000.5])  # the second sequence's first, in the same step
+    receive(observer, record, [1000.9])  # a third one's, later
+    receive(observer, record, [1001.0], previous=1000.9)
+    found = await samples(observer)
+    assert found[("fwk:time_to_first_token_seconds_count",)] == 1
+    assert found[("fwk:inter_token_latency_seconds_count",)] == 1
+
+
+async def test_tokens_that_come_together_share_the_time(observer):
+    record = request()
+    receive(observer, record, [1000.5, 1000.7], num_tokens=4)
+    found = await samples(observer)
+    assert found[("fwk:inter_token_latency_seconds_count",)] == 4
+    assert found[("fwk:inter_token_latency_seconds_sum",)] == pytest.approx(0.2)
+    assert found[("fwk:inter_token_latency_seconds_bucket", "0.1")] == 4
+
+
+@pytest.mark.parametrize(
+    ("reasons", "counted"),
+    [
+        (("stop",), "stop"),
+        (("stop", "length"), "length"),
+        (("length", "error", "stop"), "error"),
+        (("stop", "abort"), "abort"),
+        ((), "abort"),
+        (("vanished",), "other"),
+    ],
+)
+async def test_a_request_ends_once(observer, reasons, counted):
+    observer.request_finished(request(finish_reasons=reasons, finished=1002.0, num_output_tokens=7))
+    found = await samples(observer)
+    ends = {key[1]: value for key, value in found.items() if key[0] == "fwk:request_success_total"}
+    assert ends == {reason: float(reason == counted) for reason in ("stop", "length", "abort", "error", "other")}
+    assert found[("fwk:e2e_request_latency_seconds_sum",)] == 2.0
+    assert found[("fwk:request_prompt_tokens_sum",)] == 100
+    assert found[("fwk:request_generation_tokens_sum",)] == 7
+
+
+async def test_the_number_of_series_never_grows(observer):
+    before = set(await samples(observer))
+    for i in range(100):
+        record = request(finish_reasons=(f"reason {i}",), finished=1001.0)
+        record.label = f"label {i}"
+        observer.request_arrived(record)
+        receive(observer, record, [1000.0 + i])
+        observer.request_finished(record)
+        observer.step_finished(EngineStats(steps=i))
+    assert set(await samples(observer)) == before
+
+
+async def test_a_clock_that_goes_back_does_not_make_sums_fall(observer):
+    observer.request_finished(request(finish_reasons=("stop",), finished=999.0))
+    assert (await samples(observer))[("fwk:e2e_request_latency_seconds_sum",)] == 0
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "*/*",
+        "application/openmetrics-text; version=1.0.0",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;q=0.5",
+        "text/plain;version=0.0.4;q=0.2",
+    ],
+)
+async def test_names_keep_their_colon_whoever_asks(observer, accept):
+    observer.step_finished(EngineStats(steps=3))
+    reply = await scrape(observer, accept)
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = list(parse_text(reply.text))
+    assert {family.type for family in families} == {"gauge", "counter", "histogram"}
+    assert all(sample.name.startswith("fwk:") for family in families for sample in family.samples)
+
+
+async def test_two_observers_share_nothing(observer):
+    observer.step_finished(EngineStats(steps=3))
+    other = PrometheusObserver(ObserverContext(MODEL))
+    assert (await samples(other))[("fwk:engine_steps_total",)] == 0
+
+
+@pytest.mark.parametrize("bounds", [(), (0.2, 0.1), (0.1, 0.1), (0.0, 1.0), (-1.0,), (float("inf"),), (float("nan"),)])
+def test_buckets_are_checked(bounds):
+    with pytest.raises(ValidationError):
+        PrometheusOptions(bucket_time_to_first_token=bounds)
