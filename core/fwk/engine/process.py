@@ -104,8 +104,8 @@ def _report(socket: zmq.Socket[bytes], message: str) -> None:
     """Tell the parent, which has sent a ping by now or will within a moment, why there is no engine."""
     if socket.poll(2000):
         client, body = socket.recv_multipart()[:2]
-        if isinstance(msgspec.msgpack.decode(body, type=Ping), Ping):
-            socket.send_multipart([client, msgspec.msgpack.encode(EngineFailed(message))])
+        msgspec.msgpack.decode(body, type=Ping)
+        socket.send_multipart([client, msgspec.msgpack.encode(EngineFailed(message))])
     socket.close(linger=1000)
 
 

@@ -99,7 +99,7 @@ class ForwardBatch:
     adapter_ids: Tensor | None = None  # [num_tokens] int32: LoRA adapter of each token
     tree_mask: Tensor | None = None  # drafts of a tree: which new token sees which
     plan: Any = None  # what AttentionBackend.plan returned
-    extras: dict[str, Any] = field(default_factory=dict)  # pixel values and the like, by the processor's name
+    extras: dict[str, Any] = field(default_factory=dict[str, Any])  # pixel values and the like, by the processor's name
 
     @property
     def num_tokens(self) -> int:

@@ -46,7 +46,7 @@ class ModelConfig:
         Both spellings of the rotary settings are read: ``rope_theta``/``rope_scaling`` and the newer
         ``rope_parameters``.
         """
-        architectures = raw.get("architectures") or []
+        architectures = cast(list[Any], raw.get("architectures") or [])
         if not architectures:
             raise ModelLoadError(f"{where}: 'architectures' is missing, so no model class can be chosen")
 
@@ -64,7 +64,7 @@ class ModelConfig:
         window = raw.get("sliding_window")
         if raw.get("use_sliding_window") is False:
             window = None
-        eos = raw.get("eos_token_id")
+        eos: Any = raw.get("eos_token_id")
         eos_ids = tuple(cast(list[int], eos) if isinstance(eos, list) else [eos] if isinstance(eos, int) else [])
         return ModelConfig(
             architecture=str(architectures[0]),
