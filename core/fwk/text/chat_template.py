@@ -86,7 +86,7 @@ class ChatTemplate:
             raise InvalidRequest("the chat template does something the sandbox forbids", "messages") from None
         except TemplateError as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from None
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError):
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):
             raise InvalidRequest("the chat template cannot render these messages", "messages") from None
         return "".join(parts)
 

@@ -1,0 +1,122 @@
+"""Options: one source for flags, YAML, help and documentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fwk import Options, PrefixCacheSpec, hookimpl, option
+from fwk.cli.arguments import page
+from fwk.cli.common import read_options
+from fwk.cli.flags import Parser
+from fwk.cli.main import main
+from fwk.config import Config
+from fwk.config.wire import from_plain, to_plain
+from fwk.errors import ConfigError, PluginError
+from fwk.plugins import build_config, discover
+from tests.helpers.fake_engine import installed
+
+ROOT = Path(__file__).parents[2]
+
+
+def read(*argv: str) -> Config:
+    parser = Parser("fwk serve", allow_abbrev=False)
+    parser.add_argument("bare_model", nargs="?", default=None)
+    return read_options(parser, argv)[1]
+
+
+def test_flags_of_all_three_systems_mean_the_same() -> None:
+    for words in (
+        ["--max-total-tokens", "640"],
+        ["--max_total_token_num=640"],
+        ["--max-total-token-num", "640"],
+    ):
+        assert read(*words).engine.max_total_tokens == 640
+    assert read("--disable-radix-cache").engine.prefix_cache == "none"
+    assert read("--disable_dynamic_prompt_cache").engine.prefix_cache == "none"
+    assert read("--reuse-cache").engine.prefix_cache == "radix"
+    assert read("--model_dir", "x").model.model == read("x").model.model == read("--model-path=x").model.model == "x"
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("page-size: 32\nmax_running_requests: 7\nlpm-window: 9\nschedule-policy: lpm\n")
+    config = read("--config", str(file), "--page-size", "8")
+    assert (config.engine.page_size, config.engine.max_running_requests) == (8, 7)
+    assert config.plugin_options["schedulers.lpm"] == {"lpm_window": 9}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--page-siz", "8"], r"unknown option --page-siz \(did you mean --page-size\?\)"),
+        (["--page-size", "zero"], "--page-size: Input should be a valid integer"),
+        (["--page-size", "0"], "--page-size: Input should be greater than or equal to 1"),
+        (["--dtype", "int3"], "--dtype: Input should be 'auto'"),
+        (["--lpm-window", "5"], "--lpm-window belongs to schedulers.lpm, which is not selected"),
+        (["--schedule-policy", "lpm", "--lpm-window", "-5"], "--lpm-window: Input should be greater"),
+        (["x", "--model", "y"], "two models are given: x and --model y"),
+        (["--config", "/no/such/file"], "--config: cannot read"),
+    ],
+)
+def test_wrong_options_are_one_line_errors(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(*words)
+
+
+@pytest.mark.parametrize("text", ["- a list", "a: [", "unknown-thing: 3"])
+def test_wrong_files_are_one_line_errors(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read("--config", str(file))
+    assert "\n" not in str(error.value)
+
+
+def test_an_option_has_one_owner() -> None:
+    class Clash(Options):
+        page_size: int = option(3, "not ours")
+
+    class Plugin:
+        @hookimpl
+        def prefix_caches(self) -> list[PrefixCacheSpec]:
+            return [PrefixCacheSpec(name="clash", load="a:b", options=Clash)]
+
+    plugins = discover()
+    plugins.register(Plugin(), "cache.clash", "acme", "1")
+    with pytest.raises(PluginError, match="option --page-size is declared by engine and by cache.clash"):
+        build_config(plugins, {})
+
+
+def test_plugin_options_appear_under_the_plugins_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = capsys.readouterr().out
+    assert "schedulers.lpm (schedule policy, from fwk):" in text
+    assert text.index("schedulers.lpm (") < text.index("--lpm-window", text.index("schedulers.lpm ("))
+
+
+def test_config_is_frozen() -> None:
+    config = build_config(installed(), {})
+    with pytest.raises(ValueError, match="frozen"):
+        config.engine.page_size = 3  # type: ignore[misc]
+
+
+def test_config_survives_the_wire_without_secrets() -> None:
+    given = {"page_size": 4, "api_key": "secret", "schedule_policy": "lpm", "lpm_window": 3}
+    config = build_config(installed(), given)
+    plain = to_plain(config)
+    assert "secret" not in repr(plain)
+    back = from_plain(plain)
+    assert (back.engine, back.model, back.plugin_options) == (config.engine, config.model, config.plugin_options)
+    assert back.seed == config.seed
+
+
+def test_the_page_of_arguments_is_up_to_date() -> None:
+    assert (ROOT / "docs/arguments.md").read_text() == page(installed()), "run make docs"
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["srve"]) == 2
+    assert "unknown command 'srve'" in capsys.readouterr().err

@@ -1,0 +1,241 @@
+"""Discovery and selection: what is installed, what is broken, what is chosen and why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from fwk import AttentionBackendSpec, Facts, Host, Needs, SchedulePolicySpec, hookimpl
+from fwk.errors import PluginError, PluginLoadError
+from fwk.plugins import FAMILIES, PluginSet, choose, discover, find, load_object
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+class FakeEntryPoint:
+    """An entry point of a package that is not installed."""
+
+    def __init__(self, name: str, target: object, package: str = "acme", version: str = "1.0") -> None:
+        self.name = name
+        self._target = target
+        self.dist = SimpleNamespace(name=package, version=version)
+
+    def load(self) -> object:
+        if isinstance(self._target, BaseException):
+            raise self._target
+        return self._target
+
+
+def plugin(*specs: object, hook: str = "attention_backends") -> ModuleType:
+    """A module that declares."""
+    module = ModuleType("acme_plugin")
+    setattr(module, hook, hookimpl(lambda: list(specs)))
+    getattr(module, hook).__name__ = hook
+    return module
+
+
+def attention(name: str = "acme", **fields: object) -> AttentionBackendSpec:
+    return AttentionBackendSpec(name=name, load="acme:Backend", **fields)  # type: ignore[arg-type]
+
+
+def found(*points: FakeEntryPoint, **settings: object) -> PluginSet:
+    return discover(points=points, **settings)  # type: ignore[arg-type]
+
+
+def test_entry_points_are_those_of_pyproject() -> None:
+    declared = PYPROJECT["project"]["entry-points"]["fwk"]
+    installed = {p.name: p.value for p in entry_points(group="fwk") if p.dist and p.dist.name == "fwk"}
+    assert installed == declared, "run pip install -e . again"
+
+
+def test_every_plugin_folder_is_packaged_and_checked() -> None:
+    folders = {str(path.relative_to(ROOT)) for path in ROOT.glob("plugins/*/fwk_*") if path.is_dir()}
+    packaged = set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    assert packaged == folders | {"core/fwk"}
+    names = {Path(folder).name for folder in folders}
+    linter = PYPROJECT["tool"]["importlinter"]
+    assert set(linter["root_packages"]) == names | {"fwk"}
+    by_name = {contract["name"]: contract for contract in linter["contracts"]}
+    assert set(by_name["core imports no plugin"]["forbidden_modules"]) == names
+    assert set(by_name["families are independent"]["modules"]) == names
+    assert set(by_name["plugins keep to the public core"]["source_modules"]) == names
+    assert set(by_name["plugins of a family are independent"]["modules"]) == {f"{name}.*" for name in names}
+    assert all((ROOT / folder / "py.typed").is_file() for folder in folders)
+
+
+def test_every_installed_plugin_loads_and_its_target_exists() -> None:
+    plugins = discover()
+    assert plugins.broken == []
+    for item in plugins.all():
+        assert load_object(item) is not None
+
+
+@pytest.mark.parametrize("words", [["--help"], ["plugins", "list"], ["serve", "--help"], ["arguments"]])
+def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
+    heavy = ("torch", "triton", "flashinfer", "transformers", "tokenizers", "fastapi", "uvicorn", "zmq", "numpy")
+    code = (
+        "import sys; from fwk.cli.main import main\n"
+        f"try: main({words!r})\nexcept SystemExit: pass\n"
+        f"print('HEAVY', [m for m in {heavy!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+def test_a_plugin_that_is_not_selected_is_never_imported() -> None:
+    code = (
+        "import sys; from fwk.plugins import discover, choose; from fwk import Facts\n"
+        "p = discover(); choose(p, 'cache', 'none', Facts())\n"
+        "print([m for m in sys.modules if m.startswith('fwk_') and m.count('.') > 1 and '._common' not in m])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_broken_plugin_harms_nobody_else() -> None:
+    warnings: list[str] = []
+    plugins = found(
+        FakeEntryPoint("attention.broken", ImportError("no module named rocket"), "rocketry", "0.3"),
+        FakeEntryPoint("attention.leaving", SystemExit(3), "leaver"),
+        FakeEntryPoint("attention.good", plugin(attention("good"))),
+        warn=warnings.append,
+    )
+    assert [item.name for item in plugins.family("attention")] == ["good"]
+    assert len(warnings) == 2
+    assert "plugin 'attention.broken' from rocketry 0.3 failed to import: ImportError" in warnings[0]
+    with pytest.raises(PluginLoadError, match="rocket"):
+        find(plugins, "attention", "broken")
+
+
+def test_a_half_loaded_plugin_leaves_nothing_behind() -> None:
+    module = plugin(attention("first"), "not a declaration")
+    plugins = found(FakeEntryPoint("attention.half", module))
+    assert plugins.family("attention") == []
+    [broken] = plugins.broken
+    assert broken.stage == "declare"
+    assert "must return AttentionBackendSpec objects, not str" in broken.error
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (plugin(attention("x"), attention("x")), "declares attention.x twice"),
+        (plugin(hook="attention_backend"), "unknown hook 'attention_backend'"),
+        (plugin(attention("x", api=99)), "written for version 99 of the attention interface"),
+        (plugin(SchedulePolicySpec(name="x", load="a:b")), "must return AttentionBackendSpec objects"),
+    ],
+)
+def test_wrong_declarations_say_what_is_wrong(module: ModuleType, message: str) -> None:
+    try:
+        text = found(FakeEntryPoint("attention.x", module)).broken[0].sentence()
+    except PluginError as error:
+        text = str(error)
+    assert message in text
+
+
+@pytest.mark.parametrize("fields", [{"name": "Bad Name"}, {"load": "nocolon"}])
+def test_a_declaration_checks_its_own_fields(fields: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="AttentionBackendSpec"):
+        AttentionBackendSpec(**{"name": "x", "load": "a:b", **fields})
+
+
+def test_duplicate_names_name_both_packages() -> None:
+    points = [
+        FakeEntryPoint("attention.one", plugin(attention("same")), "alpha", "1"),
+        FakeEntryPoint("attention.two", plugin(attention("same")), "beta", "2"),
+    ]
+    with pytest.raises(PluginError, match=r"declared by 'attention.one' from alpha 1 and by 'attention.two' from beta"):
+        found(*points)
+
+
+def test_overriding_takes_both_sides_consent() -> None:
+    own = FakeEntryPoint("attention.own", plugin(attention("same")), "fwk", "1")
+    other = FakeEntryPoint("attention.two", plugin(attention("same", override=True)), "beta", "2")
+    with pytest.raises(PluginError, match="--allow-override attention.same"):
+        found(other, own)
+    plugins = found(other, own, allow_override=["attention.same"])
+    assert find(plugins, "attention", "same").package == "beta"
+    assert [item.package for item in plugins.overridden] == ["fwk"]
+
+
+def test_the_fingerprint_tells_sets_apart() -> None:
+    one = found(FakeEntryPoint("attention.x", plugin(attention("x")), version="1"))
+    same = found(FakeEntryPoint("attention.x", plugin(attention("x")), version="1"))
+    newer = found(FakeEntryPoint("attention.x", plugin(attention("x")), version="2"))
+    assert one.fingerprint == same.fingerprint != newer.fingerprint
+
+
+def choosable() -> PluginSet:
+    specs = [
+        attention("best", rank=50, needs=Needs(device="cuda")),
+        attention("good", rank=20, dtypes=("float32",)),
+        attention("plain", rank=0),
+        attention("windowless", rank=60, features=frozenset(), head_sizes=(64,)),
+    ]
+    return found(FakeEntryPoint("attention.acme", plugin(*specs)))
+
+
+def test_auto_takes_the_best_that_is_possible_and_says_why_not_the_others() -> None:
+    selection = choose(choosable(), "attention", "auto", Facts(head_size=80, dtype="bfloat16"))
+    assert selection.chosen is not None
+    assert selection.chosen.name == "plain"
+    assert selection.reasons() == [
+        "attention backend 'windowless' was not taken: it has kernels for head sizes 64, this model's is 80",
+        "attention backend 'best' was not taken: it needs a cuda device, this run uses cpu",
+        "attention backend 'good' was not taken: it computes in float32, this run in bfloat16",
+    ]
+    on_gpu = choose(choosable(), "attention", "auto", Facts(host=Host("cuda"), head_size=80))
+    assert on_gpu.chosen is not None
+    assert on_gpu.chosen.name == "best"
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "message"),
+    [
+        ("bst", Facts(), r"unknown attention backend 'bst' \(did you mean 'best'\?\); installed: best, good"),
+        ("best", Facts(), "cannot be used: it needs a cuda device"),
+        ("plain", Facts(features=frozenset({"sliding_window"})), "lacks sliding_window"),
+        ("plain", Facts(kv_dtype="fp8_e4m3"), "keeps K/V as auto, not fp8_e4m3"),
+    ],
+)
+def test_a_refusal_has_a_sentence(name: str, facts: Facts, message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        choose(choosable(), "attention", name, facts)
+
+
+def test_needs_name_the_remedy() -> None:
+    assert Needs(packages=("no-such-package>=2",)).refusal(Host()) == (
+        "needs the package no-such-package>=2: pip install 'no-such-package>=2'"
+    )
+    assert "is installed: pip install" in (Needs(packages=("pluggy>=999",)).refusal(Host()) or "")
+    assert Needs(packages=("pluggy>=1",)).refusal(Host()) is None
+    assert "compute capability 9.0" in (Needs(compute_capability=(9, 0)).refusal(Host("cuda", (8, 0))) or "")
+    assert "avx512_bf16" in (Needs(cpu_flags=("avx512_bf16",)).refusal(Host()) or "")
+
+
+def test_none_possible_says_all_the_reasons() -> None:
+    with pytest.raises(PluginError, match="no attention backend can serve this run: .*best.*good"):
+        choose(choosable(), "attention", "auto", Facts(kv_dtype="int8"))
+
+
+def test_without_a_built_in_the_error_says_what_is_gone() -> None:
+    plugins = discover(points=[p for p in entry_points(group="fwk") if not p.name.startswith("schedulers.")])
+    with pytest.raises(PluginError, match="unknown schedule policy 'fcfs'; installed: none"):
+        choose(plugins, "schedulers", "fcfs", Facts())
+
+
+def test_load_errors_name_plugin_package_and_cause() -> None:
+    item = found(FakeEntryPoint("attention.x", plugin(attention("x")), "acme", "7")).family("attention")[0]
+    with pytest.raises(PluginLoadError, match=r"'attention.x' from acme 7 failed to import acme:Backend"):
+        load_object(item)
+
+
+def test_each_family_has_its_own_name_and_hook() -> None:
+    assert len({family.hook for family in FAMILIES.values()}) == len(FAMILIES) == 22

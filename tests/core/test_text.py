@@ -1,0 +1,174 @@
+"""Detokenising as it streams, stop strings, chat templates."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from fwk.errors import InvalidRequest, ModelLoadError
+from fwk.text.chat_template import ChatTemplate
+from fwk.text.detokenizer import SequenceText
+from fwk.text.vocabulary import Vocabulary
+from fwk.types import SamplingParams, TokenEvent
+
+TEXT = ["the quick brown fox jumps over the lazy dog", "Grüße aus Köln, 中文字符 日本語 emoji 👩‍👩‍👧 e\u0301"] * 3
+
+
+def byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(TEXT, trainer)
+    return tokenizer
+
+
+def sentencepiece_like() -> Tokenizer:
+    vocabulary = {f"<0x{i:02X}>": i for i in range(256)}
+    for piece in ["\u2581", "a", "b", "\u2581a", "\u2581the", "\u2581b", "the", "é"]:
+        vocabulary.setdefault(piece, len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.normalizer = normalizers.Prepend("\u2581")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+BYTES, PIECES = byte_level(), sentencepiece_like()
+
+
+def stream(tokenizer: Tokenizer, ids: list[int], cuts: list[int] | None = None, **sampling: object) -> tuple[str, int]:
+    """Feed ids in pieces; the whole text, and the tokens that count."""
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    text = SequenceText(tokenizer, Vocabulary(tokenizer), params)
+    cuts = cuts or list(range(1, len(ids)))
+    edges = [0, *sorted({c for c in cuts if 0 < c < len(ids)}), len(ids)]
+    out, counted = "", 0
+    for start, end in zip(edges, edges[1:], strict=False):
+        finish = "length" if end == len(ids) else None
+        piece, count = text.feed(TokenEvent("r", 0, ids[start:end], finish))
+        out += piece
+        counted += count
+        if text.stop_string is not None:
+            break
+    return out, counted
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(1, 399), max_size=40), st.lists(st.integers(0, 40), max_size=5))
+def test_any_ids_stream_to_their_decoded_text(ids: list[int], cuts: list[int]) -> None:
+    known = [i for i in ids if i < BYTES.get_vocab_size()]
+    assert stream(BYTES, known, cuts)[0] == BYTES.decode(known)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=30))
+def test_any_text_comes_back(text: str) -> None:
+    assert stream(BYTES, BYTES.encode(text).ids)[0] == text
+
+
+@pytest.mark.parametrize("text", ["the a b", "é the", "日本 a", "👩‍👩‍👧"])
+def test_sentencepiece_streams_to_its_decoded_text(text: str) -> None:
+    ids = PIECES.encode(text).ids
+    assert stream(PIECES, ids)[0] == PIECES.decode(ids) == text
+
+
+def test_undecided_bytes_cost_linear_time() -> None:
+    """Bytes that never become a character are given out after a bounded wait, and the stream goes on."""
+    ids = [0xE4] * 4_000 + [PIECES.token_to_id("a")]
+    text, counted = stream(PIECES, ids)
+    assert counted == 4_001
+    assert text.endswith("a")
+
+
+def test_special_tokens_are_skipped_unless_asked_for() -> None:
+    ids = [BYTES.token_to_id("<|end|>"), *BYTES.encode("fox").ids]
+    assert stream(BYTES, ids)[0] == "fox"
+    assert stream(BYTES, ids, skip_special_tokens=False)[0] == "<|end|>fox"
+
+
+def test_the_stop_token_is_no_text() -> None:
+    ids = BYTES.encode("fox.").ids
+    text = SequenceText(BYTES, Vocabulary(BYTES), SamplingParams())
+    assert text.feed(TokenEvent("r", 0, ids, "stop"))[0] == "fox"
+    kept = SequenceText(BYTES, Vocabulary(BYTES), SamplingParams(include_stop_str_in_output=True))
+    assert kept.feed(TokenEvent("r", 0, ids, "stop"))[0] == "fox."
+
+
+@pytest.mark.parametrize("stop", ["fox", "x ju", " ", "字", "jumps over", "\ufffd"])
+def test_text_ends_before_the_stop_string(stop: str) -> None:
+    ids = BYTES.encode("quick fox jumps over 中文字符").ids
+    whole = BYTES.decode(ids)
+    wanted = whole.split(stop)[0]
+    assert stream(BYTES, ids, stop=[stop])[0] == wanted
+    with_stop = wanted + (stop if stop in whole else "")
+    assert stream(BYTES, ids, stop=[stop], include_stop_str_in_output=True)[0] == with_stop
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text(alphabet="abc", max_size=25),
+    st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(0, 25), max_size=6),
+)
+def test_stop_strings_are_found_however_the_text_is_cut(text: str, stops: list[str], cuts: list[int]) -> None:
+    ids = BYTES.encode(text).ids
+    by_token = stream(BYTES, ids, stop=stops)
+    assert stream(BYTES, ids, cuts, stop=stops) == by_token
+    assert not any(stop in by_token[0] for stop in stops)
+    first = min((text.find(s) for s in stops if s in text), default=None)
+    if first is None:
+        assert by_token == (text, len(ids))
+    else:
+        assert text.startswith(by_token[0])
+
+
+def test_overlapping_stops_take_the_one_that_begins_first() -> None:
+    ids = BYTES.encode("abcabd").ids
+    assert stream(BYTES, ids, stop=["cab", "bc"])[0] == "a"
+
+
+def test_min_tokens_come_before_stop_strings() -> None:
+    ids = [BYTES.token_to_id(c) for c in "abab"]
+    assert stream(BYTES, ids, stop=["b"]) == ("a", 2)
+    assert stream(BYTES, ids, stop=["b"], min_tokens=3) == ("aba", 4)
+
+
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+def test_chat_templates() -> None:
+    template = ChatTemplate(CHATML, {"bos_token": "<s>"})
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " well "}]
+    assert template.render(talk) == "<user>hi</><assistant> well </><assistant>"
+    continued = template.render(talk, add_generation_prompt=False, continue_final_message=True)
+    assert continued == "<user>hi</><assistant> well"
+    assert template.render(talk, kwargs={"messages": [], "add_generation_prompt": False}) == template.render(talk)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception('no') }}",
+        "{{ undefined_function() }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ 'x' * (10**9) }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ messages[5].content.x }}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_templates_that_misbehave_are_refused(source: str) -> None:
+    with pytest.raises(InvalidRequest):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+
+
+def test_a_template_that_does_not_compile_stops_the_start() -> None:
+    with pytest.raises(ModelLoadError, match="does not compile"):
+        ChatTemplate("{% if %}", {})
