@@ -70,6 +70,7 @@ class LLM:
         self.plugins = plugins
         opened = open_model(config, plugins, progress)
         setup = settle(config, opened)
+        self.opened_path = opened.path
         self.text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
         self.engine: Engine = build_engine(config, plugins, setup)
         self._ids = itertools.count()

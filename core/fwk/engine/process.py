@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -39,7 +41,7 @@ def main() -> int:
     """Load, serve, end. The exit code tells why."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the parent decides
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=LaunchSpec)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(spec.address,), daemon=True).start()
     config = from_plain(spec.config)
     logging.basicConfig(
         level=config.server.log_level.upper(), format="%(asctime)s %(levelname)s engine: %(message)s", stream=sys.stderr
@@ -109,9 +111,17 @@ def _report(socket: zmq.Socket[bytes], message: str) -> None:
     socket.close(linger=1000)
 
 
-def _die_with_parent() -> None:
-    """The parent holds the other end of standard input: when it is gone, whatever killed it, so are we."""
-    sys.stdin.buffer.read()
+def _die_with_parent(address: str) -> None:
+    """The parent holds the other end of standard input: when it is gone, whatever killed it, so are we.
+
+    Reads the descriptor itself: a thread inside ``sys.stdin`` holds its lock, and the interpreter could not end.
+    """
+    while os.read(0, 4096):
+        pass
+    socket = Path(address.removeprefix("ipc://"))
+    with contextlib.suppress(OSError):  # a parent that ended well has removed them itself
+        socket.unlink()
+        socket.parent.rmdir()
     os._exit(1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +20,8 @@ class OutputDelta:
 
     The last delta of a sequence has a ``finish_reason``; ``stop_reason`` is the stop string or token id that ended
     it, if one did. ``logprobs`` has an entry per new token. Text held back while it could still become a stop
-    string, or an unfinished character, comes with a later delta.
+    string, or an unfinished character, comes with a later delta. ``prompt_logprobs`` come with the first tokens of
+    sequence 0 (for the others: only the leading None), one entry per prompt token, None for the first.
     """
 
     index: int
@@ -104,7 +105,7 @@ class Frontend(ABC):
         """Validate and complete: max_tokens resolved, bad words tokenised. Raises ``InvalidRequest``."""
 
     @abstractmethod
-    def generate(self, item: GenerateInput) -> AsyncIterator[list[OutputDelta]]:
+    def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
         """Run a checked input. Yields deltas in batches until every sequence has finished.
 
         Closing the iterator aborts the request. Raises ``EngineDead`` or ``RequestFailed``.

@@ -49,7 +49,10 @@ class Observer:
         """A request was accepted."""
 
     def tokens_received(self, record: RequestRecord, num_tokens: int, seconds: float) -> None:
-        """``num_tokens`` came ``seconds`` after the sequence's previous ones (after arrival for the first)."""
+        """``num_tokens`` came ``seconds`` after the sequence's previous ones (after arrival for the first).
+
+        ``record`` counts them already; its ``last_token`` is now.
+        """
 
     def request_finished(self, record: RequestRecord) -> None:
         """A request ended, however it did."""

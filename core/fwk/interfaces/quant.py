@@ -48,7 +48,7 @@ class ParamSpec:
             self.output_dim: -(-out_features // self.output_block),
             self.input_dim: -(-in_features // self.input_block),
         }
-        return tuple(size for dim, size in sorted((d, s) for d, s in sizes.items() if d is not None))
+        return tuple(size for _, size in sorted((d, s) for d, s in sizes.items() if d is not None))
 
 
 Weights = Any

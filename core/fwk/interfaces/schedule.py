@@ -69,8 +69,8 @@ class SchedulePolicy(ABC):
         """The waiting sequences in the order they should start.
 
         ``waiting`` stands in order of arrival, pre-empted sequences first. Called once a step, read only as far as
-        there is room: answer lazily, and keep the cost flat in the queue's length. Sequences left out keep waiting;
-        strangers and repeats are ignored.
+        there is room: answer lazily, and keep the cost flat in the queue's length. The queue does not change while it
+        is read. Sequences left out keep waiting; strangers and repeats are ignored.
         """
 
     def admit(self, sequence: SequenceView, num_blocks: int, view: SchedulerView) -> bool:

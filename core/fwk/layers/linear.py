@@ -147,7 +147,7 @@ class ColumnParallelLinear(_Linear):
 
 
 class QKVLinear(ColumnParallelLinear):
-    """q_proj, k_proj and v_proj below ``prefix`` as one; whole heads per rank, KV heads repeated if ranks exceed them."""
+    """q_proj, k_proj, v_proj below ``prefix`` as one; whole heads per rank, KV heads repeated if ranks exceed them."""
 
     def __init__(
         self, context: ModelContext, prefix: str, *, bias: bool = False, method: QuantMethod | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -120,7 +120,7 @@ class ServerFrontend(Frontend):
             raise EngineDead(trouble)
         return prepare_input(item, self.text, max_model_len=self.card.max_model_len, vocab_size=self.card.vocab_size)
 
-    async def generate(self, item: GenerateInput) -> AsyncIterator[list[OutputDelta]]:
+    async def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
         request = Request(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=item.prompt_token_ids,

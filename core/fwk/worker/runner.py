@@ -100,7 +100,7 @@ class ModelRunner:
     def _result(self, scheduled: ScheduledSequence, tokens: list[int], failed: dict[int, str]) -> SequenceResult:
         slot = scheduled.slot
         if slot not in failed and -1 in tokens:
-            failed[slot] = "the model's output holds no usable number (NaN or infinity): no token could be chosen"
+            failed[slot] = "no token could be chosen: the logits are not numbers, or none is allowed"
         if slot in failed:
             self._table.finish(scheduled, [0] * len(tokens))
             return SequenceResult(slot, [], error=failed[slot])

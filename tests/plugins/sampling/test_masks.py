@@ -137,6 +137,10 @@ def test_a_row_left_without_any_token_is_blamed_on_its_slot(apply: Any, kind: An
     assert caught.value.slot == 6
 
 
+def test_logits_may_all_be_negative(apply: Any) -> None:
+    assert apply(BadWords, random_logits(1) - 100, [{"bad_word_token_ids": [[3]]}]).amax() < 0
+
+
 def test_nan_is_left_to_the_sampler(apply: Any) -> None:
     logits = random_logits(1)
     logits[0, 50] = torch.nan

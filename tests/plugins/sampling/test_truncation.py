@@ -140,6 +140,14 @@ def test_all_ties_of_the_kth_count_in_the_share_of_top_p(apply: Any) -> None:
         assert kept == 5
 
 
+def test_rows_with_few_possible_tokens(apply: Any) -> None:
+    logits = random_logits(len(LIMITS), 20_000, 2.0)
+    logits[:, 10:] = -INF
+    out = apply(Truncation, logits, LIMITS)
+    for row, fields in enumerate(LIMITS):
+        assert_kept_as(out[row], warp(logits[row : row + 1], fields)[0], logits[row])
+
+
 def test_a_plateau_of_equal_logits_stays_whole(apply: Any) -> None:
     logits = torch.zeros(1, 20_000)
     for fields in ({"top_k": 5}, {"top_p": 0.5}, {"top_k": 700}, {"min_p": 1.0}):

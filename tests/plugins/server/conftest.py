@@ -123,6 +123,7 @@ class FakeFrontend(Frontend):
         self.params: list[type] = []
         self.script: Script = default_script
         self.items: list[GenerateInput] = []
+        self.sources: list[AsyncIterator[list[OutputDelta]]] = []
         self.num_aborted = 0
         self.num_finished = 0
         self.num_blocking = 0
@@ -140,7 +141,12 @@ class FakeFrontend(Frontend):
         check_token_ids(item.prompt_token_ids, VOCAB_SIZE, "prompt", MAX_MODEL_LEN - 1)
         return item
 
-    async def generate(self, item: GenerateInput) -> AsyncIterator[list[OutputDelta]]:
+    def generate(self, item: GenerateInput) -> AsyncIterator[list[OutputDelta]]:
+        source = self._generate(item)
+        self.sources.append(source)  # so that only closing it ends it, never the garbage collector
+        return source
+
+    async def _generate(self, item: GenerateInput) -> AsyncIterator[list[OutputDelta]]:
         self.items.append(item)
         ended = False
         try:

@@ -1,14 +1,17 @@
 """How requests end: errors before and after the first byte, disconnects, and OpenAI's own client over sockets."""
 
 import asyncio
+import contextlib
 import json
 
 import openai
 import pytest
 
 from fwk.errors import EngineDead, RequestFailed
-from fwk.interfaces.dialect import GenerateInput
+from fwk.interfaces.dialect import GenerateInput, openai_error
 from fwk.types import SamplingParams
+from fwk_server.openai.outputs import Usage, run
+from fwk_server.openai.replies import EventStream
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -107,6 +110,51 @@ async def test_a_disconnect_aborts_at_once(base_url, frontend, fake, path, strea
     start = asyncio.get_running_loop().time()
     await until(lambda: frontend.num_aborted == 1)
     assert asyncio.get_running_loop().time() - start < 1
+
+
+async def test_a_stream_is_closed_before_its_response_ends():
+    """Whatever ends it: the client, an error, or its own end."""
+
+    async def events(steps):
+        try:
+            for step in steps:
+                yield step
+        finally:
+            closed.append(True)
+
+    async def gone():
+        await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def present():
+        await asyncio.sleep(10)
+
+    async def stuck(message):
+        if message["type"] == "http.response.body":
+            await asyncio.sleep(10)
+
+    async def broken(message):
+        raise OSError("the socket is gone")
+
+    async def fine(message):
+        pass
+
+    for receive, send in ((gone, stuck), (present, broken), (present, fine)):
+        closed = []
+        source = events([b"a", b"b"])  # held here, so that only closing it ends it
+        with contextlib.suppress(OSError):
+            await EventStream(source, openai_error)({"type": "http"}, receive, send)
+        assert closed == [True]
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+async def test_closing_the_outputs_aborts_at_once(frontend, fake, num_prompts):
+    frontend.script = lambda item: [*fake.interleaved(fake.deltas_of(item, "ab")[:1]), 30.0]
+    items = [ANY_INPUT] * num_prompts
+    steps = run(frontend, items, Usage(items))
+    await anext(steps)
+    await steps.aclose()
+    assert frontend.num_aborted == num_prompts
 
 
 async def test_a_disconnect_aborts_every_prompt(base_url, frontend):

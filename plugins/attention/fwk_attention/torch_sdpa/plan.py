@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fwk_attention.torch_sdpa.attend import fused_mask, prefers_fused
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 MAX_SHORT = 16
 """New tokens up to which a sequence is computed together with others (decoding, verifying drafts)."""
+
+QUERY_BLOCK = 128
+"""Queries of a chunk computed at once: few enough that hidden keys cost little and scores stay in the cache."""
 
 SPLIT_SAVES = 1024
 """Padded tokens that a further bucket must save: what its dozen kernel launches cost (measured: 50 us)."""
@@ -44,7 +49,20 @@ class Bucket:
     num_new: int
     rows: Tensor  # [2 * num_seqs * num_kv_heads * num_blocks] int64: rows of the cache, K then V
     length: int  # tokens per sequence in those rows
-    mask: Tensor  # [num_seqs, 1, num_new * group (or 1), length], 0 or -inf
+    is_fused: bool  # which of the two ways of ``attend``
+    mask: Tensor  # in the form that way wants
+
+
+@dataclass(slots=True)
+class QueryBlock:
+    """A stretch of a chunk's queries and the stretch of its keys that any of them sees."""
+
+    start: int
+    stop: int  # of the chunk's queries
+    first_key: int
+    last_key: int  # of the chunk's keys, exclusive
+    is_fused: bool
+    mask: Tensor
 
 
 @dataclass(slots=True)
@@ -54,8 +72,7 @@ class Chunk:
     start: int
     stop: int  # of its tokens in the batch
     rows: Tensor | None  # [2 * num_kv_heads * num_blocks] int64; None: nothing came before, so fresh k and v are all
-    length: int  # tokens to attend to
-    mask: Tensor | None  # [stop - start, length], 0 or -inf; None: causal
+    blocks: list[QueryBlock] | None  # None: plainly causal, for the fused kernel
 
 
 @dataclass(slots=True)
@@ -77,6 +94,7 @@ class Planner:
     block_size: int
     dtype: torch.dtype
     device: torch.device
+    fuses_causal: bool  # chunks that nothing precedes go to torch's fused kernel
 
     def plan(self, batch: ForwardBatch) -> KindPlan:
         group = batch.kv_groups[self.kind.kv_group]
@@ -127,35 +145,49 @@ class Planner:
         columns = first[:, None] + np.where(columns < num_blocks[:, None], columns, 0)
         length = columns.shape[1] * self.block_size
         key_positions = (first * self.block_size)[:, None] + np.arange(length)
-        mask = self._mask(positions, key_positions)[:, None]  # [num_seqs, 1, new, length]
-        group = self.kind.num_heads // self.kind.num_kv_heads
         return Bucket(
             tokens=None if is_all else self._tensor((starts[:, None] + offsets).ravel()),
             num_seqs=len(places),
             num_new=new,
             rows=self._gather_rows(table[places[:, None], columns]),
             length=length,
-            mask=mask if new == 1 else mask.repeat_interleave(group, dim=2),
+            **self._masked(positions, key_positions),
         )
 
     def _chunk(self, start: int, stop: int, seq_len: int, table: Any) -> Chunk:
-        past = seq_len - (stop - start)
         window = self.kind.sliding_window
+        past = seq_len - (stop - start)
         if past == 0:
-            is_causal = window is None or seq_len <= window
-            positions = np.arange(seq_len)[None]
-            return Chunk(start, stop, None, seq_len, None if is_causal else self._mask(positions, positions)[0])
-        positions = np.arange(past, seq_len)[None]
-        first = int(self._first_block(positions[0, :1])[0])
+            if self.fuses_causal and (window is None or seq_len <= window):
+                return Chunk(start, stop, None, None)
+            return Chunk(start, stop, None, self._query_blocks(0, seq_len, 0))
+        first = int(self._first_block(np.array([past]))[0])
         rows = self._gather_rows(table[None, first : -(-seq_len // self.block_size)])
-        key_positions = np.arange(first * self.block_size, seq_len)[None]
-        return Chunk(start, stop, rows, key_positions.shape[1], self._mask(positions, key_positions)[0])
+        return Chunk(start, stop, rows, self._query_blocks(past, seq_len, first * self.block_size))
+
+    def _query_blocks(self, past: int, seq_len: int, offset: int) -> list[QueryBlock]:
+        """Cut the positions from ``past`` on; keys are counted from position ``offset``."""
+        window = self.kind.sliding_window
+        blocks: list[QueryBlock] = []
+        for start in range(past, seq_len, QUERY_BLOCK):
+            stop = min(start + QUERY_BLOCK, seq_len)
+            first = offset if window is None else max(offset, start - window + 1)
+            masked = self._masked(np.arange(start, stop)[None], np.arange(first, stop)[None])
+            blocks.append(QueryBlock(start - past, stop - past, first - offset, stop - offset, **masked))
+        return blocks
 
     def _first_block(self, positions: Any) -> Any:
         """The first block that tokens at ``positions`` see."""
         if self.kind.sliding_window is None:
             return np.zeros_like(positions)
         return np.maximum(positions - self.kind.sliding_window + 1, 0) // self.block_size
+
+    def _masked(self, positions: Any, key_positions: Any) -> dict[str, Any]:
+        """The way to compute these [n, num_queries] queries and [n, num_keys] keys, with its mask."""
+        is_fused = prefers_fused(self.device, positions.size * key_positions.shape[1])
+        mask = self._mask(positions, key_positions)
+        group = self.kind.num_heads // self.kind.num_kv_heads
+        return {"is_fused": is_fused, "mask": fused_mask(mask, group) if is_fused else mask}
 
     def _mask(self, positions: Any, key_positions: Any) -> Tensor:
         """[n, num_queries] and [n, num_keys] to 0 where a query sees a key, else -inf: [n, num_queries, num_keys]."""

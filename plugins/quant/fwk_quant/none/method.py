@@ -22,7 +22,7 @@ all hints do equally well, in float32 a small one costs 8 tokens or more up to 1
 
 
 class PlainMethod(QuantMethod):
-    """``x @ weight.T``, by oneDNN on weights packed beforehand where that is possible (30 to 45% faster), else torch."""
+    """``x @ weight.T``, where possible by oneDNN on weights packed beforehand (30 to 45% faster), else by torch."""
 
     def __init__(self, context: QuantContext) -> None:
         super().__init__(context)

@@ -40,7 +40,7 @@ class Cutoff:
             if largest is None:
                 kth = np.partition(row, len(row) - top_k)[len(row) - top_k]
             else:
-                kth = largest[top_k - 1]
+                kth = largest[min(top_k, len(largest)) - 1]
                 largest = largest[largest >= kth]  # ties with the k-th included: all of them are here
             lowest = max(lowest, kth)
         if top_p >= 1.0:
@@ -76,9 +76,10 @@ class Cutoff:
 
 
 def _largest(row: np.ndarray, at_least: int) -> np.ndarray | None:
-    """A few of the row's largest values, ``at_least`` or more, in descending order; None when that would be slow.
+    """A few of the row's largest values in descending order: ``at_least``, or all finite ones if those are fewer.
 
-    All entries that are not below some bound: so with a value, whatever ties with it is there too.
+    They are all entries not below some bound, so with a value, whatever ties with it is there too. None when that
+    would be slow.
     """
     if len(row) < 4 * _NUM_CLASSES:
         return np.sort(row)[::-1]
@@ -89,9 +90,7 @@ def _largest(row: np.ndarray, at_least: int) -> np.ndarray | None:
     maxima = row[:whole].reshape(-1, _NUM_CLASSES).max(axis=0)
     maxima.partition(_NUM_CLASSES - count)
     bound = maxima[_NUM_CLASSES - count]
-    if bound == -np.inf:  # fewer tokens than that are possible
-        return None
-    values = row[row >= bound]
+    values = row[row >= bound] if bound > -np.inf else row[row > -np.inf]  # a grammar may leave only a few
     if len(values) > 8 * _MORE:  # a plateau of equal logits
         return None
     values.sort()

@@ -1,0 +1,185 @@
+"""``fwk.LLM`` on a tiny random model: the whole engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import fwk
+from fwk import SamplingParams
+from fwk.errors import ConfigError, InvalidRequest, ModelLoadError, PluginError, RequestFailed
+
+Tiny = Callable[..., fwk.LLM]
+PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 40, 1, 90, 16, 33, 64)]
+
+
+def sampled(seed: int | None = None, **settings: object) -> SamplingParams:
+    return SamplingParams(max_tokens=12, temperature=1.0, seed=seed, ignore_eos=True, **settings)  # type: ignore[arg-type]
+
+
+def ids(llm: fwk.LLM, prompts: list[list[int]], sampling: object) -> list[list[int]]:
+    return [done.token_ids for done in llm.generate(prompts, sampling)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"prefix_cache": "none"},
+        {"chunked_prefill_size": 16},
+        {"chunked_prefill_size": 1, "max_prefill_tokens": 8},
+        {"page_size": 1},
+        {"page_size": 64},
+        {"max_total_tokens": 108, "page_size": 4},  # forces pre-emption
+        {"schedule_policy": "lpm"},
+    ],
+)
+def test_greedy_and_seeded_output_is_the_same_in_every_setting(tiny: Tiny, options: dict[str, object]) -> None:
+    reference = tiny(prefix_cache="none", max_running_requests=1)
+    greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    settings = [sampled(seed=i, top_p=0.9, repetition_penalty=1.1) for i in range(len(PROMPTS))]
+    llm = tiny(**options)
+    for sampling in ([greedy] * len(PROMPTS), settings):
+        alone = [ids(reference, [p], [s])[0] for p, s in zip(PROMPTS, sampling, strict=True)]
+        assert ids(llm, PROMPTS, sampling) == alone
+        assert ids(llm, PROMPTS, sampling) == alone, "again, now from the cache"
+    if options.get("max_total_tokens"):
+        assert llm.engine.stats().preemptions > 0
+    stats = llm.engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0)
+
+
+def test_seeds_matter_and_n_differ(tiny: Tiny) -> None:
+    llm = tiny()
+    one, other = ids(llm, [PROMPTS[0]] * 2, [sampled(1), sampled(2)])
+    assert one != other
+    many = llm.generate([PROMPTS[0]], sampled(1), n=4)
+    assert many[0].token_ids == one
+    assert len({tuple(done.token_ids) for done in many}) == 4
+
+
+def test_without_a_seed_every_request_differs(tiny: Tiny) -> None:
+    llm = tiny()
+    first, second = ids(llm, [PROMPTS[0]] * 2, sampled())
+    assert first != second
+
+
+def test_prompt_logprobs_agree_with_generated_ones(tiny: Tiny) -> None:
+    """What the model said of its own output when it made it, it says again when it reads it."""
+    for options in ({}, {"chunked_prefill_size": 7}):
+        llm = tiny(**options)
+        done = llm.generate([PROMPTS[2]], SamplingParams(max_tokens=10, temperature=0, logprobs=3, ignore_eos=True))[0]
+        assert done.logprobs is not None
+        again = llm.generate(
+            [PROMPTS[2] + done.token_ids], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=3)
+        )[0]
+        assert again.prompt_logprobs is not None
+        assert again.prompt_logprobs[0] is None
+        assert len(again.prompt_logprobs) == len(PROMPTS[2]) + 10
+        for made, read in zip(done.logprobs, again.prompt_logprobs[len(PROMPTS[2]) :], strict=True):
+            assert read is not None
+            assert (made.token_id, made.rank) == (read.token_id, read.rank) == (made.top[0][0], 1)
+            assert made.logprob == pytest.approx(read.logprob, abs=1e-4)
+
+
+def test_prompt_logprobs_after_preemption_are_whole(tiny: Tiny) -> None:
+    llm = tiny(max_total_tokens=128, page_size=4, prefix_cache="none")
+    settings = SamplingParams(max_tokens=30, temperature=0, prompt_logprobs=0, ignore_eos=True)
+    for done, prompt in zip(llm.generate(PROMPTS, settings), PROMPTS, strict=True):
+        assert done.prompt_logprobs is not None
+        assert [p.token_id if p else None for p in done.prompt_logprobs] == [None, *prompt[1:]]
+    assert llm.engine.stats().preemptions > 0
+
+
+def test_cached_tokens_are_reported(tiny: Tiny) -> None:
+    llm = tiny(page_size=8)
+    prompt = [9] * 41
+    first, second = (llm.generate([prompt], SamplingParams(max_tokens=1))[0] for _ in range(2))
+    assert (first.cached_tokens, second.cached_tokens) == (0, 40)
+
+
+def test_stop_strings_end_the_text(tiny: Tiny) -> None:
+    llm = tiny()
+    free = llm.generate(["hello"], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))[0]
+    stop = free.text[4:6]
+    done = llm.generate(["hello"], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, stop=[stop]))[0]
+    assert done.text == free.text[: free.text.index(stop)]
+    assert (done.finish_reason, done.stop_reason) == ("stop", stop)
+    assert len(done.token_ids) < 20
+
+
+def test_streaming_gives_the_same_text_and_leaving_it_aborts(tiny: Tiny) -> None:
+    llm = tiny()
+    settings = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    assert "".join(llm.stream("hello", settings)) == llm.generate("hello", settings)[0].text
+    stream = llm.stream("hello", settings)
+    next(stream)
+    stream.close()
+    assert llm.engine.stats().num_running == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "param"),
+    [
+        ([], {}, "prompt"),
+        ([5] * 512, {}, "prompt"),
+        ([320], {}, "prompt"),
+        ([-1], {}, "prompt"),
+        ([5], {"max_tokens": 0}, "max_tokens"),
+        ([5], {"max_tokens": 513}, "max_tokens"),
+        ([5], {"temperature": float("nan")}, "temperature"),
+        ([5], {"top_p": 0.0}, "top_p"),
+        ([5], {"logit_bias": {320: 1.0}}, "logit_bias"),
+        ([5], {"logit_bias": {1: float("nan")}}, "logit_bias"),
+        ([5], {"stop_token_ids": [-1]}, "stop_token_ids"),
+        ([5], {"allowed_token_ids": []}, "allowed_token_ids"),
+        ([5], {"stop": [""]}, "stop"),
+        ([5], {"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ],
+)
+def test_wrong_input_is_refused_by_name(tiny: Tiny, prompt: list[int], settings: dict[str, object], param: str) -> None:
+    llm = tiny()
+    with pytest.raises(InvalidRequest) as error:
+        llm.generate([prompt], SamplingParams(**settings))  # type: ignore[arg-type]
+    assert error.value.param == param
+    assert not llm.engine.has_work
+
+
+def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny: Tiny) -> None:
+    llm = tiny()
+    impossible = SamplingParams(max_tokens=4, allowed_token_ids=[7], bad_words=["\x00"], logit_bias={}, temperature=1.0)
+    banned = SamplingParams(max_tokens=4, allowed_token_ids=[7], bad_word_token_ids=[[7]], temperature=1.0)
+    assert ids(llm, [[5]], impossible) == [[7, 7, 7, 7]]
+    with pytest.raises(RequestFailed):
+        llm.generate([[5], [6]], [banned, sampled(1)])
+    assert not llm.engine.has_work
+    llm.engine.scheduler.check()
+    assert len(ids(llm, [[6]], sampled(1))[0]) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"attention_backend": "flash"}, PluginError, "unknown attention backend 'flash'"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, PluginError, "fp8_e4m3"),
+        ({"quantization": "int3"}, PluginError, "unknown quantizer 'int3'"),
+        ({"speculative_algorithm": "EAGLE9"}, PluginError, "unknown speculative decoder"),
+        ({"device": "cuda"}, ConfigError, "no usable GPU"),
+        ({"context_length": 100_000}, ConfigError, "longer than the model's 512 positions"),
+        ({"max_total_tokens": 2**31 - 1}, ConfigError, "MiB of KV cache"),
+        ({"json_model_override_args": '{"architectures": ["Nonesuch"]}'}, PluginError, "no model can serve this run"),
+        ({"json_model_override_args": "{"}, ConfigError, "is not JSON"),
+        ({"nonsense": 1}, ConfigError, "unknown option --nonsense"),
+    ],
+)
+def test_what_cannot_be_is_said_before_serving(
+    tiny_folder: object, options: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        fwk.LLM(str(tiny_folder), load_format="dummy", **options)
+
+
+def test_an_unknown_model_says_who_was_asked() -> None:
+    with pytest.raises(ModelLoadError, match="no model 'no-such-model'"):
+        fwk.LLM("no-such-model")
