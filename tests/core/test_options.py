@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.helpers.fake_engine import installed
 
 from fwk import Options, PrefixCacheSpec, hookimpl, option
 from fwk.cli.arguments import page
@@ -15,7 +16,6 @@ from fwk.config import Config
 from fwk.config.wire import from_plain, to_plain
 from fwk.errors import ConfigError, PluginError
 from fwk.plugins import build_config, discover
-from tests.helpers.fake_engine import installed
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,7 +85,7 @@ def test_an_option_has_one_owner() -> None:
 
     plugins = discover()
     plugins.register(Plugin(), "cache.clash", "acme", "1")
-    with pytest.raises(PluginError, match="option --page-size is declared by engine and by cache.clash"):
+    with pytest.raises(PluginError, match=r"option --page-size is declared by engine and by cache\.clash"):
         build_config(plugins, {})
 
 

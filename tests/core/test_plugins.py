@@ -158,7 +158,7 @@ def test_duplicate_names_name_both_packages() -> None:
 def test_overriding_takes_both_sides_consent() -> None:
     own = FakeEntryPoint("attention.own", plugin(attention("same")), "fwk", "1")
     other = FakeEntryPoint("attention.two", plugin(attention("same", override=True)), "beta", "2")
-    with pytest.raises(PluginError, match="--allow-override attention.same"):
+    with pytest.raises(PluginError, match=r"--allow-override attention\.same"):
         found(other, own)
     plugins = found(other, own, allow_override=["attention.same"])
     assert find(plugins, "attention", "same").package == "beta"
@@ -221,7 +221,7 @@ def test_needs_name_the_remedy() -> None:
 
 
 def test_none_possible_says_all_the_reasons() -> None:
-    with pytest.raises(PluginError, match="no attention backend can serve this run: .*best.*good"):
+    with pytest.raises(PluginError, match=r"no attention backend can serve this run: .*best.*good"):
         choose(choosable(), "attention", "auto", Facts(kv_dtype="int8"))
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.helpers.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
 
 from fwk.engine.core import Engine
 from fwk.errors import InvalidRequest
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.types import Request, SamplingParams
-from tests.helpers.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
 
 
 def request(name: str, prompt: list[int], max_tokens: int = 8, n: int = 1, **sampling: object) -> Request:

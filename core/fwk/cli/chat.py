@@ -38,8 +38,7 @@ def run(argv: Sequence[str]) -> int:
     with LLM.from_config(config, plugins, note) as llm:
 
         def answer(messages: Messages) -> Iterator[str]:
-            prompt = llm.text.encode(llm.text.render_chat(messages), add_special_tokens=False)
-            yield from llm.stream(prompt, _sampling(arguments))
+            yield from llm.stream(llm.text.chat_ids(messages), _sampling(arguments))
 
         return converse(answer, arguments.system)
 

@@ -38,9 +38,8 @@ def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config
     given: dict[str, Any] = read_config_file(namespace.config) if namespace.config else {}
     line = {name: value for name, value in vars(namespace).items() if name not in own | {"config"}}
     bare = getattr(namespace, "bare_model", None)
-    if bare is not None:
-        if line.setdefault("model", bare) != bare:
-            raise ConfigError(f"two models are given: {bare} and --model {line['model']}")
+    if bare is not None and line.setdefault("model", bare) != bare:
+        raise ConfigError(f"two models are given: {bare} and --model {line['model']}")
     if unknown:
         # Let the one place that knows every option say what is wrong with the first of them.
         build_config(plugins, {**given, **{unknown[0].partition("=")[0]: "true"}})

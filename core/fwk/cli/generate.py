@@ -39,8 +39,7 @@ def run(argv: Sequence[str]) -> int:
     with LLM.from_config(config, plugins, note) as llm:
         prompt: str | list[int] = arguments.prompt
         if arguments.chat:
-            rendered = llm.text.render_chat([{"role": "user", "content": arguments.prompt}])
-            prompt = llm.text.encode(rendered, add_special_tokens=False)
+            prompt = llm.text.chat_ids([{"role": "user", "content": arguments.prompt}])
         for piece in llm.stream(prompt, sampling):
             print(piece, end="", flush=True)
         print()

@@ -114,7 +114,7 @@ class LLM:
         self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, **template: Any
     ) -> Completion:
         """Answer a conversation, rendered with the model's chat template."""
-        ids = self.text.encode(self.text.render_chat(messages, **template), add_special_tokens=False)
+        ids = self.text.chat_ids(messages, **template)
         return self.generate([ids], sampling)[0]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:

@@ -87,6 +87,29 @@ class TextTools(ABC):
     ) -> str:
         """Apply the chat template in its sandbox. Raises ``InvalidRequest`` when there is none or it refuses."""
 
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """Render a conversation and tokenise it. Templates write their own special tokens: none is added by default.
+
+        Text of the messages that looks like a special token stays text: nobody forges a turn.
+        """
+        text = self.render_chat(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=kwargs,
+        )
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
 
 class Frontend(ABC):
     """The server as a dialect sees it."""

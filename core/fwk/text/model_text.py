@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,9 +72,67 @@ class ModelText(TextTools):
             kwargs=kwargs,
         )
 
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        marks = _Marks(self.vocabulary.special_texts)
+        prompt = self.render_chat(
+            marks.put(list(messages)),
+            tools=marks.put(list(tools)) if tools else None,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=marks.put(dict(kwargs)) if kwargs else None,
+        )
+        ids: list[int] = []
+        for i, (part, is_literal) in enumerate(marks.split(prompt)):
+            ids += self.encode(part, add_special_tokens=add_special_tokens and i == 0, parse_special=not is_literal)
+        return ids
+
     def follow(self, sampling: SamplingParams) -> SequenceText:
         """A detokeniser for one new sequence."""
         return SequenceText(self.tokenizer, self.vocabulary, sampling)
+
+
+class _Marks:
+    """Takes special tokens out of clients' text before a template runs, and knows them again in its outcome.
+
+    A mark holds a random number, so that a client cannot write one.
+    """
+
+    def __init__(self, special_texts: Sequence[str]) -> None:
+        longest_first = sorted(special_texts, key=len, reverse=True)
+        self._special = re.compile("|".join(re.escape(text) for text in longest_first) or r"(?!)")
+        self._nonce = secrets.token_hex(8)
+        self._taken: list[str] = []
+
+    def put(self, value: Any) -> Any:
+        """``value`` with every special token in its strings replaced by a mark."""
+        if isinstance(value, str):
+            return self._special.sub(self._mark, value)
+        if isinstance(value, Mapping):
+            return {key: self.put(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.put(item) for item in value]
+        return value
+
+    def _mark(self, match: re.Match[str]) -> str:
+        self._taken.append(match.group())
+        return f"\ue000{self._nonce}:{len(self._taken) - 1}\ue001"
+
+    def split(self, text: str) -> list[tuple[str, bool]]:
+        """The text in parts, and whether each is a special token's text that a client wrote."""
+        if not self._taken:
+            return [(text, False)]
+        parts = re.split(f"\ue000{self._nonce}:([0-9]+)\ue001", text)
+        found = [(part, False) if i % 2 == 0 else (self._taken[int(part)], True) for i, part in enumerate(parts)]
+        return [(part, is_literal) for part, is_literal in found if part]
 
 
 def _tokenizer(checkpoint: Checkpoint, options: ModelOptions) -> Tokenizer:

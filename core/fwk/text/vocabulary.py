@@ -32,6 +32,7 @@ class Vocabulary:
         self.is_byte_level = _is_byte_level(state.get("decoder"))
         added = cast(list[dict[str, Any]], state.get("added_tokens") or [])
         self.special_ids = frozenset(int(token["id"]) for token in added if token.get("special"))
+        self.special_texts = [str(token["content"]) for token in added if token.get("special")]
         self._added = {int(token["id"]): str(token["content"]).encode() for token in added}
         self._bytes: dict[int, bytes] = {}
 

@@ -56,8 +56,13 @@ def chat_ids(text: TextTools, body: ChatFields, messages: list[dict[str, Any]], 
         )
     adds = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     kwargs = template_kwargs(body)
-    prompt = text.render_chat(messages, add_generation_prompt=adds, continue_final_message=continues, kwargs=kwargs)
-    return text.encode(prompt, add_special_tokens=add_special_tokens)
+    return text.chat_ids(
+        messages,
+        add_generation_prompt=adds,
+        continue_final_message=continues,
+        kwargs=kwargs,
+        add_special_tokens=add_special_tokens,
+    )
 
 
 def template_kwargs(body: ChatFields) -> dict[str, Any] | None:

@@ -1,0 +1,51 @@
+"""Drafts go through the whole engine and change nothing but the number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fwk
+from fwk import SamplingParams
+from fwk.plugins import discover
+from tests.helpers.scripted_decoder import EchoDecoder, EchoPlugin
+
+PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 100]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.7, "seed": 3, "top_k": 5},
+        {"temperature": 0.5, "seed": 4, "repetition_penalty": 1.2, "logprobs": 2},
+        {"temperature": 0.0, "min_tokens": 9},
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"max_total_tokens": 160, "page_size": 4, "chunked_prefill_size": 9}])
+def test_output_is_token_for_token_the_plain_one(
+    tiny: Callable[..., fwk.LLM], tiny_folder: Path, settings: dict[str, object], options: dict[str, object]
+) -> None:
+    sampling = SamplingParams(max_tokens=40, ignore_eos=True, **settings)  # type: ignore[arg-type]
+    plain = tiny().generate(PROMPTS, sampling)
+    plugins = discover()
+    plugins.register(EchoPlugin(), "speculative.echo", "tests", "1")
+    given = {"max_total_tokens": 4096, "max_running_requests": 4, "check_blocks": True, **options}
+    with fwk.LLM(str(tiny_folder), load_format="dummy", plugins=plugins, speculative_algorithm="echo", **given) as llm:
+        drafted = llm.generate(PROMPTS, sampling)
+        assert [done.token_ids for done in drafted] == [done.token_ids for done in plain]
+        assert [done.text for done in drafted] == [done.text for done in plain]
+        if sampling.logprobs is not None:
+            for one, other in zip(plain, drafted, strict=True):
+                assert one.logprobs is not None
+                assert other.logprobs is not None
+                assert len(one.logprobs) == len(other.logprobs)
+                for a, b in zip(one.logprobs, other.logprobs, strict=True):
+                    assert a.token_id == b.token_id
+                    assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+        stats = llm.engine.stats()
+        assert (stats.num_running, stats.num_held_blocks) == (0, 0)
+    assert sum(accepted for _, accepted in EchoDecoder.verified) > 0
+    assert any(accepted < drafts for drafts, accepted in EchoDecoder.verified)
