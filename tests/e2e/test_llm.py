@@ -35,11 +35,11 @@ def ids(llm: fwk.LLM, prompts: list[list[int]], sampling: object) -> list[list[i
         {"schedule_policy": "lpm"},
     ],
 )
-def test_greedy_and_seeded_output_is_the_same_in_every_setting(tiny: Tiny, options: dict[str, object]) -> None:
-    reference = tiny(prefix_cache="none", max_running_requests=1)
+def test_greedy_and_seeded_output_is_the_same_in_every_setting(tiny_llm: Tiny, options: dict[str, object]) -> None:
+    reference = tiny_llm(prefix_cache="none", max_running_requests=1)
     greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     settings = [sampled(seed=i, top_p=0.9, repetition_penalty=1.1) for i in range(len(PROMPTS))]
-    llm = tiny(**options)
+    llm = tiny_llm(**options)
     for sampling in ([greedy] * len(PROMPTS), settings):
         alone = [ids(reference, [p], [s])[0] for p, s in zip(PROMPTS, sampling, strict=True)]
         assert ids(llm, PROMPTS, sampling) == alone
@@ -50,8 +50,8 @@ def test_greedy_and_seeded_output_is_the_same_in_every_setting(tiny: Tiny, optio
     assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0)
 
 
-def test_seeds_matter_and_n_differ(tiny: Tiny) -> None:
-    llm = tiny()
+def test_seeds_matter_and_n_differ(tiny_llm: Tiny) -> None:
+    llm = tiny_llm()
     one, other = ids(llm, [PROMPTS[0]] * 2, [sampled(1), sampled(2)])
     assert one != other
     many = llm.generate([PROMPTS[0]], sampled(1), n=4)
@@ -59,16 +59,16 @@ def test_seeds_matter_and_n_differ(tiny: Tiny) -> None:
     assert len({tuple(done.token_ids) for done in many}) == 4
 
 
-def test_without_a_seed_every_request_differs(tiny: Tiny) -> None:
-    llm = tiny()
+def test_without_a_seed_every_request_differs(tiny_llm: Tiny) -> None:
+    llm = tiny_llm()
     first, second = ids(llm, [PROMPTS[0]] * 2, sampled())
     assert first != second
 
 
-def test_prompt_logprobs_agree_with_generated_ones(tiny: Tiny) -> None:
+def test_prompt_logprobs_agree_with_generated_ones(tiny_llm: Tiny) -> None:
     """What the model said of its own output when it made it, it says again when it reads it."""
     for options in ({}, {"chunked_prefill_size": 7}):
-        llm = tiny(**options)
+        llm = tiny_llm(**options)
         done = llm.generate([PROMPTS[2]], SamplingParams(max_tokens=10, temperature=0, logprobs=3, ignore_eos=True))[0]
         assert done.logprobs is not None
         again = llm.generate(
@@ -83,8 +83,8 @@ def test_prompt_logprobs_agree_with_generated_ones(tiny: Tiny) -> None:
             assert made.logprob == pytest.approx(read.logprob, abs=1e-4)
 
 
-def test_prompt_logprobs_after_preemption_are_whole(tiny: Tiny) -> None:
-    llm = tiny(max_total_tokens=128, page_size=4, prefix_cache="none")
+def test_prompt_logprobs_after_preemption_are_whole(tiny_llm: Tiny) -> None:
+    llm = tiny_llm(max_total_tokens=128, page_size=4, prefix_cache="none")
     settings = SamplingParams(max_tokens=30, temperature=0, prompt_logprobs=0, ignore_eos=True)
     for done, prompt in zip(llm.generate(PROMPTS, settings), PROMPTS, strict=True):
         assert done.prompt_logprobs is not None
@@ -92,15 +92,15 @@ def test_prompt_logprobs_after_preemption_are_whole(tiny: Tiny) -> None:
     assert llm.engine.stats().preemptions > 0
 
 
-def test_cached_tokens_are_reported(tiny: Tiny) -> None:
-    llm = tiny(page_size=8)
+def test_cached_tokens_are_reported(tiny_llm: Tiny) -> None:
+    llm = tiny_llm(page_size=8)
     prompt = [9] * 41
     first, second = (llm.generate([prompt], SamplingParams(max_tokens=1))[0] for _ in range(2))
     assert (first.cached_tokens, second.cached_tokens) == (0, 40)
 
 
-def test_stop_strings_end_the_text(tiny: Tiny) -> None:
-    llm = tiny()
+def test_stop_strings_end_the_text(tiny_llm: Tiny) -> None:
+    llm = tiny_llm()
     free = llm.generate(["hello"], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))[0]
     stop = free.text[4:6]
     done = llm.generate(["hello"], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, stop=[stop]))[0]
@@ -109,8 +109,8 @@ def test_stop_strings_end_the_text(tiny: Tiny) -> None:
     assert len(done.token_ids) < 20
 
 
-def test_streaming_gives_the_same_text_and_leaving_it_aborts(tiny: Tiny) -> None:
-    llm = tiny()
+def test_streaming_gives_the_same_text_and_leaving_it_aborts(tiny_llm: Tiny) -> None:
+    llm = tiny_llm()
     settings = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
     assert "".join(llm.stream("hello", settings)) == llm.generate("hello", settings)[0].text
     stream = llm.stream("hello", settings)
@@ -138,16 +138,18 @@ def test_streaming_gives_the_same_text_and_leaving_it_aborts(tiny: Tiny) -> None
         ([5], {"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ],
 )
-def test_wrong_input_is_refused_by_name(tiny: Tiny, prompt: list[int], settings: dict[str, object], param: str) -> None:
-    llm = tiny()
+def test_wrong_input_is_refused_by_name(
+    tiny_llm: Tiny, prompt: list[int], settings: dict[str, object], param: str
+) -> None:
+    llm = tiny_llm()
     with pytest.raises(InvalidRequest) as error:
         llm.generate([prompt], SamplingParams(**settings))  # type: ignore[arg-type]
     assert error.value.param == param
     assert not llm.engine.has_work
 
 
-def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny: Tiny) -> None:
-    llm = tiny()
+def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny_llm: Tiny) -> None:
+    llm = tiny_llm()
     impossible = SamplingParams(max_tokens=4, allowed_token_ids=[7], bad_words=["\x00"], logit_bias={}, temperature=1.0)
     banned = SamplingParams(max_tokens=4, allowed_token_ids=[7], bad_word_token_ids=[[7]], temperature=1.0)
     assert ids(llm, [[5]], impossible) == [[7, 7, 7, 7]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True,
 
 
 @pytest.fixture(scope="module")
-def reference() -> Iterator[Any]:
+def reference() -> Any:
     """transformers in float32 on the weights it de-quantises itself."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -47,7 +46,7 @@ def reference() -> Iterator[Any]:
         warnings.simplefilter("ignore")
         model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
     model.eval()
-    yield model
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +108,7 @@ def test_a_seed_gives_the_same_sample_alone_and_in_a_batch() -> None:
 
 
 ROUNDING = 0.3
-"""Difference of two log-probabilities that bfloat16 may turn round: logits near 20 are 0.125 apart, hidden states err."""
+"""Difference of two log-probabilities that bfloat16 may turn round: near 20, two logits are 0.125 apart."""
 
 
 def test_bfloat16_output_differs_only_where_two_tokens_are_close() -> None:

@@ -26,10 +26,10 @@ PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 10
 )
 @pytest.mark.parametrize("options", [{}, {"max_total_tokens": 160, "page_size": 4, "chunked_prefill_size": 9}])
 def test_output_is_token_for_token_the_plain_one(
-    tiny: Callable[..., fwk.LLM], tiny_folder: Path, settings: dict[str, object], options: dict[str, object]
+    tiny_llm: Callable[..., fwk.LLM], tiny_folder: Path, settings: dict[str, object], options: dict[str, object]
 ) -> None:
     sampling = SamplingParams(max_tokens=40, ignore_eos=True, **settings)  # type: ignore[arg-type]
-    plain = tiny().generate(PROMPTS, sampling)
+    plain = tiny_llm().generate(PROMPTS, sampling)
     plugins = discover()
     plugins.register(EchoPlugin(), "speculative.echo", "tests", "1")
     given = {"max_total_tokens": 4096, "max_running_requests": 4, "check_blocks": True, **options}
@@ -47,5 +47,6 @@ def test_output_is_token_for_token_the_plain_one(
                     assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
         stats = llm.engine.stats()
         assert (stats.num_running, stats.num_held_blocks) == (0, 0)
-    assert sum(accepted for _, accepted in EchoDecoder.verified) > 0
+    if sampling.temperature == 0.0:  # samples of a random model seldom repeat
+        assert sum(accepted for _, accepted in EchoDecoder.verified) > 0
     assert any(accepted < drafts for drafts, accepted in EchoDecoder.verified)

@@ -1,0 +1,51 @@
+"""Engines in this process on a tiny random model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fwk
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "dtype": "float32",
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but a config.json, for the dummy loader."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "config.json").write_text(json.dumps(TINY))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny_llm(tiny_folder: Path) -> Iterator[Callable[..., fwk.LLM]]:
+    """Makes engines on the tiny random model; one per set of options."""
+    made: dict[str, fwk.LLM] = {}
+
+    def make(**options: Any) -> fwk.LLM:
+        key = repr(sorted(options.items()))
+        if key not in made:
+            settings = {"max_total_tokens": 4096, "max_running_requests": 32, "check_blocks": True, **options}
+            made[key] = fwk.LLM(str(tiny_folder), load_format="dummy", **settings)
+        return made[key]
+
+    yield make
+    for llm in made.values():
+        llm.close()
