@@ -173,6 +173,11 @@ def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny_llm: Tiny) -> No
         ({"json_model_override_args": '{"architectures": ["Nonesuch"]}'}, PluginError, "no model can serve this run"),
         ({"json_model_override_args": "{"}, ConfigError, "is not JSON"),
         ({"nonsense": 1}, ConfigError, "unknown option --nonsense"),
+        (
+            {"strict": True, "device": "cpu", "json_model_override_args": '{"dtype": "float16"}'},
+            PluginError,
+            "--strict: dtype (bfloat16|float32) instead of the checkpoint's float16",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_before_serving(

@@ -14,7 +14,8 @@ import xxhash
 
 from fwk.engine.blocks import BlockAllocator
 from fwk.engine.core import Engine, EngineInfo
-from fwk.engine.scheduler import Limits, Scheduler
+from fwk.engine.plan import Limits
+from fwk.engine.scheduler import Scheduler
 from fwk.interfaces.cache import CacheContext
 from fwk.interfaces.executor import Executor, Worker, WorkerInfo
 from fwk.interfaces.schedule import ScheduleContext

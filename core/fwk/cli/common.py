@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from fwk.cli.flags import Parser, add_option_flags, parse, read_config_file
 from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, build_config, discover
+from fwk.worker.threads import settle_waiting
 
 
 def warn(sentence: str) -> None:
@@ -30,6 +32,7 @@ def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config
     The parser may hold the command's own arguments; they come back in the namespace. One of them, ``bare_model``, is
     the model given without a flag.
     """
+    settle_waiting(os.environ)  # before torch is imported
     plugins = discover(_early(argv), warn=warn)
     own = {action.dest for action in parser._actions}
     parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line wins")

@@ -110,7 +110,9 @@ class ServerOptions(Options):
 class PluginOptions(Options):
     """How plugins are chosen."""
 
-    strict: bool = option(False, "Make every fallback an error.")
+    strict: bool = option(
+        False, "Make it an error when auto departs from the checkpoint's dtype or from the best-ranked plugin."
+    )
     allow_override: tuple[str, ...] = option((), "Names a plugin may take over from another (family.name).")
 
 

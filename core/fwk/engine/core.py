@@ -8,8 +8,9 @@ from typing import Any
 
 from fwk.config import Config
 from fwk.engine.blocks import BlockAllocator
-from fwk.engine.scheduler import Limits, PlannedStep, Scheduler
-from fwk.errors import InvalidRequest
+from fwk.engine.plan import Limits, PlannedStep
+from fwk.engine.scheduler import Scheduler
+from fwk.errors import InvalidRequest, PluginError
 from fwk.interfaces.cache import CacheContext, PrefixCache
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.schedule import ScheduleContext
@@ -89,6 +90,9 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup) -> Engin
     executor: Executor = build(item, ExecutorContext(make_worker, plugin_options(item, given)))
     try:
         loaded = executor.load()
+        reasons = [*setup.reasons, *loaded.reasons]
+        if config.plugins.strict and reasons:
+            raise PluginError(f"--strict: {'; '.join(reasons)}. Choose by name, or leave --strict out")
         return _assemble(config, plugins, setup, executor, loaded)
     except BaseException:
         executor.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
 from fwk.engine.blocks import BlockAllocator, OutOfBlocks
+from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
 from fwk.engine.sequence import Sequence, Status
 from fwk.engine.waiting import WaitingQueue
 from fwk.errors import InvalidRequest
@@ -28,48 +28,6 @@ from fwk.types import (
     TokenEvent,
     TokenLogprobs,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds a step and a request."""
-
-    max_model_len: int
-    max_step_tokens: int
-    max_chunk_tokens: int
-    max_running: int
-    block_size: int
-    eos_token_ids: frozenset[int]
-    seed: int = 0
-    check_blocks: bool = False
-
-
-@dataclass(slots=True)
-class PlannedStep:
-    """A batch, and the sequences behind it in the same order, each with the number of its life between pre-emptions."""
-
-    batch: Batch
-    sequences: list[tuple[Sequence, int]]
-
-
-@dataclass(slots=True)
-class _Counters:
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    generation_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    finished: int = 0
-    aborted: int = 0
-
-
-@dataclass(slots=True)
-class _Plan:
-    """A step while it is being put together."""
-
-    budget: int
-    new: dict[Sequence, NewSequence] = field(default_factory=dict[Sequence, NewSequence])
-    scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict[Sequence, ScheduledSequence])
 
 
 class Scheduler:
@@ -93,7 +51,7 @@ class Scheduler:
         self._by_request: dict[str, list[Sequence]] = {}
         self._free_slots = list(range(limits.max_running - 1, -1, -1))
         self._freed_slots: list[int] = []  # to tell the workers with the next batch
-        self._counters = _Counters()
+        self._counters = Counters()
         self._num_arrived = 0
 
     # What policies see (SchedulerView).
@@ -168,7 +126,7 @@ class Scheduler:
 
     def schedule(self) -> PlannedStep | None:
         """Plan a step: sequences under way first, then as many waiting ones as fit. None when nothing can run."""
-        plan = _Plan(self.limits.max_step_tokens)
+        plan = StepPlan(self.limits.max_step_tokens)
         for sequence in list(self._running):
             if plan.budget <= 0:
                 break
@@ -241,7 +199,7 @@ class Scheduler:
 
     # Inside a step.
 
-    def _schedule_running(self, sequence: Sequence, plan: _Plan) -> None:
+    def _schedule_running(self, sequence: Sequence, plan: StepPlan) -> None:
         if sequence.has_drafts_in_flight or sequence.is_last_token_launched:
             return
         remaining = sequence.num_tokens - sequence.num_computed_tokens
@@ -258,7 +216,7 @@ class Scheduler:
         if blocks is not None:
             self._schedule(sequence, num_new, blocks, drafts, plan)
 
-    def _make_room(self, sequence: Sequence, num_new: int, plan: _Plan) -> list[int] | None:
+    def _make_room(self, sequence: Sequence, num_new: int, plan: StepPlan) -> list[int] | None:
         """Blocks for ``num_new`` more tokens, pre-empting others if need be; None when it was itself pre-empted."""
         count = self._blocks_for(sequence.num_computed_tokens + num_new) - len(sequence.blocks)
         while True:
@@ -274,7 +232,7 @@ class Scheduler:
                 if victim is sequence:
                     return None
 
-    def _admit_waiting(self, plan: _Plan) -> None:
+    def _admit_waiting(self, plan: StepPlan) -> None:
         if not self._waiting or plan.budget <= 0 or not self._free_slots:
             return
         admitted: list[Sequence] = []
@@ -289,7 +247,7 @@ class Scheduler:
         for sequence in admitted:
             self._waiting.remove(sequence)
 
-    def _admit(self, sequence: Sequence, plan: _Plan) -> bool:
+    def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         match = self._cache.match(sequence.request.cache_namespace, sequence.token_ids, self._matchable(sequence))
         self._cache.lock(match.node)
         num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, plan.budget)
@@ -327,7 +285,7 @@ class Scheduler:
         self._schedule(sequence, num_new, blocks, [], plan)
         return True
 
-    def _schedule(self, sequence: Sequence, num_new: int, blocks: list[int], drafts: list[int], plan: _Plan) -> None:
+    def _schedule(self, sequence: Sequence, num_new: int, blocks: list[int], drafts: list[int], plan: StepPlan) -> None:
         sequence.blocks.extend(blocks)
         sequence.is_owned.extend([True] * len(blocks))
         samples = sequence.num_computed_tokens + num_new - len(drafts) == sequence.num_tokens

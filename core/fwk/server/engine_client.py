@@ -36,6 +36,7 @@ from fwk.types import (
     ToEngine,
     TokenEvent,
 )
+from fwk.worker.threads import settle_waiting
 
 log = logging.getLogger(__name__)
 
@@ -227,5 +228,7 @@ class EngineClient:
 
 
 def _environment() -> dict[str, str]:
-    """The engine writes its log unbuffered, and its threads wait briefly by spinning between operators."""
-    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+    """The engine writes its log unbuffered, and its threads do not spin for long."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    settle_waiting(environment)
+    return environment

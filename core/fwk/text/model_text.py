@@ -41,7 +41,8 @@ class ModelText(TextTools):
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         tokenizer = self.tokenizer if parse_special else self._literal
         try:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            # Not ``encode``, which keeps the GIL: megabytes of text would stop the event loop for seconds.
+            return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError):
             raise InvalidRequest("the text is not valid Unicode (lone surrogates)", "prompt") from None
 

@@ -87,6 +87,8 @@ class ModelRunner:
         for scheduled in batch.sequences:
             if not scheduled.samples:
                 self._table.finish(scheduled, [])
+                if scheduled.slot in failed:  # found out with the first chunk: the others are not worth computing
+                    results[scheduled.slot] = SequenceResult(scheduled.slot, [], error=failed[scheduled.slot])
                 continue
             drafts = scheduled.draft_token_ids
             tokens = accepted(drafts, picked[row : row + 1 + len(drafts)])

@@ -35,9 +35,9 @@ class SamplingPipeline:
         self._table = table
 
     def add(self, new: NewSequence) -> None:
-        """A sequence takes its slot."""
+        """A sequence takes its slot. Raises ``BlameSequence`` when a processor cannot take its settings."""
         for active in self._active:
-            if active.processor.add(new.slot, new.sampling):
+            if _add(active.processor, new):
                 active.slots.add(new.slot)
 
     def remove(self, slot: int) -> None:
@@ -64,12 +64,36 @@ class SamplingPipeline:
         return self._sampler.sample(logits, picked).tolist()
 
 
+def _add(processor: LogitsProcessor, new: NewSequence) -> bool:
+    """Whether a processor has something to do for a new sequence. Whatever it raises is that sequence's fault."""
+    try:
+        return processor.add(new.slot, new.sampling)
+    except BlameSequence:
+        raise
+    except Exception as error:
+        log.exception("logits processor %s raised", type(processor).__name__)
+        raise BlameSequence(new.slot, f"logits processor {type(processor).__name__} failed") from error
+
+
 def _apply(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: LogitsView) -> Tensor:
-    """Run a processor. Whatever it raises is the fault of those who asked for it, one of them at a time."""
+    """Run a processor. Whatever it raises is the fault of one of those who asked for it."""
     try:
         return processor.apply(logits, view)
     except BlameSequence:
         raise
     except Exception as error:
         log.exception("logits processor %s raised", type(processor).__name__)
-        raise BlameSequence(min(slots), f"logits processor {type(processor).__name__} failed") from error
+        slot = _culprit(processor, slots, logits, view)
+        raise BlameSequence(slot, f"logits processor {type(processor).__name__} failed") from error
+
+
+def _culprit(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: LogitsView) -> int:
+    """The first slot for which the processor raises alone; when none does, the first of all."""
+    for slot in sorted(slots):
+        rows = np.flatnonzero(view.slots == slot)
+        alone = LogitsView(view.slots[rows], view.num_tokens[rows], view.num_prompt_tokens[rows], view.token_ids)
+        try:
+            processor.apply(logits[torch.from_numpy(rows).to(logits.device)], alone)
+        except Exception:
+            return slot
+    return min(slots)

@@ -7,7 +7,7 @@ async def test_models_are_listed(api, client):
     reply = await api.get("/v1/models", "ModelList")
     [model] = reply["data"]
     assert model == await api.get("/v1/models/tiny", "Model")
-    assert (model["id"], model["max_model_len"], model["root"]) == ("tiny", 4096, "org/tiny")
+    assert (model["id"], model["max_model_len"], model["root"]) == ("tiny", 4096, "tiny")
 
 
 @pytest.mark.parametrize("name", ["other", "org/other", "tiny/x", "%0d%0a", "..%2ftiny"])

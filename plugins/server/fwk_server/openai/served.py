@@ -33,7 +33,7 @@ def model_body(card: ModelCard) -> dict[str, Any]:
         "object": "model",
         "created": card.created,
         "owned_by": "fwk",
-        "root": card.path,
+        "root": card.name,
         "parent": None,
         "max_model_len": card.max_model_len,
     }

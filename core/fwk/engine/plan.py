@@ -1,0 +1,52 @@
+"""What bounds a step, what a step is, and what is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fwk.engine.sequence import Sequence
+from fwk.types import Batch, NewSequence, ScheduledSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a step and a request."""
+
+    max_model_len: int
+    max_step_tokens: int
+    max_chunk_tokens: int
+    max_running: int
+    block_size: int
+    eos_token_ids: frozenset[int]
+    seed: int = 0
+    check_blocks: bool = False
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """A batch, and the sequences behind it in the same order, each with the number of its life between pre-emptions."""
+
+    batch: Batch
+    sequences: list[tuple[Sequence, int]]
+
+
+@dataclass(slots=True)
+class Counters:
+    """Grow for the engine's life; reported as ``EngineStats``."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    finished: int = 0
+    aborted: int = 0
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A step while it is being put together."""
+
+    budget: int
+    new: dict[Sequence, NewSequence] = field(default_factory=dict[Sequence, NewSequence])
+    scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict[Sequence, ScheduledSequence])
