@@ -21,7 +21,7 @@ import zmq
 from fwk.config.wire import from_plain
 from fwk.errors import FwkError, PluginError
 from fwk.plugins import discover
-from fwk.types import EngineFailed, EngineReady, Ping
+from fwk.types import EngineFailed, EngineReady
 
 log = logging.getLogger("fwk.engine")
 
@@ -105,8 +105,7 @@ def _load(spec: LaunchSpec) -> tuple[Any, EngineReady]:
 def _report(socket: zmq.Socket[bytes], message: str) -> None:
     """Tell the parent, which has sent a ping by now or will within a moment, why there is no engine."""
     if socket.poll(2000):
-        client, body = socket.recv_multipart()[:2]
-        msgspec.msgpack.decode(body, type=Ping)
+        client = socket.recv_multipart()[0]
         socket.send_multipart([client, msgspec.msgpack.encode(EngineFailed(message))])
     socket.close(linger=1000)
 
