@@ -45,7 +45,8 @@ def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config
         raise ConfigError(f"two models are given: {bare} and --model {line['model']}")
     if unknown:
         # Let the one place that knows every option say what is wrong with the first of them.
-        build_config(plugins, {**given, **{unknown[0].partition("=")[0]: "true"}})
+        if unknown[0].startswith("-"):
+            build_config(plugins, {**given, **{unknown[0].partition("=")[0]: "true"}})
         parser.error(f"unexpected argument {unknown[0]!r}")
     config = build_config(plugins, {**given, **line})
     return plugins, config, namespace

@@ -215,8 +215,9 @@ class EngineClient:
         """The engine is dead: everybody who waits is told, once."""
         if self._dead is not None:
             return
+        was_ready = self.is_ready
         self._dead = EngineDead(text)
-        if not self._closing:
+        if was_ready and not self._closing:
             log.error("engine dead: %s; %d requests ended with an error", text, len(self._receivers))
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._dead)

@@ -70,7 +70,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, not {value}", name)
+                raise InvalidRequest(f"{name} must be between {_plain(low)} and {_plain(high)}, not {value}", name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})", "min_tokens"
@@ -100,6 +100,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
             raise InvalidRequest(f"at most {MAX_BAD_WORDS} bad words", "bad_words")
         if any(not word or len(word) > MAX_STOP_LENGTH for word in self.bad_words):
             raise InvalidRequest(f"a bad word must have 1 to {MAX_STOP_LENGTH} characters", "bad_words")
+
+
+def _plain(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
 
 
 def check_token_ids(ids: list[int], vocab_size: int, param: str, max_len: int) -> None:
