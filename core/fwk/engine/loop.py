@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 IDLE_POLL_MS = 1000
+MESSAGES_PER_STEP = 1000
+"""Messages taken in between two steps at most, so that a flood of requests does not stop those under way."""
 
 
 def bind(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
@@ -69,9 +71,11 @@ class EngineLoop:
 
     def _receive(self) -> None:
         timeout = 0 if self._engine.has_work else IDLE_POLL_MS
-        while self._socket.poll(timeout):
-            client, body = self._socket.recv_multipart()[:2]
+        for _ in range(MESSAGES_PER_STEP):
+            if not self._socket.poll(timeout):
+                return
             timeout = 0
+            client, body = self._socket.recv_multipart()[:2]
             try:
                 message = self._decoder.decode(body)
             except (msgspec.DecodeError, ValueError) as error:

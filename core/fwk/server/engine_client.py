@@ -164,7 +164,13 @@ class EngineClient:
     async def _receive(self) -> None:
         assert self._socket is not None
         while True:
-            self._take(self._decoder.decode(await self._socket.recv()))
+            body = await self._socket.recv()
+            try:
+                message = self._decoder.decode(body)
+            except (msgspec.DecodeError, ValueError) as error:
+                log.warning("dropped a message that is not of the protocol: %s", error)
+                continue
+            self._take(message)
 
     def _take(self, message: FromEngine) -> None:
         match message:
@@ -198,7 +204,7 @@ class EngineClient:
 
     async def _ping(self) -> None:
         number = 0
-        while True:
+        while self._dead is None:
             self._send(Ping(number))
             number += 1
             await asyncio.sleep(PING_SECONDS)
