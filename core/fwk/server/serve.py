@@ -86,6 +86,8 @@ class _Server:
             serving = asyncio.create_task(uvicorn_server.serve(sockets=[self._listener]))
             code = await self._until_stopped(stop, serving, frontend)
             uvicorn_server.should_exit = True
+            await asyncio.wait([serving], timeout=GRACEFUL_SECONDS)
+            await self._client.close()  # whoever still waits for tokens is told that there will be none
             await serving
             return code
         finally:
@@ -159,7 +161,7 @@ class _Server:
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=GRACEFUL_SECONDS,
+            timeout_graceful_shutdown=2 * GRACEFUL_SECONDS,  # only for requests that do not end when told to
             timeout_keep_alive=30,
         )
         server = uvicorn.Server(settings)

@@ -1,0 +1,229 @@
+"""The server as its operators and clients know it: a process, a port, signals, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from fwk.plugins import discover
+from tests.faults.client import Streamed, connect, together
+from tests.faults.fixtures import Start
+from tests.faults.rig import FAKE, Server, until
+
+KEY = "sk-the-key-of-the-tests"
+PUBLIC = {"/health"}
+NUM_STREAMS = 64
+
+
+@pytest.fixture(scope="module", params=["tiny", "fake"])
+def server(request: pytest.FixtureRequest) -> Server:
+    return request.getfixturevalue(request.param)
+
+
+async def test_streams_say_what_is_said_in_one_piece(server: Server) -> None:
+    """64 at once: different lengths, several choices, long prompts, common prefixes."""
+    bodies: list[dict[str, Any]] = [
+        {
+            "prompt": f"{'a common prefix of all, ' * (i % 5)}request {i % 48}",
+            "max_tokens": 1 + (i * 7) % 50,
+            "n": 3 if i % 16 == 0 else 1,
+            "ignore_eos": i % 2 == 0,
+        }
+        for i in range(NUM_STREAMS)
+    ]
+    async with connect(server) as client:
+        whole = []
+        for body in bodies:
+            status, reply = await client.post({"temperature": 0, "return_token_ids": True} | body)
+            assert status == 200, reply
+            whole.append({choice["index"]: choice for choice in reply["choices"]})
+        streams: list[Streamed] = await together(client.stream(**body) for body in bodies)
+    for stream, choices in zip(streams, whole, strict=True):
+        assert (stream.status, stream.is_done, stream.errors) == (200, True, [])
+        assert stream.texts == {index: choice["text"] for index, choice in choices.items()}
+        assert stream.token_ids == {index: choice["token_ids"] for index, choice in choices.items()}
+        assert stream.reasons == {index: choice["finish_reason"] for index, choice in choices.items()}
+    server.check_invariants()
+
+
+async def test_sampled_streams_with_a_seed(tiny: Server) -> None:
+    """The same request gives the same text alone and among others."""
+    bodies = [{"prompt": f"seed {i}", "max_tokens": 40, "temperature": 1.0, "seed": i} for i in range(16)]
+    async with connect(tiny) as client:
+        alone = [await client.complete(**body) for body in bodies]
+        streams = await together(client.stream(**body) for body in bodies)
+    assert [stream.token_ids[0] for stream in streams] == [ids for (ids,) in alone]
+
+
+async def test_every_reply_carries_the_request_id(server: Server) -> None:
+    async with httpx.AsyncClient(base_url=server.url) as http:
+        for path, body in (("/health", None), ("/v1/completions", {"prompt": "Hi"}), ("/nothing", None)):
+            method = "POST" if body else "GET"
+            named = await http.request(method, path, json=body, headers={"x-request-id": "mine-42"})
+            assert named.headers.get_list("x-request-id") == ["mine-42"]
+            unnamed = [(await http.request(method, path, json=body)).headers["x-request-id"] for _ in range(2)]
+            assert len(set(unnamed)) == 2
+        for bad in ("x" * 129, "a b", "tab\tbed", "caf\xe9".encode("latin-1"), ""):
+            reply = await http.get("/health", headers={"x-request-id": bad})
+            assert reply.headers["x-request-id"] not in ("", bad)
+        same = [http.post("/v1/completions", json={"prompt": "Hi"}, headers={"x-request-id": "twin"}) for _ in range(4)]
+        replies = await asyncio.gather(*same)
+        assert {reply.status_code for reply in replies} == {200}
+        assert len({reply.json()["id"] for reply in replies}) == 4
+    server.check_invariants()
+
+
+@pytest.fixture(scope="module")
+def locked(spawn: Start) -> Iterator[Server]:
+    """A server that asks for a key."""
+    return spawn(*FAKE, key=KEY)
+
+
+def routes(server: Server) -> list[tuple[str, str]]:
+    """Every method and path the application has, as the running server tells it."""
+    found = server.get("/faults/routes").json()
+    assert all(path is not None and methods for methods, path in found), "a route this test cannot walk"
+    return [(method, path.replace("{name:path}", "tiny")) for methods, path in found for method in methods]
+
+
+def test_a_key_is_asked_for_everywhere_but(locked: Server) -> None:
+    found = routes(locked)
+    assert {path for _, path in found} >= {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/server_info",
+        "/metrics",
+    } | PUBLIC
+    odd = ["/", "/nothing", "//v1/models", "/v1/%6dodels", "/health/", "/health/x", "/HEALTH", "/v1/%2e%2e/health"]
+    found += [("GET", path) for path in odd]
+    found += [(method, path) for method in ("OPTIONS", "HEAD", "PUT", "DELETE", "TRACE") for _, path in found[:4]]
+    wrong = [
+        {}, {"authorization": ""}, {"authorization": "Bearer"}, {"authorization": "Bearer x"},
+        {"authorization": f"Bearer {KEY}x"}, {"authorization": f"Bearer {KEY[:-1]}"}, {"authorization": KEY},
+        {"authorization": f"Basic {KEY}"}, {"x-api-key": KEY}, {"host": "x/health?", "authorization": "Bearer no"},
+    ]  # fmt: skip
+    with httpx.Client(base_url=locked.url) as http:
+        for method, path in found:
+            for headers in wrong:
+                reply = http.request(method, path, headers=headers)
+                is_public = path in PUBLIC and method in ("GET", "HEAD")
+                assert reply.status_code == (200 if is_public else 401), (method, path, headers, reply.text)
+                assert KEY not in reply.text
+    locked.check_invariants()
+
+
+def test_the_key_opens(locked: Server) -> None:
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        headers = {"authorization": f"{scheme} {KEY}"}
+        assert httpx.get(locked.url + "/v1/models", headers=headers).status_code == 200
+    assert locked.post({"prompt": "Hi", "max_tokens": 1}).status_code == 200
+    info = locked.get("/server_info")
+    assert info.status_code == 200
+    assert KEY not in info.text
+    assert KEY not in locked.get("/metrics").text
+    assert KEY not in locked.log
+    assert locked.get("/nothing").status_code == 404
+
+
+def test_a_websocket_is_refused(locked: Server) -> None:
+    host, port = locked.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(
+            b"GET /health HTTP/1.1\r\nhost: t\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+            b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+        )
+        assert b" 101 " not in connection.recv(4096)
+
+
+def run_to_its_end(*flags: str, model: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fwk", "serve", str(model), "--load-format", "dummy", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_taken_port_is_told_before_the_model_is_opened(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        ended = run_to_its_end("--port", str(port), model=tmp_path / "there is no such model")
+    assert ended.returncode not in (0, None)
+    (line,) = ended.stderr.strip().splitlines()
+    assert line.startswith("fwk: error: ")
+    assert str(port) in line
+    assert "--port" in line
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    ended = run_to_its_end("--port", "0", model=tmp_path / "nothing")
+    assert ended.returncode not in (0, None)
+    assert ended.stderr.strip().splitlines()[-1].startswith("fwk: error: ")
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--no-such-flag", "1"), ("--page-size", "0"), ("--executor", "none-such"), ("--port", "70000")]
+)
+def test_a_wrong_option_ends_in_one_line(tiny_model: Path, flag: str, value: str) -> None:
+    ended = run_to_its_end("--port", "0", flag, value, model=tiny_model)
+    assert ended.returncode not in (0, None)
+    assert "Traceback" not in ended.stderr
+    assert "fwk: error: " in ended.stderr
+
+
+def test_nothing_of_the_rig_is_installed() -> None:
+    """The tests' plugins exist in the servers they start, and nowhere else."""
+    assert "fwk-faults" not in {item.package for item in discover().all()}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_well(spawn: Start, number: signal.Signals) -> None:
+    server = spawn(*FAKE, "--fake-step-ms", "10")
+    async with connect(server) as client:
+        streams = [Streamed() for _ in range(8)]
+        work = [client.stream(s, prompt=f"{i}", max_tokens=60) for i, s in enumerate(streams)]
+        running = asyncio.ensure_future(together(work))
+        await asyncio.wait_for(asyncio.gather(*(s.has_begun.wait() for s in streams)), 20)
+        server.process.send_signal(number)
+        await running
+    assert all(s.is_done and not s.errors and s.reasons == {0: "length"} for s in streams), "cut off, with time enough"
+    assert server.wait(15) == 0
+    assert not server.leftovers
+    assert "Traceback" not in server.log
+
+
+async def test_a_signal_and_streams_that_would_take_too_long(spawn: Start) -> None:
+    server = spawn(*FAKE, "--fake-step-ms", "50")
+    async with connect(server) as client:
+        streams = [Streamed() for _ in range(12)]
+        work = [client.stream(s, prompt=f"{i}", max_tokens=1500) for i, s in enumerate(streams)]
+        running = asyncio.ensure_future(together(work))
+        await asyncio.wait_for(asyncio.gather(*(s.has_begun.wait() for s in streams[:8])), 20)
+        started = time.monotonic()
+        server.process.terminate()
+        await running
+    assert server.wait(15) == 0
+    assert time.monotonic() - started < 15
+    for stream in streams:
+        assert len(stream.errors) == 1, "a stream that was cut off must be told so"
+        assert stream.is_done or stream.status == 503
+    assert not server.leftovers
+
+
+def test_a_signal_while_it_starts(tiny_model: Path, python_path: str) -> None:
+    server = Server(tiny_model, python_path=python_path)
+    try:
+        until(lambda: psutil.Process(server.process.pid).children(), 20, "the engine process")
+        server.process.terminate()
+        assert server.process.wait(15) in (0, -signal.SIGTERM)
+        until(lambda: not server.leftovers, 5, "an empty folder")
+    finally:
+        server.close()

@@ -1,0 +1,3 @@
+from tests.faults.fixtures import fake, python_path, spawn, tiny, tiny_model
+
+__all__ = ["fake", "python_path", "spawn", "tiny", "tiny_model"]

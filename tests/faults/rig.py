@@ -1,0 +1,222 @@
+"""The real server as a subprocess, and what must hold of it after every check."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+HERE = Path(__file__).parent
+START_SECONDS = 60.0
+SETTLE_SECONDS = 10.0
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "dtype": "float32",
+}
+"""A random Llama in which every id is a token: one per byte, and names for those above."""
+
+CONTEXT = TINY["max_position_embeddings"]
+VOCAB = TINY["vocab_size"]
+GOLDEN = {"prompt": "The golden request: ", "max_tokens": 16, "temperature": 0, "return_token_ids": True}
+FAKE = ("--executor", "fake", "--max-running-requests", "8", "--max-prefill-tokens", "128")
+FAKE_CHUNK = 64
+
+_LEAK = re.compile(r'Traceback|File "|/(?:srv|tmp|home|root|usr|work|proc|var)/|\.py\b|\b0x[0-9a-f]{6,}|ipc:', re.ASCII)
+
+
+def assert_no_leak(body: str) -> None:
+    """Rule 9: what clients read holds no path, address or traceback."""
+    found = _LEAK.search(body)
+    assert found is None, f"a body tells {found.group()!r}: {body[:500]}"
+
+
+def install_plugins(folder: Path) -> str:
+    """A distribution with the plugins of the tests; returns the PYTHONPATH on which the server finds it."""
+    info = folder / "fwk_faults-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fwk-faults\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fwk]\ntests.faults = fwk_faults\n")
+    return os.pathsep.join([str(folder), str(HERE / "plugin"), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Wait for a true value; how long it took is for the caller to measure."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.01)
+
+
+class Server:
+    """``fwk serve`` on a free loopback port. ``start`` returns once /health answers 200."""
+
+    def __init__(self, model: Path, *flags: str, python_path: str | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="fwk-rig-"))  # short: a socket's path goes into it
+        self._log = self._folder / "log"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder)}
+        if python_path is not None:
+            environment["PYTHONPATH"] = python_path
+        command = [sys.executable, "-m", "fwk", "serve", str(model), "--load-format", "dummy", "--device", "cpu"]
+        if "--port" not in flags:
+            flags = ("--port", "0", *flags)
+        if "--max-total-tokens" not in flags:
+            flags = ("--max-total-tokens", "8192", *flags)  # proving the books takes as long as there are blocks
+        command += ["--served-model-name", "tiny", "--check-blocks", "true", *flags]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=environment)
+        self.url = ""
+        self.headers: dict[str, str] = {}
+        self.engine: psutil.Process | None = None
+        self.golden: list[int] = []
+        self._num_fds = 0
+        self._log_seen = 0
+
+    def start(self, key: str | None = None) -> Server:
+        """Wait until it serves; note its golden answer."""
+        if key is not None:
+            self.headers = {"authorization": f"Bearer {key}"}
+
+        def address() -> str | None:
+            assert self.process.poll() is None, f"the server ended: {self.log}"
+            found = re.search(r"http://127\.0\.0\.1:\d+", self.log)
+            return found.group() if found else None
+
+        self.url = until(address, START_SECONDS, "the server's ready line")
+        until(lambda: self.health() == 200, 5, "health after the ready line")
+        (self.engine,) = self.children()
+        self.golden = self._golden()
+        self._num_fds = self._count_fds()
+        return self
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    @property
+    def leftovers(self) -> list[Path]:
+        """What it has in the folder for temporary files."""
+        return [path for path in self._folder.iterdir() if path != self._log]
+
+    def post(self, body: Any, path: str = "/v1/completions") -> httpx.Response:
+        return httpx.post(self.url + path, json=body, headers=self.headers, timeout=60)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, headers=self.headers, timeout=10)
+
+    def health(self) -> int:
+        reply = self.get("/health")
+        assert_no_leak(reply.text)
+        return reply.status_code
+
+    def stats(self) -> dict[str, int]:
+        """The engine's books as it last reported them: with each answer, each abort, and twice a second."""
+        return self.get("/faults/stats").json()
+
+    def metric(self, name: str) -> float:
+        """A gauge or counter of /metrics."""
+        found = re.findall(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)$", self.get("/metrics").text, re.MULTILINE)
+        assert found, f"/metrics has no {name}"
+        return sum(map(float, found))
+
+    def _golden(self) -> list[int]:
+        reply = self.post(GOLDEN)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["choices"][0]["token_ids"]
+
+    def _count_fds(self) -> int:
+        assert self.engine is not None
+        return psutil.Process(self.process.pid).num_fds() + self.engine.num_fds()
+
+    def is_idle(self) -> bool:
+        names = ("fwk:num_requests_running", "fwk:num_requests_waiting", "fwk:kv_cache_usage_perc")
+        return not any(self.metric(name) for name in names)
+
+    def _books_balance(self) -> bool:
+        stats = self.stats()
+        unowned = stats["num_free_blocks"] + stats["num_cached_blocks"]
+        return stats["num_held_blocks"] == 0 and unowned == stats["num_blocks"]
+
+    def check_invariants(self, *, may_log_errors: bool = False) -> None:
+        """What must hold after every check, as far as it can be seen from outside."""
+        until(lambda: self.health() == 200, SETTLE_SECONDS, "health 200")
+        until(self.is_idle, SETTLE_SECONDS, "running = waiting = 0 and no block held")
+        assert self._golden() == self.golden  # its answer brings the books up to date
+        until(self._books_balance, SETTLE_SECONDS, "free + cached blocks = all")
+        assert self.children() == [self.engine]
+        until(lambda: self._count_fds() <= self._num_fds + 4, SETTLE_SECONDS, "connections closed")
+        log = self.log
+        fresh, self._log_seen = log[self._log_seen :], len(log)
+        assert may_log_errors or "Traceback" not in fresh, fresh
+
+    def signal_engine(self, number: signal.Signals) -> None:
+        assert self.engine is not None
+        self.engine.send_signal(number)
+
+    def stop(self, seconds: float = 20) -> int:
+        """SIGTERM; returns the exit code. Nothing of the server is left afterwards."""
+        self.process.terminate()
+        return self.wait(seconds)
+
+    def wait(self, seconds: float) -> int:
+        code = self.process.wait(seconds)
+        if self.engine is not None:
+            until(lambda: not is_alive(self.engine), 5, "the end of the engine")
+        assert "Fatal Python error" not in self.log, self.log
+        return code
+
+    def close(self) -> None:
+        """Whatever state it is in. pytest shows what is printed here when a test has failed."""
+        print(f"--- {self.url} ended with {self.process.poll()}; the end of its log:\n{self.log[-5000:]}")
+        for process in filter(None, [self.engine, psutil.Process(self.process.pid) if self.is_running else None]):
+            if is_alive(process):
+                process.kill()
+        self.process.wait(10)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+
+def is_alive(process: psutil.Process | None) -> bool:
+    """Whether it runs; a zombie whose new parent has not reaped it yet does not."""
+    try:
+        return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def write_model(folder: Path) -> Path:
+    """The tiny model's folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(TINY))
+    return folder

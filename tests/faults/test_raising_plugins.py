@@ -1,0 +1,141 @@
+"""Check 23: a step raises. Who can be blamed fails alone; otherwise the engine is dead at once, and says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.faults.client import Client, connect, together
+from tests.faults.fixtures import Start
+from tests.faults.rig import Server, until
+
+FAULTY = ("--executor", "faulty", "--schedule-policy", "faulty", "--sampling-backend", "faulty")
+CHUNK = 32
+SEEDS = 666_000
+NUM_TOKENS = 30
+
+NEIGHBOURS: list[dict[str, Any]] = [
+    {"prompt": "greedy"},
+    {"prompt": "sampled", "temperature": 0.8, "seed": 5},
+    {"prompt": "penalised", "frequency_penalty": 1.0},
+    {"prompt": "p" * 3 * CHUNK},
+    {"prompt": "asks the same processor, which has no reason to fail it", "fault": "apply:9999"},
+]
+
+
+@pytest.fixture(scope="module")
+def faulty(spawn: Start) -> Server:
+    """The tiny model with pieces that fail on request; prompts are computed in chunks."""
+    return spawn(*FAULTY, "--chunked-prefill-size", str(CHUNK))
+
+
+@pytest.fixture(scope="module")
+def expected(faulty: Server) -> list[list[int]]:
+    """What the neighbours answer when nothing fails."""
+    bodies = [{"temperature": 0, "max_tokens": NUM_TOKENS, "return_token_ids": True} | body for body in NEIGHBOURS]
+    return [faulty.post(body).json()["choices"][0]["token_ids"] for body in bodies]
+
+
+async def beside_neighbours(client: Client, *bad: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Answers of the bad requests and of the neighbours, all at once: some bad first, some last."""
+    bodies = [{"prompt": "bad", "max_tokens": NUM_TOKENS, "temperature": 0} | body for body in bad]
+    half = len(bodies) // 2
+    results = await together(
+        [
+            *(client.post(body) for body in bodies[:half]),
+            *(client.complete(max_tokens=NUM_TOKENS, **body) for body in NEIGHBOURS),
+            *(client.post(body) for body in bodies[half:]),
+        ]
+    )
+    end = half + len(NEIGHBOURS)
+    return results[:half] + results[end:], [ids for (ids,) in results[half:end]]
+
+
+@pytest.mark.parametrize("prompt", ["short", "l" * 5 * CHUNK])
+@pytest.mark.parametrize("fault", ["add:1", "apply:1", "apply:2", "apply:17"])
+async def test_a_processor_fails_the_request_that_asked(
+    faulty: Server, expected: list[list[int]], fault: str, prompt: str
+) -> None:
+    async with connect(faulty) as client:
+        failed, served = await beside_neighbours(client, {"fault": fault, "prompt": prompt})
+        (status, body), streamed = failed[0], await client.stream(prompt=prompt, max_tokens=40, fault=fault)
+    assert (status, body["error"]["type"]) == (500, "server_error"), body
+    assert len(streamed.errors) == 1
+    # Tokens that come together with the error are not shown.
+    assert len(streamed.token_ids.get(0, [])) < int(fault.partition(":")[2])
+    assert served == expected
+    faulty.check_invariants(may_log_errors=True)
+
+
+async def test_many_fail_at_different_steps(faulty: Server, expected: list[list[int]]) -> None:
+    """Every step for a while has somebody to blame, and several at once."""
+    faults = [{"fault": f"apply:{1 + i // 3}", "prompt": f"bad {i}"} for i in range(24)]
+    faults += [{"fault": "add:1", "prompt": f"worse {i}"} for i in range(4)]
+    async with connect(faulty) as client:
+        failed, served = await beside_neighbours(client, *faults)
+    assert [status for status, _ in failed] == [500] * len(faults)
+    assert served == expected
+    faulty.check_invariants(may_log_errors=True)
+
+
+async def test_a_failing_request_with_several_choices(faulty: Server, expected: list[list[int]]) -> None:
+    async with connect(faulty) as client:
+        failed, served = await beside_neighbours(client, {"fault": "apply:5", "n": 4})
+        streamed = await client.stream(prompt="bad", n=4, max_tokens=20, fault="apply:5")
+    assert failed[0][0] == 500
+    assert len(streamed.errors) == 1
+    assert streamed.is_done
+    assert served == expected
+    faulty.check_invariants(may_log_errors=True)
+
+
+@pytest.mark.parametrize("call", ["arrived", "tokens", "finished", "step"])
+async def test_an_observer_that_raises_is_told_nothing_more(
+    faulty: Server, expected: list[list[int]], call: str
+) -> None:
+    async with connect(faulty) as client:
+        for _ in range(2):
+            (reply,), served = await beside_neighbours(client, {"request_id": f"observer:{call}"})
+            assert reply[0] == 200
+            assert served == expected
+    faulty.check_invariants(may_log_errors=True)
+    assert faulty.log.count(f"observer Faulty{call.title()} raised") == 1
+
+
+# Nobody to blame: the whole engine.
+
+
+@pytest.mark.parametrize(
+    ("bad", "num_before"),
+    [
+        ({"fault": "model:1"}, 0),
+        ({"fault": "model:7"}, 6),
+        ({"fault": "policy:3", "prompt": "p" * 6 * CHUNK}, 0),
+        ({"seed": SEEDS + 9, "temperature": 1.0}, 8),
+        ({"fault": "remove:1", "max_tokens": 5}, 5),
+    ],
+    ids=lambda value: "-".join(map(str, value.values()))[:16] if isinstance(value, dict) else "",
+)
+async def test_a_step_without_a_culprit_ends_the_engine(spawn: Start, bad: dict[str, Any], num_before: int) -> None:
+    server = spawn(*FAULTY, "--chunked-prefill-size", str(CHUNK))
+    async with connect(server) as client:
+        neighbours = [client.stream(prompt=f"neighbour {i}", max_tokens=1500, ignore_eos=True) for i in range(4)]
+        body = {"prompt": "bad", "max_tokens": NUM_TOKENS, "ignore_eos": True} | bad
+        *others, streamed = await together([*neighbours, client.stream(**body)])
+    assert all(len(stream.errors) == 1 for stream in others), others
+    assert all(stream.is_done for stream in others if stream.status == 200)
+    assert len(streamed.token_ids.get(0, [])) == num_before
+    until(lambda: server.health() == 503, 3, "health 503")
+    assert "Traceback" in server.log, "the reason is in the log, for the operator"
+    until(lambda: server.children() == [], 3, "the end of the engine process")
+    assert server.stop() == 0
+    assert not server.leftovers
+
+
+async def test_a_request_cannot_ask_for_what_no_plugin_declares(fake: Server) -> None:
+    async with connect(fake) as client:
+        for value in ("nothing:1", "apply", 7, ["apply:1"], "apply:1; exit:1"):
+            error = await client.refused({"prompt": "Hi", "fault": value})
+            assert error["param"] == "fault"
+    fake.check_invariants()
