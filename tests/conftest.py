@@ -8,6 +8,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from tests.helpers.tiny import tiny_folder, tiny_llm  # noqa: E402 - the settings above come before torch
+from tests.helpers.tiny import tiny_folder, tiny_llm  # after the settings above: torch reads them
 
 __all__ = ["tiny_folder", "tiny_llm"]

@@ -54,7 +54,15 @@ async def test_streams_say_what_is_said_in_one_piece(server: Server) -> None:
         assert stream.texts == {index: choice["text"] for index, choice in choices.items()}
         assert stream.token_ids == {index: choice["token_ids"] for index, choice in choices.items()}
         assert stream.reasons == {index: choice["finish_reason"] for index, choice in choices.items()}
+        for index, text in stream.texts.items():
+            assert text == spelled(stream.token_ids[index])
     server.check_invariants()
+
+
+def spelled(token_ids: list[int]) -> str:
+    """What ids say in the byte tokeniser of the dummy loader: bytes, three special tokens, names for the others."""
+    parts = (bytes([i]) if i < 256 else b"" if i < 259 else f"<{i}>".encode() for i in token_ids)
+    return b"".join(parts).decode("utf-8", "replace")
 
 
 async def test_sampled_streams_with_a_seed(tiny: Server) -> None:

@@ -201,6 +201,24 @@ async def test_aborted_twice(fake: Server) -> None:
     fake.check_invariants()
 
 
+async def test_one_choice_ends_and_the_others_go_on(tiny: Server) -> None:
+    """A stop string aborts one sequence of a request in the engine: its siblings must not notice."""
+    body = {"prompt": "siblings", "max_tokens": 60, "n": 4, "temperature": 1.0, "seed": 9, "ignore_eos": True}
+    async with connect(tiny) as client:
+        status, whole = await client.post(body)
+        assert status == 200
+        texts = [choice["text"] for choice in whole["choices"]]
+        assert len(set(texts)) == 4
+        for text, position in zip(texts, (3, 10, 30, 50), strict=True):
+            stop = text[position : position + 4]
+            expected = [other.partition(stop)[0] for other in texts]
+            status, reply = await client.post(body | {"stop": [stop]})
+            assert [choice["text"] for choice in reply["choices"]] == expected
+            stream = await client.stream(**body | {"stop": [stop]})
+            assert [stream.texts.get(i, "") for i in range(4)] == expected
+    tiny.check_invariants()
+
+
 async def test_one_client_many_times(tiny: Server) -> None:
     """The same prompt over and over, given up a little later each time: the prefix cache keeps its books."""
     body = {"prompt": "again and again " * 20, "max_tokens": LONG, "stream": True}
