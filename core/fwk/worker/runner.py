@@ -123,6 +123,8 @@ class ModelRunner:
             try:
                 tokens = self._sampling.sample(part_logits, part)
             except BlameSequence as error:
+                if error.slot not in part.slots:
+                    raise RuntimeError(f"slot {error.slot} is blamed, but has no part in this step: {error}") from error
                 failed[error.slot] = str(error)
                 good = np.flatnonzero(~np.isin(rows.slots, list(failed)))
                 continue
