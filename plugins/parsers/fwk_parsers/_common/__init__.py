@@ -1,0 +1,1 @@
+"""What plugins of this family share."""
