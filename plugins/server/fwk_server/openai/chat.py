@@ -13,13 +13,13 @@ import orjson
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
-from fwk_server.openai.body import parse, processor_extra, validate
+from fwk_server._common.body import parse, processor_extra, validate
+from fwk_server._common.replies import event
 from fwk_server.openai.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from fwk_server.openai.messages import chat_ids, read_messages
 from fwk_server.openai.models import ChatRequest
 from fwk_server.openai.outputs import Choice, Usage, collect, run
 from fwk_server.openai.refusals import refuse_tools, refuse_unsupported
-from fwk_server.openai.replies import event
 from fwk_server.openai.sampling import check_generate, checked, label_of, sampling_params
 from fwk_server.openai.served import check_model
 

@@ -9,12 +9,12 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Dialect, DialectContext
+from fwk_server._common import body
+from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply
 from fwk_server.openai import chat, completions, tokens
 from fwk_server.openai.logprobs import TokenTexts
 from fwk_server.openai.models import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from fwk_server.openai.replies import CLIENT_CLOSED, EventStream, json_response, reply
 from fwk_server.openai.served import check_model, model_body
 
 if TYPE_CHECKING:
@@ -96,11 +96,7 @@ class OpenAIDialect(Dialect):
 
     async def _read(self, request: Request, prepare: Callable[..., Any], *args: Any) -> Any:
         """Run ``prepare`` on the body: here when it is small, else off the event loop."""
-        kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if kind != "application/json" and not kind.endswith("+json"):
-            # Browsers send other kinds to any server without asking it first.
-            raise InvalidRequest("the content-type must be application/json")
-        data = await request.body()
+        data = await body.read(request)
         if len(data) <= SMALL_BODY and b"chat_template_kwargs" not in data:
             return prepare(data, *args)
         return await self._frontend.run_blocking(prepare, data, *args)

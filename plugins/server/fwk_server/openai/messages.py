@@ -9,7 +9,7 @@ import orjson
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import TextTools
-from fwk_server.openai.body import shown, want
+from fwk_server._common.body import shown, want
 from fwk_server.openai.models import ChatFields
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fwk.errors import InvalidRequest
-from fwk_server.openai.body import shown, want
+from fwk_server._common.body import shown, want
 
 _NO_GRAMMAR = "this server has no structured output"
 _NO_TOOL_PARSER = "this server has no tool parser: leave tools out, or set tool_choice to 'none'"

@@ -9,7 +9,7 @@ from typing import Any
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput
 from fwk.types import SamplingParams
-from fwk_server.openai.body import shown, want
+from fwk_server._common.body import shown, want
 from fwk_server.openai.models import MAX_LABEL, GenerateRequest
 
 # Copied as they are; a field left out keeps the model's or the server's default.

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from fwk.interfaces.dialect import ModelCard
-from fwk_server.openai.body import shown
+from fwk_server._common.body import shown
 
 
 class UnknownModel(HTTPException):

@@ -7,7 +7,7 @@ from typing import Any
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend
 from fwk.types.sampling import check_token_ids
-from fwk_server.openai.body import parse, validate
+from fwk_server._common.body import parse, validate
 from fwk_server.openai.logprobs import TokenTexts
 from fwk_server.openai.messages import chat_ids, read_messages
 from fwk_server.openai.models import DetokenizeRequest, TokenizeRequest

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
 
 from fwk.errors import InvalidRequest
 
@@ -18,6 +19,14 @@ MAX_DEPTH = 128
 MAX_SHOWN = 80
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read(request: Request) -> bytes:
+    """A request's body. Browsers send other kinds than JSON to any server without asking it first: refused."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise InvalidRequest("the content-type must be application/json")
+    return await request.body()
 
 
 def parse(data: bytes) -> dict[str, Any]:

@@ -73,7 +73,7 @@ async def reply(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> 
 
 
 class EventStream(Response):
-    """Server-sent events from a generator of ready bytes.
+    """Server-sent events from a generator of ready bytes, and ``ending`` after the last.
 
     The status goes out with the first event, so what fails before it is an ordinary HTTP error. The generator is
     closed in every case: at its end, on an error, and at once when the client disconnects.
@@ -81,11 +81,12 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], error_body: ErrorBody) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], error_body: ErrorBody, ending: bytes = DONE) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._error_body = error_body
+        self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await unless_disconnected(receive, self._run(send))
@@ -97,7 +98,7 @@ class EventStream(Response):
             await send(_body(first))
             while (chunk := await self._next()) is not None:
                 await send(_body(chunk))
-            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            await send({"type": "http.response.body", "body": self._ending, "more_body": False})
         finally:
             await self._events.aclose()
 

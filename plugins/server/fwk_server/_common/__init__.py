@@ -1,0 +1,1 @@
+"""Shared by the HTTP dialects: reading bodies, writing JSON and event streams."""
