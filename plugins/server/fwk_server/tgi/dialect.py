@@ -1,0 +1,133 @@
+"""The routes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from fwk import __version__
+from fwk.errors import EngineDead, InvalidRequest, RequestFailed
+from fwk.interfaces.dialect import Dialect, DialectContext
+from fwk.types.sampling import MAX_N, MAX_STOP_STRINGS
+from fwk_server._common import body
+from fwk_server._common.replies import CLIENT_CLOSED, EventStream, event, json_response, unless_disconnected
+from fwk_server.tgi.reply import complete, events
+from fwk_server.tgi.request import Call, GenerateRequest, NotJSON, checked, prepare
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+SMALL_BODY = 2_048
+"""Bodies up to this many bytes are read and tokenised on the event loop: a hand-over costs more."""
+
+_KINDS = {400: "validation", 422: "validation", 424: "generation", 429: "overloaded", 503: "unavailable"}
+
+
+class TGIDialect(Dialect):
+    """TGI's API over the served model."""
+
+    def __init__(self, context: DialectContext) -> None:
+        super().__init__(context)
+        self._frontend = context.frontend
+
+    def routes(self, app: FastAPI) -> None:
+        self._post(app, "/generate", self.generate)
+        self._post(app, "/generate_stream", self.generate_stream)
+        self._post(app, "/", self.compat_generate)
+        app.add_api_route("/info", self.info, methods=["GET"], response_model=None)
+
+    def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
+        """TGI's shape. A key that is missing or a body that is too large it does not know; they are validation too."""
+        return {"error": message, "error_type": _KINDS.get(status, "validation" if status < 500 else "generation")}
+
+    def _post(self, app: FastAPI, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> None:
+        async def route(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_CLOSED)
+            except NotJSON:
+                raise  # 400, as core answers
+            except InvalidRequest as error:
+                return json_response(self.error_body(422, f"Input validation error: {error}", None, None), 422)
+            except RequestFailed as error:
+                message = f"Request failed during generation: {error}"
+                return json_response(self.error_body(424, message, None, None), 424)
+
+        content = {"application/json": {"schema": GenerateRequest.model_json_schema()}}
+        app.add_api_route(
+            path,
+            route,
+            methods=["POST"],
+            response_model=None,
+            name=f"tgi_{getattr(endpoint, '__name__', path)}",
+            description=endpoint.__doc__,
+            openapi_extra={"requestBody": {"required": True, "content": content}},
+        )
+
+    async def generate(self, request: Request) -> Response:
+        """Go on with a text."""
+        return await self._reply(request, await self._read(request, stream=False))
+
+    async def generate_stream(self, request: Request) -> Response:
+        """Go on with a text, an event for each token."""
+        return self._stream(await self._read(request, stream=True))
+
+    async def compat_generate(self, request: Request) -> Response:
+        """Either of the two, as ``stream`` says; a reply in one piece is the only element of an array."""
+        call = await self._read(request, stream=None)
+        return self._stream(call) if call.is_stream else await self._reply(request, call, as_list=True)
+
+    async def info(self) -> Response:
+        """What is served, and its bounds."""
+        card = self._frontend.card
+        return json_response(
+            {
+                "model_id": card.name,
+                "model_sha": None,
+                "model_pipeline_tag": "text-generation",
+                "max_best_of": MAX_N,
+                "max_stop_sequences": MAX_STOP_STRINGS,
+                "max_input_tokens": card.max_model_len - 1,
+                "max_total_tokens": card.max_model_len,
+                "max_client_batch_size": 1,
+                "router": "fwk",
+                "version": __version__,
+                "sha": None,
+                "docker_label": None,
+            }
+        )
+
+    async def _read(self, request: Request, stream: bool | None) -> Call:
+        data = await body.read(request)
+        if len(data) <= SMALL_BODY:
+            call = prepare(data, self._frontend, stream)
+        else:
+            call = await self._frontend.run_blocking(prepare, data, self._frontend, stream)
+        call.item = checked(self._frontend, call.item)
+        return call
+
+    async def _reply(self, request: Request, call: Call, as_list: bool = False) -> Response:
+        reply = await unless_disconnected(request.receive, complete(call, self._frontend))
+        if reply is None:
+            return Response(status_code=CLIENT_CLOSED)
+        return json_response([reply] if as_list else reply)
+
+    def _stream(self, call: Call) -> Response:
+        return EventStream(self._events(call), self.error_body, ending=b"")
+
+    async def _events(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """The events; a failure is one, also the first, as clients of TGI expect of a stream."""
+        source = events(call, self._frontend)
+        try:
+            async for frames in source:
+                yield frames
+        except RequestFailed as error:
+            yield event(self.error_body(424, f"Request failed during generation: {error}", None, None))
+        except EngineDead as error:
+            yield event(self.error_body(503, str(error), None, None))
+        finally:
+            await source.aclose()

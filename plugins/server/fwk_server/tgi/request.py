@@ -1,0 +1,203 @@
+"""The fields of a request, their checks in TGI's own words, and what the engine is asked."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import Frontend, GenerateInput
+from fwk.types import SamplingParams
+from fwk.types.sampling import MAX_LOGPROBS, MAX_N
+from fwk_server._common.body import parse, processor_extra, validate
+
+DEFAULT_MAX_NEW_TOKENS = 100
+
+
+class NotJSON(InvalidRequest):
+    """The body cannot be read at all: TGI answers this with another status than a wrong field."""
+
+
+# Core's names of fields, and what they are called here.
+_NAMES = {"max_tokens": "max_new_tokens", "prompt": "inputs", "logprobs": "top_n_tokens", "n": "best_of"}
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Parameters(_Fields):
+    """``parameters``; None means "not given"."""
+
+    max_new_tokens: int | None = DEFAULT_MAX_NEW_TOKENS
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    stop: Annotated[list[str], Field(fail_fast=True)] | None = None
+    best_of: int | None = None
+    truncate: int | None = None
+    return_full_text: bool | None = None
+    details: bool | None = None
+    decoder_input_details: bool | None = None
+    top_n_tokens: int | None = None
+    watermark: bool | None = None
+    grammar: Any = None
+    adapter_id: str | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn: asked for in words, or by a setting that means nothing otherwise."""
+        return bool(self.do_sample or self.temperature not in (None, 1.0) or self.top_k or self.top_p)
+
+    @property
+    def has_details(self) -> bool:
+        return bool(self.details or self.decoder_input_details)
+
+
+class GenerateRequest(_Fields):
+    """The body of all generating routes. ``stream`` is read on / only."""
+
+    inputs: str
+    parameters: Parameters | None = None
+    stream: bool | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """A request, ready to run."""
+
+    inputs: str
+    parameters: Parameters
+    item: GenerateInput
+    seed: int | None  # to report: None for greedy output, and for several sequences, which have one each
+    is_stream: bool
+
+    @property
+    def prefix(self) -> str:
+        """What the generated text starts with."""
+        return self.inputs if self.parameters.return_full_text else ""
+
+
+def prepare(data: bytes, frontend: Frontend, stream: bool | None) -> Call:
+    """Read, check and tokenise; ``stream`` None leaves it to the body. Raises ``InvalidRequest``."""
+    try:
+        raw = parse(data)
+    except InvalidRequest as error:
+        raise NotJSON(str(error), error.param) from None
+    body = validate(GenerateRequest, raw)
+    parameters = body.parameters or Parameters()
+    is_stream = bool(body.stream) if stream is None else stream
+    _refuse(parameters)
+    _check(parameters, is_stream)
+    if not body.inputs:
+        raise InvalidRequest("`inputs` cannot be empty", "inputs")
+    ids = frontend.text.encode(body.inputs)
+    if parameters.truncate is not None:
+        ids = ids[-_truncation(parameters.truncate, frontend.card.max_model_len) :]
+    extra = processor_extra(frontend.processor_params, raw.get("parameters") or {})
+    seed = _seed(parameters)
+    item = GenerateInput(ids, _sampling(parameters, seed, is_stream, extra), n=parameters.best_of or 1)
+    return Call(body.inputs, parameters, item, seed if item.n == 1 else None, is_stream)
+
+
+def _refuse(parameters: Parameters) -> None:
+    """What this server would have to ignore."""
+    if parameters.watermark:
+        raise InvalidRequest("`watermark` is not supported", "watermark")
+    if parameters.grammar is not None:
+        raise InvalidRequest("grammar is not supported", "grammar")
+    if parameters.adapter_id is not None:
+        raise InvalidRequest("`adapter_id` is not supported", "adapter_id")
+    if parameters.typical_p is not None:
+        raise InvalidRequest("`typical_p` is not supported: use `top_p`", "typical_p")
+
+
+def _check(p: Parameters, is_stream: bool) -> None:
+    """TGI's own rules, stricter than core's; what it does not mention is core's to check."""
+    _check_best_of(p, 1 if p.best_of is None else p.best_of, is_stream)
+    if p.decoder_input_details and is_stream:
+        raise _broken("decoder_input_details", "== true is not supported when streaming tokens")
+    for name in ("temperature", "repetition_penalty", "top_k", "max_new_tokens"):
+        value = getattr(p, name)
+        if value is not None and value <= 0:
+            raise _broken(name, "must be strictly positive")
+    if p.top_p is not None and not 0 < p.top_p < 1:
+        raise _broken("top_p", "must be > 0.0 and < 1.0")
+    if not -2 <= (p.frequency_penalty or 0.0) <= 2:
+        raise _broken("frequency_penalty", "must be >= -2.0 and <= 2.0")
+    if not 0 <= (p.top_n_tokens or 0) <= MAX_LOGPROBS:
+        raise _broken("top_n_tokens", f"must be >= 0 and <= {MAX_LOGPROBS}. Given: {p.top_n_tokens}")
+
+
+def _check_best_of(p: Parameters, best_of: int, is_stream: bool) -> None:
+    if not 1 <= best_of <= MAX_N:
+        raise _broken("best_of", f"must be > 0 and <= {MAX_N}. Given: {best_of}")
+    if best_of == 1:
+        return
+    if is_stream:
+        raise _broken("best_of", "!= 1 is not supported when streaming tokens")
+    if p.seed is not None:
+        raise InvalidRequest("`seed` must not be set when `best_of` > 1", "seed")
+    if not p.samples:
+        raise InvalidRequest("you must use sampling when `best_of` is > 1", "best_of")
+
+
+def _broken(name: str, rule: str) -> InvalidRequest:
+    return InvalidRequest(f"`{name}` {rule}", name)
+
+
+def _truncation(length: int, max_model_len: int) -> int:
+    """How many of the last tokens of a prompt to keep."""
+    if not 0 < length < max_model_len:
+        raise InvalidRequest(
+            f"`truncate` must be strictly positive and less than {max_model_len}. Given: {length}", "truncate"
+        )
+    return length
+
+
+def _seed(parameters: Parameters) -> int | None:
+    """The request's seed. One is drawn when there is none, for the reply tells it."""
+    if not parameters.samples:
+        return None
+    return secrets.randbits(63) if parameters.seed is None else parameters.seed
+
+
+def _sampling(parameters: Parameters, seed: int | None, is_stream: bool, extra: dict[str, Any]) -> SamplingParams:
+    p = parameters
+    best_of = p.best_of or 1
+    needs_scores = p.has_details or is_stream or best_of > 1
+    return SamplingParams(
+        max_tokens=p.max_new_tokens,
+        temperature=(p.temperature or 1.0) if p.samples else 0.0,
+        top_k=p.top_k or 0,
+        top_p=p.top_p or 1.0,
+        repetition_penalty=p.repetition_penalty or 1.0,
+        frequency_penalty=p.frequency_penalty or 0.0,
+        # 64 bits without a sign there, with one here: the same bits.
+        seed=seed - 2**64 if seed is not None and seed >= 2**63 else seed,
+        stop=p.stop or [],
+        include_stop_str_in_output=True,
+        logprobs=(p.top_n_tokens or 0) if needs_scores else None,
+        prompt_logprobs=0 if p.decoder_input_details else None,
+        extra=extra,
+    )
+
+
+def checked(frontend: Frontend, item: GenerateInput) -> GenerateInput:
+    """Have the frontend check and complete ``item``; errors call a field what it is called here."""
+    try:
+        return frontend.check(item)
+    except InvalidRequest as error:
+        message, param = str(error), error.param or ""
+        name = _NAMES.get(param, param)
+        if param and message.startswith(param):
+            message = name + message.removeprefix(param)
+        raise InvalidRequest(message.replace("max_tokens", "max_new_tokens"), name) from None
