@@ -46,6 +46,9 @@ class EngineOptions(Options):
 
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Device type; auto takes a GPU when there is one.")
     executor: str = option("inprocess", "How the engine reaches its workers.", stability="beta")
+    disable_overlap_schedule: bool = option(
+        False, "Plan a step only when the one before has come back, also with an executor that could overlap the two."
+    )
     attention_backend: str = option("auto", "Attention kernels.")
     quantization: str = option("auto", "Weight format the linear layers compute with; auto: what the checkpoint holds.")
     sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")

@@ -36,10 +36,13 @@ class EngineInfo:
 class Engine:
     """Requests in, token events out, one step at a time. Not thread-safe: one loop owns it."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, info: EngineInfo) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, info: EngineInfo, *, is_overlapped: bool = True
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.info = info
+        self._depth = executor.depth if is_overlapped else 1
         self._in_flight: deque[tuple[PlannedStep, Any]] = deque()
 
     def step(self) -> list[TokenEvent]:
@@ -47,7 +50,7 @@ class Engine:
         step = self.scheduler.schedule()
         if step is not None:
             self._in_flight.append((step, self.executor.launch(step.batch)))
-        if not self._in_flight or (step is not None and len(self._in_flight) < self.executor.depth):
+        if not self._in_flight or (step is not None and len(self._in_flight) < self._depth):
             return []
         step, pending = self._in_flight.popleft()
         return self.scheduler.update(step, self.executor.collect(pending))
@@ -125,12 +128,17 @@ def _assemble(config: Config, plugins: PluginSet, setup: ModelSetup, executor: E
         "schedulers": policy_item.name,
         "executors": options.executor,
     }
+    reasons = [*setup.reasons, *loaded.reasons]
+    is_overlapped = not options.disable_overlap_schedule
+    if is_overlapped and executor.depth > 1 and options.speculative_algorithm != "none":
+        is_overlapped = False
+        reasons.append("steps are not planned ahead: drafts are made from the tokens of the step before")
     info = EngineInfo(
         num_blocks=loaded.num_blocks,
         block_size=options.page_size,
         max_model_len=min(setup.max_model_len, loaded.num_blocks * options.page_size),
         vocab_size=loaded.vocab_size,
         chosen=chosen,
-        reasons=[*setup.reasons, *loaded.reasons],
+        reasons=reasons,
     )
-    return Engine(scheduler, executor, info)
+    return Engine(scheduler, executor, info, is_overlapped=is_overlapped)

@@ -49,7 +49,10 @@ class Executor(ABC):
     """Runs batches on all workers, in the order of ``launch``."""
 
     depth: int = 1
-    """Steps in flight the executor gains from: 2 hides the scheduling of step N+1 behind step N."""
+    """Steps in flight the executor gains from: 2 hides the scheduling of step N+1 behind step N.
+
+    The engine may use fewer: drafts are made from a step's tokens, so with a speculative decoder it keeps to 1.
+    """
 
     def __init__(self, context: ExecutorContext) -> None:
         self.context = context
