@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 import fwk
-from fwk import SamplingParams
+from fwk import AttentionBackendSpec, ModelSpec, SamplingParams, SpeculativeDecoderSpec, hookimpl
 from fwk.errors import ConfigError, InvalidRequest, ModelLoadError, PluginError, RequestFailed
+from fwk.plugins import discover
 
 Tiny = Callable[..., fwk.LLM]
 PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 40, 1, 90, 16, 33, 64)]
@@ -48,6 +49,18 @@ def test_greedy_and_seeded_output_is_the_same_in_every_setting(tiny_llm: Tiny, o
         assert llm.engine.stats().preemptions > 0
     stats = llm.engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8_e4m3"])
+def test_quantised_kv_gives_the_same_output_in_every_setting(tiny_llm: Tiny, kv_cache_dtype: str) -> None:
+    """However the past was chunked, cached or computed again, it is read as it was stored."""
+    greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    reference = tiny_llm(prefix_cache="none", max_running_requests=1, kv_cache_dtype=kv_cache_dtype)
+    alone = [ids(reference, [p], greedy)[0] for p in PROMPTS]
+    for options in ({}, {"chunked_prefill_size": 7}, {"max_total_tokens": 108, "page_size": 4}):
+        llm = tiny_llm(kv_cache_dtype=kv_cache_dtype, **options)
+        assert ids(llm, PROMPTS, greedy) == alone
+        assert ids(llm, PROMPTS, greedy) == alone, "again, now from the cache"
 
 
 def test_seeds_matter_and_n_differ(tiny_llm: Tiny) -> None:
@@ -164,7 +177,7 @@ def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny_llm: Tiny) -> No
     ("options", "error", "message"),
     [
         ({"attention_backend": "flash"}, PluginError, "unknown attention backend 'flash'"),
-        ({"kv_cache_dtype": "fp8_e4m3"}, PluginError, "fp8_e4m3"),
+        ({"kv_cache_dtype": "fp5"}, PluginError, "keeps K/V as auto, .*, not fp5"),
         ({"quantization": "int3"}, PluginError, "unknown quantizer 'int3'"),
         ({"speculative_algorithm": "EAGLE9"}, PluginError, "unknown speculative decoder"),
         ({"device": "cuda"}, ConfigError, "no usable GPU"),
@@ -190,3 +203,53 @@ def test_what_cannot_be_is_said_before_serving(
 def test_an_unknown_model_says_who_was_asked() -> None:
     with pytest.raises(ModelLoadError, match="no model 'no-such-model'"):
         fwk.LLM("no-such-model")
+
+
+class PoorPlugin:
+    """An attention backend that can do nothing special, and two plugins that ask for more."""
+
+    @hookimpl
+    def attention_backends(self) -> list[AttentionBackendSpec]:
+        return [AttentionBackendSpec(name="poor", load="fwk_attention.torch_sdpa.backend:TorchBackend")]
+
+    @hookimpl
+    def speculative_decoders(self) -> list[SpeculativeDecoderSpec]:
+        load = "tests.helpers.scripted_decoder:EchoDecoder"
+        return [SpeculativeDecoderSpec(name="trees", load=load, proposes_trees=True)]
+
+    @hookimpl
+    def models(self) -> list[ModelSpec]:
+        load = "fwk_models.llama.model:Llama"
+        return [ModelSpec(name="odd", load=load, architectures=("Odd",), features=frozenset({"latent", "soft_cap"}))]
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({"speculative_algorithm": "trees"}, "tree_mask"),
+        ({"json_model_override_args": '{"architectures": ["Odd"]}'}, "latent, soft_cap"),
+        ({"json_model_override_args": '{"sliding_window": 64}'}, "sliding_window"),
+        ({}, None),
+    ],
+)
+def test_attention_must_have_what_model_and_decoder_need(
+    tiny_folder: object, options: dict[str, object], needed: str | None
+) -> None:
+    plugins = discover()
+    plugins.register(PoorPlugin(), "attention.poor", "tests", "1")
+
+    def start() -> None:
+        fwk.LLM(
+            str(tiny_folder),
+            load_format="dummy",
+            plugins=plugins,
+            attention_backend="poor",
+            max_total_tokens=256,
+            **options,  # type: ignore[arg-type]
+        ).close()
+
+    if needed is None:
+        start()
+        return
+    with pytest.raises(PluginError, match=f"cannot be used: it lacks {needed}, which this run needs"):
+        start()

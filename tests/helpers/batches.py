@@ -32,16 +32,25 @@ def make_batch(
     *,
     block_size: int = 16,
     token_ids: Sequence[Sequence[int]] | None = None,
+    parents: Sequence[Sequence[int] | None] | None = None,
     device: str = "cpu",
 ) -> ForwardBatch:
     """A step in which sequence i, with ``pasts[i]`` tokens in the cache, gets ``num_new[i]`` more.
 
     tables: each sequence's blocks, enough for past and new tokens. token_ids: the new tokens; zeros by default.
-    Logits are asked for at the last token of each sequence.
+    parents: for each sequence whose new tokens are a tree, every new token's parent among them (-1: none), as in
+    ``Drafts``; None where they follow one another. Logits are asked for at the last token of each sequence.
     """
     starts = np.concatenate([[0], np.cumsum(num_new)]).astype(np.int32)
     seq_lens = np.array([p + n for p, n in zip(pasts, num_new, strict=True)], np.int32)
     positions = np.concatenate([np.arange(p, p + n) for p, n in zip(pasts, num_new, strict=True)]).astype(np.int64)
+    depths, tree_mask = positions, None
+    if parents is not None:
+        trees = [sees(range(-1, n - 1) if tree is None else tree) for tree, n in zip(parents, num_new, strict=True)]
+        tree_mask = np.zeros((len(positions), max(num_new)), bool)
+        for start, tree in zip(starts, trees, strict=False):
+            tree_mask[start : start + len(tree), : len(tree)] = tree
+        depths = np.repeat(pasts, num_new) + np.concatenate([tree.sum(1) - 1 for tree in trees])
     owner = np.repeat(np.arange(len(pasts)), num_new)
     width = max(len(table) for table in tables)
     table = np.zeros((len(tables), width), np.int32)
@@ -55,7 +64,7 @@ def make_batch(
 
     return ForwardBatch(
         token_ids=tensor(ids),
-        positions=tensor(positions),
+        positions=tensor(depths),
         query_start=tensor(starts),
         seq_lens=tensor(seq_lens),
         logits_at=tensor(starts[1:].astype(np.int64) - 1),
@@ -63,4 +72,14 @@ def make_batch(
         query_start_np=starts,
         seq_lens_np=seq_lens,
         is_decode=all(n == 1 for n in num_new),
+        tree_mask=None if tree_mask is None else tensor(tree_mask),
     )
+
+
+def sees(parents: Sequence[int]) -> np.ndarray:
+    """[n, n] bool: token i sees token j, one of its ancestors or itself."""
+    mask = np.eye(len(parents), dtype=bool)
+    for i, parent in enumerate(parents):
+        if parent >= 0:
+            mask[i] |= mask[parent]
+    return mask

@@ -61,7 +61,7 @@ def make_context(
     """A context with the plain plugins on the CPU."""
     plugins, device = discover(), torch.device("cpu")
     plain = load_object(find(plugins, "quant", "none"))(QuantContext(device, dtype, {}))
-    attention = load_object(find(plugins, "attention", "torch"))(AttentionContext(device, dtype, dtype, block_size))
+    attention = load_object(find(plugins, "attention", "torch"))(AttentionContext(device, dtype, "auto", block_size))
     group = SingleRank() if tp is None else tp
     return ModelContext(config, weights, dtype, device, plain, plain, attention, group, max_model_len)
 

@@ -126,6 +126,6 @@ def _facts(plugins: PluginSet, arguments: Any) -> Facts:
     given = {"model": arguments.model, "dtype": arguments.dtype, "device": arguments.device}
     config = build_config(plugins, given)
     try:
-        return settle(config, open_model(config, plugins, warn)).facts
+        return settle(config, open_model(config, plugins, warn), plugins).facts
     except FwkError as error:
         raise ConfigError(f"--model {arguments.model}: {error}") from None

@@ -61,7 +61,9 @@ class EngineOptions(Options):
     speculative_algorithm: str = option(
         "none", "Speculative decoder that drafts tokens for the model to verify.", stability="beta"
     )
-    kv_cache_dtype: str = option("auto", "Precision of the KV cache; auto: the model's dtype.")
+    kv_cache_dtype: str = option(
+        "auto", "Precision of the KV cache: auto (the model's dtype), or a format the attention backend offers."
+    )
     page_size: int = option(16, "Tokens per KV cache block.", ge=1, le=1024)
     max_total_tokens: int | None = option(
         None,

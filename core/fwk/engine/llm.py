@@ -69,7 +69,7 @@ class LLM:
         self.config = config
         self.plugins = plugins
         opened = open_model(config, plugins, progress)
-        setup = settle(config, opened)
+        setup = settle(config, opened, plugins)
         self.opened_path = opened.path
         self.text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
         self.engine: Engine = build_engine(config, plugins, setup)

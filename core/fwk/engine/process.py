@@ -87,7 +87,7 @@ def _load(spec: LaunchSpec) -> tuple[Any, EngineReady]:
             f"the engine process sees other plugins ({plugins.fingerprint}) than the server ({spec.fingerprint}): "
             "something was installed in between; restart"
         )
-    setup = settle(config, open_model(config, plugins, log.info))
+    setup = settle(config, open_model(config, plugins, log.info), plugins)
     engine = build_engine(config, plugins, setup)
     info = engine.info
     ready = EngineReady(

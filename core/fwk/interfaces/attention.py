@@ -27,7 +27,7 @@ class KVKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one layer stores per token."""
+    """What one layer stores per token: K and V of each head; of kind LATENT only K, whose first part serves as V."""
 
     kind: KVKind
     num_kv_heads: int
@@ -38,7 +38,11 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """How a backend wants one layer's blocks laid out: the shape of a single block, and its element type."""
+    """How a backend wants one layer's blocks laid out: the shape of a single block, and its element type.
+
+    A block must stand for itself: scales of quantised K/V are part of it, so that whoever copies a block's bytes
+    copies all there is. Bytes of zero must read as finite numbers.
+    """
 
     block_shape: tuple[int, ...]
     dtype: torch.dtype
@@ -46,7 +50,11 @@ class BlockFormat:
 
 @dataclass(slots=True)
 class AttentionLayer:
-    """One layer as a backend sees it. ``kv_cache`` is bound by the worker after the cache is allocated."""
+    """One layer as a backend sees it. ``kv_cache`` is bound by the worker after the cache is allocated.
+
+    A layer of kind LATENT has one KV head of which only K is stored: its value is the first ``value_head_size``
+    numbers of K. In other layers K and V have the same size.
+    """
 
     index: int  # of this layer among the model's attention layers
     num_heads: int
@@ -54,24 +62,39 @@ class AttentionLayer:
     head_size: int
     scale: float
     sliding_window: int | None = None
-    soft_cap: float | None = None
+    soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap) before the softmax
+    value_head_size: int = 0  # 0: head_size
+    kind: KVKind = KVKind.FULL
     kv_group: int = 0
     kv_cache: Tensor | None = None  # [num_blocks, *BlockFormat.block_shape]
     state: Any = None  # the backend's own, per layer
 
+    def __post_init__(self) -> None:
+        self.value_head_size = self.value_head_size or self.head_size
+        if self.kind is KVKind.FULL and self.sliding_window is not None:
+            self.kind = KVKind.SLIDING_WINDOW
+        if self.kind is KVKind.LATENT:
+            if self.num_kv_heads != 1 or self.value_head_size > self.head_size:
+                raise ValueError("a latent layer has one KV head, and a value no larger than it")
+        elif self.value_head_size != self.head_size:
+            raise ValueError("K and V differ in size only in a latent layer")
+
     @property
     def kv_spec(self) -> KVSpec:
-        kind = KVKind.FULL if self.sliding_window is None else KVKind.SLIDING_WINDOW
-        return KVSpec(kind, self.num_kv_heads, self.head_size, self.head_size, self.sliding_window)
+        return KVSpec(self.kind, self.num_kv_heads, self.head_size, self.value_head_size, self.sliding_window)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionContext:
-    """What an attention backend is built with."""
+    """What an attention backend is built with.
+
+    ``kv_dtype`` is the user's word, one of the declaration's ``kv_dtypes``: what it means in bytes is the backend's
+    affair. ``auto`` is ``dtype``.
+    """
 
     device: torch.device
     dtype: torch.dtype
-    kv_dtype: torch.dtype
+    kv_dtype: str
     block_size: int
     options: Any = None
 
@@ -84,28 +107,39 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def block_format(self, spec: KVSpec) -> BlockFormat:
-        """Layout of one block of ``block_size`` tokens, K and V together."""
+        """Layout of one block of ``block_size`` tokens: K, V and whatever is needed to read them."""
 
     @abstractmethod
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> Any:
         """Prepare what all layers of this step share. Called once a step; the answer becomes ``batch.plan``."""
 
     @abstractmethod
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
-        """Store ``k`` and ``v`` at ``slot_mapping``, then attend causally over each sequence's whole past.
+    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        """Store ``k`` and ``v`` at ``slot_mapping``, then attend over each sequence's whole past.
 
-        q: [num_tokens, num_heads, head_size]; k, v: [num_tokens, num_kv_heads, head_size]; k is already rotated.
-        Returns [num_tokens, num_heads, head_size] in q's dtype.
+        q: [num_tokens, num_heads, head_size]; k, v: [num_tokens, num_kv_heads, head_size]; k is already rotated;
+        v is None in a latent layer. Returns [num_tokens, num_heads, value_head_size] in q's dtype.
 
-        *All* tokens of the batch are stored before any is read: a sequence may read blocks that another sequence
-        of the same batch fills (a prefix shared within one step).
+        Causal, or as ``batch.tree_mask`` says. A sliding window hides keys whose *position* is too far behind the
+        query's. *All* tokens of the batch are stored before any is read: a sequence may read blocks that another
+        sequence of the same batch fills (a prefix shared within one step). Where K/V are stored in fewer bits, the
+        step's own are read back as they were stored: a token's output does not depend on how its past was chunked.
         """
+
+    def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:
+        """Copy K/V of slot ``source[i]`` to slot ``target[i]`` for every i, in all layers, as if all at once.
+
+        source, target: [n] int64; a slot may be in both. Called between steps, after a tree of drafts was verified:
+        its accepted path becomes consecutive. Backends with the feature ``tree_mask`` must have it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} declares tree_mask, but cannot move slots")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBackendSpec(Declaration):
     """Declares an attention backend.
 
+    kv_dtypes: the formats it can keep K/V in, as users write them (``--kv-cache-dtype``).
     features: abilities among ``sliding_window``, ``soft_cap``, ``graph_capture``, ``tree_mask``, ``latent``.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fwk.interfaces.attention import AttentionLayer
+from fwk.interfaces.attention import AttentionLayer, KVKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
 
 class Attention:
-    """Causal attention over the paged past. Head counts are this rank's (``QKVLinear`` knows them)."""
+    """Causal attention over the paged past. Head counts are this rank's (``QKVLinear`` knows them).
 
-    def __init__(
+    With ``kind=KVKind.LATENT`` the cache keeps only k, and its first ``value_head_size`` numbers are the value.
+    """
+
+    def __init__(  # noqa: PLR0913 - what sets attention layers apart, each by its name
         self,
         context: ModelContext,
         num_heads: int,
@@ -26,6 +29,8 @@ class Attention:
         scale: float | None = None,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        value_head_size: int | None = None,
+        kind: KVKind = KVKind.FULL,
     ) -> None:
         size = context.config.head_size if head_size is None else head_size
         self.backend = context.attention
@@ -37,12 +42,14 @@ class Attention:
             scale=size**-0.5 if scale is None else scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
+            value_head_size=size if value_head_size is None else value_head_size,
+            kind=kind,
         )
         context.attention_layers.append(self.layer)
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor | None, batch: ForwardBatch) -> Tensor:
         """q: [num_tokens, num_heads, head_size]; k, v: [num_tokens, num_kv_heads, head_size], k rotated.
 
-        Returns [num_tokens, num_heads * head_size].
+        v is None in a latent layer. Returns [num_tokens, num_heads * value_head_size].
         """
         return self.backend.forward(q, k, v, self.layer, batch).reshape(q.shape[0], -1)

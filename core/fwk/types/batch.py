@@ -85,6 +85,11 @@ class ForwardBatch:
     """Inputs of one forward pass. Views of buffers allocated once: valid until the next step is prepared.
 
     Tokens of a sequence stand together, sequences in the order of the plan. ``*_np`` are CPU twins of the tensors.
+
+    ``tree_mask[t, j]`` says whether token t sees the j-th new token of its own sequence (itself included; columns from
+    the sequence's number of new tokens on mean nothing); tokens that were in the cache before are seen as ever. In a
+    tree of drafts ``positions`` are depths (the parent's position + 1), so several tokens of a sequence may share one,
+    while their slots are consecutive as always.
     """
 
     token_ids: Tensor  # [num_tokens] int64
@@ -97,7 +102,7 @@ class ForwardBatch:
     seq_lens_np: Any
     is_decode: bool  # every sequence has exactly one new token
     adapter_ids: Tensor | None = None  # [num_tokens] int32: LoRA adapter of each token
-    tree_mask: Tensor | None = None  # drafts of a tree: which new token sees which
+    tree_mask: Tensor | None = None  # [num_tokens, max_new] bool, see below; None: causal
     plan: Any = None  # what AttentionBackend.plan returned
     extras: dict[str, Any] = field(default_factory=dict[str, Any])  # pixel values and the like, by the processor's name
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.interfaces.declaration import Facts, Host
+from fwk.interfaces.model import ModelSpec
+from fwk.interfaces.speculative import SpeculativeDecoderSpec
+from fwk.plugins import PluginSet
 from fwk.worker.opened_model import OpenedModel
 
 
@@ -51,7 +54,7 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def settle(config: Config, opened: OpenedModel) -> ModelSetup:
+def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetup:
     """Choose device and dtype. Reasons say where ``auto`` departed from the checkpoint."""
     host = detect_host(config.engine.device)
     reasons: list[str] = []
@@ -62,7 +65,6 @@ def settle(config: Config, opened: OpenedModel) -> ModelSetup:
         if why:
             reasons.append(why)
     model = opened.config
-    features = {"sliding_window"} if model.sliding_window is not None else set[str]()
     facts = Facts(
         host=host,
         dtype=dtype,
@@ -72,9 +74,28 @@ def settle(config: Config, opened: OpenedModel) -> ModelSetup:
         num_kv_heads=model.num_kv_heads,
         block_size=config.engine.page_size,
         architecture=model.architecture,
-        features=frozenset(features),
     )
+    facts = replace(facts, features=_needed_features(config, opened, plugins, facts))
     return ModelSetup(opened, facts, tuple(reasons))
+
+
+def _needed_features(config: Config, opened: OpenedModel, plugins: PluginSet, facts: Facts) -> frozenset[str]:
+    """What the model and the speculative decoder ask of the attention backend.
+
+    A model nobody serves and an unknown decoder are reported when they are chosen, not here.
+    """
+    needed = {"sliding_window"} if opened.config.sliding_window is not None else set[str]()
+    servers = [item for item in plugins.family("models") if item.declaration.refusal(facts) is None]
+    if servers:
+        model = max(servers, key=lambda item: item.declaration.rank).declaration
+        assert isinstance(model, ModelSpec)
+        needed |= model.features
+    decoder = plugins.by_family.get("speculative", {}).get(config.engine.speculative_algorithm)
+    if decoder is not None:
+        assert isinstance(decoder.declaration, SpeculativeDecoderSpec)
+        if decoder.declaration.proposes_trees:
+            needed.add("tree_mask")
+    return frozenset(needed)
 
 
 def _auto_dtype(stored: str, host: Host) -> tuple[str, str | None]:

@@ -94,7 +94,7 @@ class LocalWorker(Worker):
         context = AttentionContext(
             device=self._device,
             dtype=self._dtype,
-            kv_dtype=self._dtype,
+            kv_dtype=self._setup.facts.kv_dtype,
             block_size=self._config.engine.page_size,
             options=self._options(item),
         )

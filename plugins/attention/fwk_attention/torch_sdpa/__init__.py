@@ -9,7 +9,8 @@ def attention_backends() -> list[AttentionBackendSpec]:
         AttentionBackendSpec(
             name="torch",
             load="fwk_attention.torch_sdpa.backend:TorchBackend",
-            features=frozenset({"sliding_window"}),
+            kv_dtypes=("auto", "int8", "fp8_e4m3"),
+            features=frozenset({"sliding_window", "soft_cap", "tree_mask", "latent"}),
             summary="Plain torch on any device; the reference.",
         )
     ]

@@ -2,7 +2,8 @@
 
 Query heads that share a KV head are treated as further queries of it, so K and V are never repeated.
 
-q: [n, num_queries, kv_heads, group, head_size]; k, v: [n, kv_heads, num_keys, head_size].
+q: [n, num_queries, kv_heads, group, head_size]; k: [n, kv_heads, num_keys, head_size]; v: the same, perhaps with
+another size, which is then that of the outcome.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def fused_mask(mask: Tensor, group: int) -> Tensor:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """softmax(q k^T * scale + mask) v in one kernel, in q's shape; ``mask`` comes from ``fused_mask``."""
+    """softmax(q k^T * scale + mask) v in one kernel, arranged as q; ``mask`` comes from ``fused_mask``."""
     folded = _fold(q)
     out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
     return _unfold(out, q)
@@ -66,11 +67,22 @@ def products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Ten
     return _unfold(torch.bmm(torch.softmax(scores, -1), values).view(n, heads, rows, -1), q)
 
 
+def capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, soft_cap: float) -> Tensor:
+    """softmax(soft_cap * tanh(q k^T * scale / soft_cap) + mask) v; mask: [n, num_queries, num_keys].
+
+    In float32: scores are bent before anything can be subtracted from them, and near the cap 8 bits are too few.
+    """
+    group = q.shape[3]
+    scores = torch.matmul(_fold(q).float(), k.float().transpose(2, 3)).mul_(scale / soft_cap).tanh_().mul_(soft_cap)
+    scores += fused_mask(mask, group)
+    return _unfold(torch.matmul(torch.softmax(scores, -1), v.float()).to(q.dtype), q)
+
+
 def _fold(q: Tensor) -> Tensor:
     """[n, kv_heads, num_queries * group, head_size]"""
     return q.transpose(1, 2).flatten(2, 3)
 
 
 def _unfold(out: Tensor, q: Tensor) -> Tensor:
-    n, queries, heads, group, size = q.shape
-    return out.view(n, heads, queries, group, size).transpose(1, 2)
+    n, queries, heads, group, _ = q.shape
+    return out.view(n, heads, queries, group, -1).transpose(1, 2)

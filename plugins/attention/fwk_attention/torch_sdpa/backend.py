@@ -1,6 +1,6 @@
 """Gather the past of each sequence into one padded tensor, then multiply.
 
-A layer's cache is [num_blocks, 2, num_kv_heads, block_size, head_size]: within a block the tokens of a head stand
+A layer's cache is [num_blocks, parts, num_kv_heads, block_size, row_size]: within a block the tokens of a head stand
 together, so that gathering copies rows of 1 KB and more and its outcome needs no transposition.
 """
 
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVSpec
-from fwk_attention.torch_sdpa.attend import fused, products
-from fwk_attention.torch_sdpa.plan import Bucket, Chunk, KindPlan, LayerKind, Planner
+from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVKind, KVSpec
+from fwk_attention._common.rows import PlainRows, block_format, move_rows, rows_of
+from fwk_attention.torch_sdpa.attend import capped, fused, products
+from fwk_attention.torch_sdpa.masks import LayerKind
+from fwk_attention.torch_sdpa.plan import Bucket, Chunk, KindPlan, Planner, QueryBlock
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,15 +28,16 @@ class TorchBackend(AttentionBackend):
 
     def __init__(self, context: AttentionContext) -> None:
         super().__init__(context)
-        self._gathered = torch.empty(0, dtype=context.kv_dtype, device=context.device)  # reused by every layer
+        self._rows = rows_of(context)
+        self._is_plain = isinstance(self._rows, PlainRows)
+        self._gathered = torch.empty(0, dtype=self._rows.dtype, device=context.device)  # reused by every layer
         # torch's fused kernel for CPUs is quick where it has matrix tiles; elsewhere in half precision it takes 1.4
         # times as long as separate products.
         has_tiles = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
         self._fuses_causal = context.device.type != "cpu" or context.dtype == torch.float32 or has_tiles
 
     def block_format(self, spec: KVSpec) -> BlockFormat:
-        shape = (2, spec.num_kv_heads, self.context.block_size, spec.head_size)
-        return BlockFormat(shape, self.context.kv_dtype)
+        return block_format(spec, self.context.block_size, self._rows)
 
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> dict[LayerKind, KindPlan]:
         context = self.context
@@ -47,14 +50,21 @@ class TorchBackend(AttentionBackend):
                 plans[layer.state] = planner.plan(batch)
         return plans
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         plan: KindPlan = batch.plan[layer.state]
         cache = layer.kv_cache
         assert cache is not None, "forward before the KV cache was allocated"
-        _store(k, v, cache, plan)
+        num_rows, row_size = cache.shape[-2:]
+        if plan.fresh_rows is not None:
+            # A block is cleared when its first slot is written: what an earlier owner left behind (NaN, perhaps) is
+            # masked, but zero times NaN would still be NaN.
+            cache.view(-1, num_rows * row_size).index_fill_(0, plan.fresh_rows, 0)
+        rows = cache.view(-1, row_size)
+        k = self._store(k, rows, plan.key_rows)
+        v = k[..., : layer.value_head_size] if v is None else self._store(v, rows, plan.value_rows)
         if len(plan.buckets) == 1 and plan.buckets[0].tokens is None:
             return self._attend_bucket(q, cache, layer, plan.buckets[0])
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty((*q.shape[:2], layer.value_head_size), dtype=q.dtype, device=q.device)
         for bucket in plan.buckets:
             out[bucket.tokens] = self._attend_bucket(q[bucket.tokens], cache, layer, bucket)
         for chunk in plan.chunks:
@@ -62,31 +72,51 @@ class TorchBackend(AttentionBackend):
             self._attend_chunk(q[tokens], k[tokens], v[tokens], cache, layer, chunk, out[tokens])
         return out
 
-    def _gather(self, cache: Tensor, rows: Tensor) -> Tensor:
-        """Rows of blocks, one after another: [len(rows), block_size * head_size]."""
-        source = cache.view(-1, cache.shape[-2] * cache.shape[-1])
-        size = rows.shape[0] * source.shape[1]
-        if self._gathered.numel() < size:
-            self._gathered = torch.empty(size + size // 4, dtype=cache.dtype, device=cache.device)
-        return torch.index_select(source, 0, rows, out=self._gathered[:size].view(rows.shape[0], -1))
+    def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:
+        move_rows(layers, source, target)
+
+    def _store(self, x: Tensor, rows: Tensor, at: Tensor | None) -> Tensor:
+        """Write K or V of all new tokens; returns it as it will be read."""
+        stored = self._rows.encode(x)
+        rows[at] = stored
+        return x if self._is_plain else self._rows.decode(stored, x.shape[-1])
+
+    def _gather(
+        self, cache: Tensor, rows: Tensor, count: int, length: int, layer: AttentionLayer
+    ) -> tuple[Tensor, Tensor]:
+        """K and V of ``count`` sequences, [count, num_kv_heads, length, size] each.
+
+        They lie in a buffer that the next call overwrites.
+        """
+        block_size, row_size = cache.shape[-2:]
+        num_blocks, width = rows.shape[0], block_size * row_size
+        if self._gathered.numel() < num_blocks * width:
+            self._gathered = torch.empty(num_blocks * width * 5 // 4, dtype=cache.dtype, device=cache.device)
+        out = self._gathered[: num_blocks * width].view(num_blocks, width)
+        found = torch.index_select(cache.view(-1, width), 0, rows, out=out)
+        if layer.kind is KVKind.LATENT:
+            k = self._rows.decode(found.view(count, 1, length, row_size), layer.head_size)
+            return k, k[..., : layer.value_head_size]
+        k, v = self._rows.decode(found.view(2, count, layer.num_kv_heads, length, row_size), layer.head_size)
+        return k, v
 
     def _attend_bucket(self, q: Tensor, cache: Tensor, layer: AttentionLayer, bucket: Bucket) -> Tensor:
         """q: [num_seqs * num_new, num_heads, head_size] to the same."""
-        count, heads, size = bucket.num_seqs, layer.num_kv_heads, layer.head_size
-        k, v = self._gather(cache, bucket.rows).view(2, count, heads, bucket.length, size)
-        queries = q.view(count, bucket.num_new, heads, -1, size)
-        attend = fused if bucket.is_fused else products
-        return attend(queries, k, v, bucket.mask, layer.scale).reshape(q.shape)
+        k, v = self._gather(cache, bucket.rows, bucket.num_seqs, bucket.length, layer)
+        queries = q.view(bucket.num_seqs, bucket.num_new, layer.num_kv_heads, -1, layer.head_size)
+        out = _attend(queries, k, v, bucket, layer)
+        return out.reshape(q.shape[0], layer.num_heads, layer.value_head_size)
 
     def _attend_chunk(
         self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, layer: AttentionLayer, chunk: Chunk, out: Tensor
     ) -> None:
         """q, out: [num_new, num_heads, head_size]; k, v: [num_new, num_kv_heads, head_size]."""
-        heads, size = layer.num_kv_heads, layer.head_size
+        heads = layer.num_kv_heads
         if chunk.rows is None:
             keys, values = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
         else:
-            keys, values = self._gather(cache, chunk.rows).view(2, 1, heads, -1, size)
+            length = chunk.rows.shape[0] // (cache.shape[1] * heads) * cache.shape[3]
+            keys, values = self._gather(cache, chunk.rows, 1, length, layer)
         if chunk.blocks is None:
             queries = q.transpose(0, 1).unsqueeze(0)
             causal = F.scaled_dot_product_attention(
@@ -97,20 +127,11 @@ class TorchBackend(AttentionBackend):
         queries, outputs = q.unflatten(1, (heads, -1)).unsqueeze(0), out.unflatten(1, (heads, -1)).unsqueeze(0)
         keys, values = keys.contiguous(), values.contiguous()
         for block in chunk.blocks:
-            seen = slice(block.first_key, block.last_key)
-            asked = slice(block.start, block.stop)
-            attend = fused if block.is_fused else products
-            outputs[:, asked] = attend(queries[:, asked], keys[:, :, seen], values[:, :, seen], block.mask, layer.scale)
+            seen, asked = slice(block.first_key, block.last_key), slice(block.start, block.stop)
+            outputs[:, asked] = _attend(queries[:, asked], keys[:, :, seen], values[:, :, seen], block, layer)
 
 
-def _store(k: Tensor, v: Tensor, cache: Tensor, plan: KindPlan) -> None:
-    """Write K and V of all new tokens.
-
-    A block is cleared when its first slot is written: what an earlier owner left behind (NaN, perhaps) is masked,
-    but zero times NaN would still be NaN.
-    """
-    if plan.fresh_rows is not None:
-        cache.view(-1, cache.shape[-2] * cache.shape[-1]).index_fill_(0, plan.fresh_rows, 0)
-    rows = cache.view(-1, cache.shape[-1])
-    rows[plan.key_rows] = k.to(cache.dtype)
-    rows[plan.value_rows] = v.to(cache.dtype)
+def _attend(q: Tensor, k: Tensor, v: Tensor, part: Bucket | QueryBlock, layer: AttentionLayer) -> Tensor:
+    if layer.soft_cap is not None:
+        return capped(q, k, v, part.mask, layer.scale, layer.soft_cap)
+    return (fused if part.is_fused else products)(q, k, v, part.mask, layer.scale)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fwk_attention.torch_sdpa.attend import fused_mask, prefers_fused
+from fwk_attention.torch_sdpa.masks import LayerKind, Masks, Queries
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fwk.interfaces.attention import AttentionLayer
     from fwk.types import ForwardBatch
 
 MAX_SHORT = 16
@@ -26,20 +25,6 @@ SPLIT_SAVES = 1024
 """Padded tokens that a further bucket must save: what its dozen kernel launches cost (measured: 50 us)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerKind:
-    """Layers alike in this share one plan."""
-
-    kv_group: int
-    num_heads: int
-    num_kv_heads: int
-    sliding_window: int | None
-
-    @staticmethod
-    def of(layer: AttentionLayer) -> LayerKind:
-        return LayerKind(layer.kv_group, layer.num_heads, layer.num_kv_heads, layer.sliding_window)
-
-
 @dataclass(slots=True)
 class Bucket:
     """Sequences with few new tokens and a past of similar length, computed as one padded batch."""
@@ -47,7 +32,7 @@ class Bucket:
     tokens: Tensor | None  # [num_seqs * num_new] int64: their tokens in the batch; None: all of it, in order
     num_seqs: int
     num_new: int
-    rows: Tensor  # [2 * num_seqs * num_kv_heads * num_blocks] int64: rows of the cache, K then V
+    rows: Tensor  # [parts * num_seqs * num_kv_heads * num_blocks] int64: blocks of a head, K then V
     length: int  # tokens per sequence in those rows
     is_fused: bool  # which of the two ways of ``attend``
     mask: Tensor  # in the form that way wants
@@ -71,7 +56,7 @@ class Chunk:
 
     start: int
     stop: int  # of its tokens in the batch
-    rows: Tensor | None  # [2 * num_kv_heads * num_blocks] int64; None: nothing came before, so fresh k and v are all
+    rows: Tensor | None  # [parts * num_kv_heads * num_blocks] int64; None: nothing came before, fresh k and v are all
     blocks: list[QueryBlock] | None  # None: plainly causal, for the fused kernel
 
 
@@ -80,7 +65,7 @@ class KindPlan:
     """What ``forward`` needs for one kind of layer."""
 
     key_rows: Tensor  # [num_tokens, num_kv_heads] int64: rows of the cache, one per token and head
-    value_rows: Tensor
+    value_rows: Tensor | None  # None in a latent layer
     fresh_rows: Tensor | None  # rows (blocks of heads) of blocks whose first slot is written in this step
     buckets: list[Bucket]
     chunks: list[Chunk]
@@ -88,7 +73,7 @@ class KindPlan:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Makes the plan of one kind of layer. The cache is [num_blocks, 2, num_kv_heads, block_size, head_size]."""
+    """Makes the plan of one kind of layer. The cache is [num_blocks, parts, num_kv_heads, block_size, row_size]."""
 
     kind: LayerKind
     block_size: int
@@ -98,6 +83,7 @@ class Planner:
 
     def plan(self, batch: ForwardBatch) -> KindPlan:
         group = batch.kv_groups[self.kind.kv_group]
+        masks = Masks(batch, self.kind, self.dtype, self.device)
         starts = batch.query_start_np.astype(np.int64)
         num_new = np.diff(starts)
         seq_lens = batch.seq_lens_np.astype(np.int64)
@@ -108,72 +94,82 @@ class Planner:
         for chosen in (np.flatnonzero(num_new == 1), np.flatnonzero(is_short & (num_new > 1))):
             for places in split(chosen, seq_lens):
                 is_all = batch.is_decode and len(places) == len(seq_lens)
-                buckets.append(self._bucket(places, starts[places], num_new[places], seq_lens[places], table, is_all))
+                lens, new = seq_lens[places], num_new[places]
+                # Sequences with fewer new tokens repeat their last one: computed twice, with the same outcome.
+                offsets = np.minimum(np.arange(int(new.max())), new[:, None] - 1)
+                queries = Queries(starts[places], lens - new, new, offsets)
+                buckets.append(self._bucket(queries, lens, table[places], masks, is_all))
         chunks = [
-            self._chunk(int(starts[i]), int(starts[i + 1]), int(seq_lens[i]), table[i])
+            self._chunk(int(starts[i]), int(starts[i + 1]), int(seq_lens[i]), table[i], masks)
             for i in np.flatnonzero(~is_short)
         ]
         return KindPlan(key_rows, value_rows, fresh_rows, buckets, chunks)
 
-    def _store_rows(self, slots: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Rows of [num_blocks * 2 * num_kv_heads * block_size, head_size] for K and V, and rows to clear first."""
+    def _store_rows(self, slots: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Rows of [num_blocks * parts * num_kv_heads * block_size, row_size] for K and V, and rows to clear first."""
         heads, size = self.kind.num_kv_heads, self.block_size
+        all_heads = self.kind.parts * heads
         blocks, offsets = np.divmod(slots, size)
         head = np.arange(heads)
-        keys = ((blocks * 2 * heads)[:, None] + head) * size + offsets[:, None]
+        keys = ((blocks * all_heads)[:, None] + head) * size + offsets[:, None]
+        values = self._tensor(keys + heads * size) if self.kind.parts == 2 else None
         fresh = blocks[offsets == 0]
         fresh_rows = None
         if len(fresh):
-            fresh_rows = self._tensor(((fresh * 2 * heads)[:, None] + np.arange(2 * heads)).ravel())
-        return self._tensor(keys), self._tensor(keys + heads * size), fresh_rows
+            fresh_rows = self._tensor(((fresh * all_heads)[:, None] + np.arange(all_heads)).ravel())
+        return self._tensor(keys), values, fresh_rows
 
     def _gather_rows(self, table: Any) -> Tensor:
-        """Rows of [num_blocks * 2 * num_kv_heads, block_size * head_size] for block ids [num_seqs, num_blocks]."""
-        heads = self.kind.num_kv_heads
-        rows = (table * 2 * heads)[None, :, None, :] + np.arange(2 * heads).reshape(2, 1, heads, 1)
+        """Rows of [num_blocks * parts * num_kv_heads, block_size * row_size] for block ids [num_seqs, num_blocks]."""
+        heads, parts = self.kind.num_kv_heads, self.kind.parts
+        rows = (table * parts * heads)[None, :, None, :] + np.arange(parts * heads).reshape(parts, 1, heads, 1)
         return self._tensor(rows.ravel())
 
-    def _bucket(self, places: Any, starts: Any, num_new: Any, seq_lens: Any, table: Any, is_all: bool) -> Bucket:
-        new = int(num_new.max())
-        # Sequences with fewer new tokens repeat their last one: computed twice, with the same outcome.
-        offsets = np.minimum(np.arange(new), num_new[:, None] - 1)
-        positions = (seq_lens - num_new)[:, None] + offsets
-        first = self._first_block(positions[:, 0])
+    def _bucket(self, queries: Queries, seq_lens: Any, table: Any, masks: Masks, is_all: bool) -> Bucket:
+        """table: [num_seqs, max_blocks]"""
+        first = self._first_block(queries.pasts)
         num_blocks = -(-seq_lens // self.block_size) - first
         columns = np.arange(int(num_blocks.max()))
         # Padding points at a block of the sequence itself: never at numbers of somebody else.
         columns = first[:, None] + np.where(columns < num_blocks[:, None], columns, 0)
         length = columns.shape[1] * self.block_size
-        key_positions = (first * self.block_size)[:, None] + np.arange(length)
+        key_places = (first * self.block_size)[:, None] + np.arange(length)
         return Bucket(
-            tokens=None if is_all else self._tensor((starts[:, None] + offsets).ravel()),
-            num_seqs=len(places),
-            num_new=new,
-            rows=self._gather_rows(table[places[:, None], columns]),
+            tokens=None if is_all else self._tensor(queries.tokens.ravel()),
+            num_seqs=len(seq_lens),
+            num_new=queries.offsets.shape[1],
+            rows=self._gather_rows(table[np.arange(len(seq_lens))[:, None], columns]),
             length=length,
-            **self._masked(positions, key_positions),
+            **masks.make(queries, key_places),
         )
 
-    def _chunk(self, start: int, stop: int, seq_len: int, table: Any) -> Chunk:
-        window = self.kind.sliding_window
+    def _chunk(self, start: int, stop: int, seq_len: int, table: Any, masks: Masks) -> Chunk:
+        window, is_tree = self.kind.sliding_window, masks.batch.tree_mask is not None
         past = seq_len - (stop - start)
         if past == 0:
-            if self.fuses_causal and (window is None or seq_len <= window):
+            is_plain = not is_tree and not self.kind.is_capped and self.kind.parts == 2
+            if is_plain and self.fuses_causal and (window is None or seq_len <= window):
                 return Chunk(start, stop, None, None)
-            return Chunk(start, stop, None, self._query_blocks(0, seq_len, 0))
+            return Chunk(start, stop, None, self._query_blocks(start, 0, seq_len, 0, masks))
         first = int(self._first_block(np.array([past]))[0])
         rows = self._gather_rows(table[None, first : -(-seq_len // self.block_size)])
-        return Chunk(start, stop, rows, self._query_blocks(past, seq_len, first * self.block_size))
+        return Chunk(start, stop, rows, self._query_blocks(start, past, seq_len, first * self.block_size, masks))
 
-    def _query_blocks(self, past: int, seq_len: int, offset: int) -> list[QueryBlock]:
-        """Cut the positions from ``past`` on; keys are counted from position ``offset``."""
-        window = self.kind.sliding_window
+    def _query_blocks(self, first_token: int, past: int, seq_len: int, offset: int, masks: Masks) -> list[QueryBlock]:
+        """Cut the places from ``past`` on; keys are counted from place ``offset``."""
+        window, is_tree = self.kind.sliding_window, masks.batch.tree_mask is not None
+        starts, pasts, num_new = np.array([first_token]), np.array([past]), np.array([seq_len - past])
         blocks: list[QueryBlock] = []
         for start in range(past, seq_len, QUERY_BLOCK):
             stop = min(start + QUERY_BLOCK, seq_len)
-            first = offset if window is None else max(offset, start - window + 1)
-            masked = self._masked(np.arange(start, stop)[None], np.arange(first, stop)[None])
-            blocks.append(QueryBlock(start - past, stop - past, first - offset, stop - offset, **masked))
+            first, last = offset, stop
+            if is_tree:
+                last = seq_len  # places say nothing of who sees whom, nor of how far back a window reaches
+            elif window is not None:
+                first = max(offset, start - window + 1)
+            queries = Queries(starts, pasts, num_new, np.arange(start - past, stop - past)[None])
+            masked = masks.make(queries, np.arange(first, last)[None])
+            blocks.append(QueryBlock(start - past, stop - past, first - offset, last - offset, **masked))
         return blocks
 
     def _first_block(self, positions: Any) -> Any:
@@ -181,23 +177,6 @@ class Planner:
         if self.kind.sliding_window is None:
             return np.zeros_like(positions)
         return np.maximum(positions - self.kind.sliding_window + 1, 0) // self.block_size
-
-    def _masked(self, positions: Any, key_positions: Any) -> dict[str, Any]:
-        """The way to compute these [n, num_queries] queries and [n, num_keys] keys, with its mask."""
-        is_fused = prefers_fused(self.device, positions.size * key_positions.shape[1])
-        mask = self._mask(positions, key_positions)
-        group = self.kind.num_heads // self.kind.num_kv_heads
-        return {"is_fused": is_fused, "mask": fused_mask(mask, group) if is_fused else mask}
-
-    def _mask(self, positions: Any, key_positions: Any) -> Tensor:
-        """[n, num_queries] and [n, num_keys] to 0 where a query sees a key, else -inf: [n, num_queries, num_keys]."""
-        query = self._tensor(positions).unsqueeze(-1)
-        key = self._tensor(key_positions).unsqueeze(1)
-        is_hidden = key > query
-        if self.kind.sliding_window is not None:
-            is_hidden |= key <= query - self.kind.sliding_window
-        mask = torch.zeros(is_hidden.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(is_hidden, float("-inf"))
 
     def _tensor(self, x: Any) -> Tensor:
         return torch.from_numpy(x).to(self.device, non_blocking=True)

@@ -1,0 +1,1 @@
+"""What attention plugins share: rows of the KV cache."""

@@ -1,0 +1,112 @@
+"""Which query sees which key, as a tensor to be added to scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fwk.interfaces.attention import KVKind
+from fwk_attention.torch_sdpa.attend import fused_mask, prefers_fused
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fwk.interfaces.attention import AttentionLayer
+    from fwk.types import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Layers alike in this share one plan."""
+
+    kv_group: int
+    num_heads: int
+    num_kv_heads: int
+    sliding_window: int | None
+    parts: int  # rows per token and head: K and V, or one latent
+    is_capped: bool
+
+    @staticmethod
+    def of(layer: AttentionLayer) -> LayerKind:
+        parts = 1 if layer.kind is KVKind.LATENT else 2
+        return LayerKind(
+            layer.kv_group,
+            layer.num_heads,
+            layer.num_kv_heads,
+            layer.sliding_window,
+            parts,
+            layer.soft_cap is not None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Some new tokens of n sequences, all numpy int64. A token's *place* is its index in its sequence."""
+
+    starts: Any  # [n]: first new token of the sequence in the batch
+    pasts: Any  # [n]: tokens of the sequence before it
+    num_new: Any  # [n]
+    offsets: Any  # [n, num_queries]: which of the sequence's new tokens
+
+    @property
+    def places(self) -> Any:
+        return self.pasts[:, None] + self.offsets
+
+    @property
+    def tokens(self) -> Any:
+        """Their places in the batch."""
+        return self.starts[:, None] + self.offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Makes the masks of one step for one kind of layer."""
+
+    batch: ForwardBatch
+    kind: LayerKind
+    dtype: torch.dtype
+    device: torch.device
+
+    def make(self, queries: Queries, key_places: Any) -> dict[str, Any]:
+        """The way to compute these queries and keys [n, num_keys], with its mask."""
+        if self.batch.tree_mask is None:
+            hidden = self._hidden(queries, key_places)
+        else:
+            hidden = self._hidden_in_tree(queries, key_places, self.batch.tree_mask)
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+        mask.masked_fill_(hidden, float("-inf"))
+        is_fused = not self.kind.is_capped and prefers_fused(self.device, queries.offsets.size * key_places.shape[1])
+        group = self.kind.num_heads // self.kind.num_kv_heads
+        return {"is_fused": is_fused, "mask": fused_mask(mask, group) if is_fused else mask}
+
+    def _hidden(self, queries: Queries, key_places: Any) -> Tensor:
+        """[n, num_queries, num_keys] bool"""
+        query = self._tensor(queries.places).unsqueeze(-1)
+        key = self._tensor(key_places).unsqueeze(1)
+        hidden = key > query
+        if self.kind.sliding_window is not None:
+            hidden |= key <= query - self.kind.sliding_window
+        return hidden
+
+    def _hidden_in_tree(self, queries: Queries, key_places: Any, tree_mask: Tensor) -> Tensor:
+        """The same where new tokens see each other as the tree says, and positions are depths."""
+        new = key_places - queries.pasts[:, None]  # which new token a key is; < 0: none
+        column = np.clip(new, 0, queries.num_new[:, None] - 1)
+        tokens = self._tensor(queries.tokens)
+        seen = tree_mask[tokens].gather(2, self._tensor(column).unsqueeze(1).expand(-1, tokens.shape[1], -1))
+        is_old = self._tensor(new < 0).unsqueeze(1)
+        is_none = self._tensor(new >= queries.num_new[:, None]).unsqueeze(1)
+        hidden = ~(is_old | seen) | is_none
+        if self.kind.sliding_window is not None:
+            positions = self.batch.positions
+            key = torch.where(
+                is_old[:, 0], self._tensor(key_places), positions[self._tensor(queries.starts[:, None] + column)]
+            )
+            hidden |= key.unsqueeze(1) <= positions[tokens].unsqueeze(-1) - self.kind.sliding_window
+        return hidden
+
+    def _tensor(self, x: Any) -> Tensor:
+        return torch.from_numpy(x).to(self.device, non_blocking=True)
