@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -63,16 +65,60 @@ def make_context(
     plain = load_object(find(plugins, "quant", "none"))(QuantContext(device, dtype, {}))
     attention = load_object(find(plugins, "attention", "torch"))(AttentionContext(device, dtype, "auto", block_size))
     group = SingleRank() if tp is None else tp
-    return ModelContext(config, weights, dtype, device, plain, plain, attention, group, max_model_len)
+    runner = load_object(find(plugins, "moe", "torch"))
+    return ModelContext(config, weights, dtype, device, plain, plain, attention, group, max_model_len, runner)
+
+
+class ThreadRank(ParallelGroup):
+    """A rank whose group is the threads of ``on_ranks``."""
+
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, shared: list[Tensor | None]) -> None:
+        self.rank, self.size = rank, size
+        self._barrier, self._shared = barrier, shared
+
+    def _exchange(self, x: Tensor) -> list[Tensor]:
+        self._shared[self.rank] = x
+        self._barrier.wait()
+        parts = [part.clone() for part in self._shared if part is not None]
+        self._barrier.wait()
+        return parts
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return torch.stack(self._exchange(x)).sum(0)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return torch.cat(self._exchange(x), dim)
+
+
+def on_ranks(size: int, work: Callable[[ParallelGroup], Tensor]) -> list[Tensor]:
+    """What ``work`` gives on each rank of a group of threads."""
+    barrier, shared = threading.Barrier(size), [None] * size
+
+    def run(rank: int) -> Tensor:
+        try:
+            return work(ThreadRank(rank, size, barrier, shared))  # type: ignore[arg-type]
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))
 
 
 class RunnableModel:
     """A model with a KV cache, fed with token ids."""
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32, num_blocks: int = 64) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        num_blocks: int = 64,
+        tp: ParallelGroup | None = None,
+    ) -> None:
         config = ModelConfig.from_dict(json.loads((folder / "config.json").read_text()), str(folder))
         self.weights = Tensors.of_folder(folder)
-        self.context = make_context(config, self.weights, dtype=dtype)
+        self.context = make_context(config, self.weights, dtype=dtype, tp=tp)
         spec = next(
             item for item in discover().family("models") if config.architecture in item.declaration.architectures
         )

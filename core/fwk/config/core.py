@@ -51,6 +51,7 @@ class EngineOptions(Options):
     )
     attention_backend: str = option("auto", "Attention kernels.")
     quantization: str = option("auto", "Weight format the linear layers compute with; auto: what the checkpoint holds.")
+    moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.")
     sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")
     schedule_policy: str = option("fcfs", "Order, admission and pre-emption of requests.")
     prefix_cache: str = option(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from fwk.interfaces.attention import AttentionBackend, AttentionLayer
     from fwk.interfaces.loader import WeightSource
+    from fwk.interfaces.moe import MoERunnerFactory
     from fwk.interfaces.parallel import ParallelGroup
     from fwk.interfaces.quant import QuantMethod
     from fwk.types import ForwardBatch, ModelConfig
@@ -35,6 +36,7 @@ class ModelContext:
     attention: AttentionBackend
     tp: ParallelGroup
     max_model_len: int
+    moe_runner: MoERunnerFactory
     options: Any = None
     attention_layers: list[AttentionLayer] = field(default_factory=list["AttentionLayer"])
 

@@ -4,11 +4,13 @@ Layers are plain objects made from a ``ModelContext``: they ask its quantisation
 by its tensor-parallel group, and hand attention to its backend, so a model file contains none of the three.
 """
 
+from fwk.layers.activation import activation
 from fwk.layers.attention import Attention
 from fwk.layers.embedding import LMHead, VocabEmbedding
 from fwk.layers.linear import ColumnParallelLinear, Part, QKVLinear, RowParallelLinear
 from fwk.layers.mlp import GatedMLP
-from fwk.layers.norm import RMSNorm
+from fwk.layers.moe import MoE, Routing
+from fwk.layers.norm import OffsetRMSNorm, QKNorm, RMSNorm
 from fwk.layers.rope import RotaryEmbedding, RotaryRows
 
 __all__ = [
@@ -16,11 +18,16 @@ __all__ = [
     "ColumnParallelLinear",
     "GatedMLP",
     "LMHead",
+    "MoE",
+    "OffsetRMSNorm",
     "Part",
+    "QKNorm",
     "QKVLinear",
     "RMSNorm",
     "RotaryEmbedding",
     "RotaryRows",
+    "Routing",
     "RowParallelLinear",
     "VocabEmbedding",
+    "activation",
 ]

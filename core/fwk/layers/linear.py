@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk.errors import ModelLoadError
+from fwk.interfaces.parallel import SingleRank
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantMethod, Weights
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class Shard:
 
     index: int
     count: int
+
+    def part_of(self, size: int) -> int:
+        """The size of this rank's piece of a dimension of ``size``."""
+        return size // self.count
 
     def cut(self, x: Tensor, dim: int, where: str) -> Tensor:
         """This rank's piece of ``x``. Raises ``ModelLoadError`` when ``dim`` does not divide."""
@@ -163,7 +168,7 @@ class QKVLinear(ColumnParallelLinear):
 
 
 class RowParallelLinear(_Linear):
-    """Linear layer whose input is sharded; ranks' results are summed."""
+    """Linear layer whose input is sharded; ranks' results are summed, unless the caller does it (``reduces``)."""
 
     def __init__(
         self,
@@ -174,15 +179,16 @@ class RowParallelLinear(_Linear):
         *,
         num_units: int | None = None,
         bias: bool = False,
+        reduces: bool = True,
         method: QuantMethod | None = None,
     ) -> None:
-        self.tp = context.tp
+        self.group = context.tp if reduces else SingleRank()
         # Input pieces belong to what another layer computed, so they shard as that layer's output did.
         shard = output_shard(Part(prefix, in_features, num_units), context.tp)
         super().__init__(context, [Part(prefix, out_features)], in_features, [WHOLE], shard, method)
         full_bias = self._read_bias(context) if bias else None
-        self.bias = full_bias if self.tp.rank == 0 else None  # added once, not once a rank
+        self.bias = full_bias if context.tp.rank == 0 else None  # added once, not once a rank
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, this rank's in_features] to [num_tokens, out_features], the same on all ranks."""
-        return self.tp.all_reduce(self.method.apply(self.weights, x, self.bias))
+        """[num_tokens, this rank's in_features] to [num_tokens, out_features], the same on all ranks if reduced."""
+        return self.group.all_reduce(self.method.apply(self.weights, x, self.bias))

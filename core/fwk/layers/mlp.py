@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
-
-from fwk.errors import ModelLoadError
+from fwk.layers.activation import activation as activation_named
 from fwk.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
 
 if TYPE_CHECKING:
@@ -16,14 +14,21 @@ if TYPE_CHECKING:
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x)), with gate and up computed as one."""
+    """down(activation(gate(x)) * up(x)), with gate and up computed as one."""
 
-    def __init__(self, context: ModelContext, prefix: str, *, bias: bool = False) -> None:
+    def __init__(
+        self,
+        context: ModelContext,
+        prefix: str,
+        *,
+        intermediate_size: int | None = None,
+        activation: str | None = None,
+        bias: bool = False,
+    ) -> None:
+        """Sizes and activation not given are the config's."""
         config = context.config
-        hidden, inner = config.hidden_size, config.intermediate_size
-        activation = config.raw.get("hidden_act", "silu")
-        if activation not in ("silu", "swish"):
-            raise ModelLoadError(f"{prefix}: activation {activation!r} is not known to GatedMLP, only silu")
+        hidden, inner = config.hidden_size, intermediate_size or config.intermediate_size
+        self.activation = activation_named(activation or config.raw.get("hidden_act") or "silu")
         parts = [Part(f"{prefix}.{name}_proj", inner) for name in ("gate", "up")]
         self.gate_up = ColumnParallelLinear(context, parts, hidden, bias=bias)
         self.down = RowParallelLinear(context, f"{prefix}.down_proj", inner, hidden, bias=bias)
@@ -31,4 +36,4 @@ class GatedMLP:
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate).mul_(up))
+        return self.down(self.activation(gate).mul_(up))

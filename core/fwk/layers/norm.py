@@ -36,3 +36,42 @@ class RMSNorm:
         """
         residual = x if residual is None else residual.add_(x)
         return self(residual), residual
+
+
+class OffsetRMSNorm(RMSNorm):
+    """RMSNorm that scales by one plus its weight, in float32, and rounds last (Gemma)."""
+
+    def __init__(self, context: ModelContext, prefix: str, size: int, eps: float) -> None:
+        super().__init__(context, prefix, size, eps)
+        self.weight = 1.0 + self.weight.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., size], unchanged, to its normalised copy."""
+        x32 = x.float()
+        norm = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
+        scale = torch.addcmul(self.eps, norm, norm, value=self.inverse_size).rsqrt_()
+        normed = x32.mul_(scale) if x32 is not x else x * scale
+        return normed.mul_(self.weight).to(x.dtype)
+
+
+class QKNorm:
+    """``q_norm`` and ``k_norm`` below ``prefix``: every head of Q and K normalised by itself, all of them as one."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        prefix: str,
+        num_heads: int,
+        num_kv_heads: int,
+        *,
+        norm: type[RMSNorm] = RMSNorm,
+    ) -> None:
+        """Head counts are this rank's."""
+        size, eps = context.config.head_size, context.config.rms_norm_eps
+        self.norm = norm(context, f"{prefix}.q_norm", size, eps)
+        of_keys = norm(context, f"{prefix}.k_norm", size, eps).weight
+        self.norm.weight = torch.cat((self.norm.weight.expand(num_heads, -1), of_keys.expand(num_kv_heads, -1)))
+
+    def __call__(self, qk: Tensor) -> Tensor:
+        """[num_tokens, num_heads + num_kv_heads, head_size], unchanged, to its normalised copy."""
+        return self.norm(qk)

@@ -25,15 +25,28 @@ class RotaryRows(NamedTuple):
 
 
 class RotaryEmbedding:
-    """One table of angles for all layers of a model, computed in float32, long enough for ``max_model_len``."""
+    """One table of angles for all layers that turn alike, in float32, long enough for ``max_model_len``.
 
-    def __init__(self, context: ModelContext, head_size: int | None = None) -> None:
+    rope: the config's ``rope`` unless given. is_interleaved: pairs to turn are neighbours (2i, 2i + 1) instead of
+    halves (i, i + size / 2); ``rotate`` then leaves them as halves, which is the same to a product of Q and K.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        head_size: int | None = None,
+        *,
+        rope: RopeConfig | None = None,
+        is_interleaved: bool = False,
+    ) -> None:
         config = context.config
+        rope = config.rope if rope is None else rope
         size = config.head_size if head_size is None else head_size
-        partial = config.rope.scaling.get("partial_rotary_factor") or config.raw.get("partial_rotary_factor") or 1.0
+        self.is_interleaved = is_interleaved
+        partial = rope.scaling.get("partial_rotary_factor") or config.raw.get("partial_rotary_factor") or 1.0
         self.rotary_size = int(size * float(partial))
         self.is_whole = self.rotary_size == size
-        frequencies, factor = inverse_frequencies(config.rope, self.rotary_size, config.max_position_embeddings)
+        frequencies, factor = inverse_frequencies(rope, self.rotary_size, config.max_position_embeddings)
         positions = torch.arange(context.max_model_len, dtype=torch.float32)
         angles = positions[:, None] * frequencies
         cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -48,6 +61,8 @@ class RotaryEmbedding:
     def rotate(self, x: Tensor, rows: RotaryRows) -> Tensor:
         """Rotate the heads of x [num_tokens, num_heads, head_size] in place, and return it."""
         part = x if self.is_whole else x[..., : self.rotary_size]
+        if self.is_interleaved:
+            part.copy_(part.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2))
         swapped = torch.roll(part, self.rotary_size // 2, -1)
         part.mul_(rows.cos).addcmul_(swapped, rows.sin)
         return x

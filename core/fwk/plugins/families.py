@@ -60,7 +60,7 @@ _ALL = [
     Family("model_sources", "model source", ModelSourceSpec, takes_all=True),
     Family("dialects", "HTTP dialect", DialectSpec, takes_all=True),
     Family("observers", "observer", ObserverSpec, takes_all=True),
-    Family("moe_runners", "MoE runner", MoERunnerSpec),
+    Family("moe_runners", "MoE runner", MoERunnerSpec, "moe_runner_backend"),
     Family("multimodal_processors", "multimodal processor", MultimodalProcessorSpec, takes_all=True),
 ]
 

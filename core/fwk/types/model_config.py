@@ -20,7 +20,11 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The fields most architectures share; everything else is in ``raw``, for the model's own file to read."""
+    """The fields most architectures share; everything else is in ``raw``, for the model's own file to read.
+
+    ``ropes`` has an entry for each kind of layer (``layer_types``) whose rotary settings are its own; ``rope`` is that
+    of the layers that see everything.
+    """
 
     architecture: str
     vocab_size: int
@@ -38,6 +42,25 @@ class ModelConfig:
     torch_dtype: str
     eos_token_ids: tuple[int, ...]
     raw: Mapping[str, Any]
+    ropes: Mapping[str, RopeConfig] = field(default_factory=dict[str, RopeConfig])
+
+    def rope_of(self, layer_type: str) -> RopeConfig:
+        """The rotary settings of a kind of layer."""
+        return self.ropes.get(layer_type, self.rope)
+
+    def layer_type(self, index: int) -> str:
+        """``full_attention`` or ``sliding_attention``, by ``layer_types`` or, for all layers, ``sliding_window``."""
+        kinds = cast("list[str] | None", self.raw.get("layer_types"))
+        if kinds is not None:
+            return kinds[index]
+        return "full_attention" if self.sliding_window is None else "sliding_attention"
+
+    def window_of(self, index: int) -> int | None:
+        """The sliding window of a layer; None for one that sees everything."""
+        kind = self.layer_type(index)
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ModelLoadError(f"layer {index} is of type {kind!r}; only full and sliding attention are known")
+        return self.sliding_window if kind == "sliding_attention" else None
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any], where: str) -> ModelConfig:
@@ -64,30 +87,48 @@ class ModelConfig:
         window = raw.get("sliding_window")
         if raw.get("use_sliding_window") is False:
             window = None
+        kinds: Any = raw.get("layer_types")
+        num_layers = integer("num_hidden_layers", high=2**16)
+        if kinds is not None and (not isinstance(kinds, list) or len(cast("list[Any]", kinds)) < num_layers):
+            raise ModelLoadError(f"{where}: 'layer_types' must name the kind of each of the {num_layers} layers")
+        ropes = _ropes(raw)
         eos: Any = raw.get("eos_token_id")
         eos_ids = tuple(cast(list[int], eos) if isinstance(eos, list) else [eos] if isinstance(eos, int) else [])
         return ModelConfig(
             architecture=str(architectures[0]),
             vocab_size=integer("vocab_size"),
             hidden_size=hidden_size,
-            num_layers=integer("num_hidden_layers", high=2**16),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=integer("num_key_value_heads", num_heads, high=2**16),
             head_size=head_size,
             intermediate_size=integer("intermediate_size", 4 * hidden_size),
             max_position_embeddings=integer("max_position_embeddings", 2048),
             rms_norm_eps=float(raw.get("rms_norm_eps") or 1e-6),
-            rope=_rope(raw),
+            rope=ropes.get("full_attention") or next(iter(ropes.values())),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             sliding_window=int(window) if window else None,
             torch_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             eos_token_ids=eos_ids,
             raw=raw,
+            ropes=ropes,
         )
 
 
-def _rope(raw: Mapping[str, Any]) -> RopeConfig:
-    parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+def _ropes(raw: Mapping[str, Any]) -> dict[str, RopeConfig]:
+    """By kind of layer; a config with one set of settings has them under ``full_attention`` alone."""
+    given: dict[str, Any] = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    nested = {kind: dict(cast(Mapping[str, Any], v)) for kind, v in given.items() if isinstance(v, Mapping)}
+    if nested:
+        return {kind: _rope(value, None) for kind, value in nested.items()}
+    ropes = {"full_attention": _rope(given, raw.get("rope_theta"))}
+    local = raw.get("rope_local_base_freq")
+    if local is not None:
+        ropes["sliding_attention"] = RopeConfig(theta=float(local))
+    return ropes
+
+
+def _rope(parameters: dict[str, Any], theta: Any) -> RopeConfig:
+    base = float(parameters.get("rope_theta") or theta or 10_000.0)
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
-    return RopeConfig(theta=theta, kind=kind, scaling=parameters)
+    return RopeConfig(theta=base, kind=kind, scaling=parameters)

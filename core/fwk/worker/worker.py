@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fwk.config import Config
-from fwk.errors import FwkError, ModelLoadError
+from fwk.errors import ConfigError, FwkError, ModelLoadError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext
 from fwk.interfaces.executor import Worker, WorkerInfo
 from fwk.interfaces.model import Model, ModelContext
+from fwk.interfaces.moe import MoEContext, MoERunner
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import QuantContext, QuantizerSpec, QuantMethod
 from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, SamplingContext
@@ -40,6 +42,7 @@ class LocalWorker(Worker):
         self._dtype: torch.dtype = getattr(torch, setup.facts.dtype)
         self._tp: ParallelGroup = SingleRank()
         self._runner: ModelRunner | None = None
+        self._moe: Registered | None = None
         self._chosen: dict[str, str] = {}
         self._reasons: list[str] = []
 
@@ -51,6 +54,8 @@ class LocalWorker(Worker):
         context = self._model_context(attention)
         model: Model = build(self._choose("models", "auto"), context)
         self._check_all_read(context.weights)
+        if self._moe is None and options.moe_runner_backend != "auto":
+            raise ConfigError(f"--moe-runner-backend {options.moe_runner_backend}: this model has no layers of experts")
         layers = context.attention_layers
         num_blocks = kv_cache.count_blocks(
             max_total_tokens=options.max_total_tokens,
@@ -113,7 +118,14 @@ class LocalWorker(Worker):
             attention=attention,
             tp=self._tp,
             max_model_len=opened.max_model_len,
+            moe_runner=self._moe_runner,
         )
+
+    def _moe_runner(self, context: MoEContext) -> MoERunner:
+        """A runner for one layer; the plugin is chosen with the first."""
+        if self._moe is None:
+            self._moe = self._choose("moe", self._config.engine.moe_runner_backend)
+        return build(self._moe, replace(context, options=self._options(self._moe)))
 
     def _quantizer(self, layout: str) -> Registered:
         requested = self._config.engine.quantization

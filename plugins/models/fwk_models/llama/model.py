@@ -20,7 +20,7 @@ from fwk.layers import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fwk.types import ForwardBatch, ModelConfig
+    from fwk.types import ForwardBatch
 
 
 class Llama(Model):
@@ -85,9 +85,7 @@ class LlamaAttention:
         )
         self.num_heads, self.num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
         self.head_size = config.head_size
-        self.attention = Attention(
-            context, self.num_heads, self.num_kv_heads, sliding_window=window_of_layer(config, index)
-        )
+        self.attention = Attention(context, self.num_heads, self.num_kv_heads, sliding_window=config.window_of(index))
 
     def __call__(self, x: Tensor, rows: RotaryRows, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
@@ -96,11 +94,3 @@ class LlamaAttention:
         self.rotary.rotate(qkv[:, :num_rotated], rows)  # q and k at once: they are neighbours
         q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         return self.output(self.attention(q, k, v, batch))
-
-
-def window_of_layer(config: ModelConfig, index: int) -> int | None:
-    """The sliding window of a layer; ``layer_types``, where given, says which layers have one."""
-    kinds = config.raw.get("layer_types")
-    if kinds is not None and kinds[index] != "sliding_attention":
-        return None
-    return config.sliding_window

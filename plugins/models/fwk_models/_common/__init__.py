@@ -1,0 +1,1 @@
+"""What several model plugins are made of."""

@@ -1,0 +1,133 @@
+"""Tiny random checkpoints, written by transformers' own classes: the reference for models and for whole engines.
+
+All have a vocabulary of 320, positions up to 512, and weights large enough to make attention and routing selective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from fwk_loaders.dummy.tokenizer import build_tokenizer
+
+VOCAB = 320
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True}
+LATENT = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+}
+WINDOWS = {
+    "num_hidden_layers": 4,
+    "sliding_window": 24,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+}
+KINDS: dict[str, tuple[type, type[PreTrainedModel], dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 24}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {"head_dim": 32, **EXPERTS}),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, WINDOWS),
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM, LATENT),
+}
+
+
+def make_checkpoint(folder: Path, kind: str, **changes: Any) -> PreTrainedModel:
+    """Write a checkpoint of one of ``KINDS`` with a tokeniser of bytes, and return the reference model.
+
+    The same kind and changes give the same numbers, in float32.
+    """
+    config_type, model_type, settings = KINDS[kind]
+    torch.manual_seed(0)
+    config = config_type(**{**SMALL, **settings, **changes}, attn_implementation="eager")
+    model = model_type(config).eval()
+    randomise(model)
+    model.save_pretrained(folder)
+    build_tokenizer(VOCAB, str(folder)).save(str(folder / "tokenizer.json"))
+    return model
+
+
+def randomise(model: PreTrainedModel) -> None:
+    """Weights with a standard deviation of a quarter; norms around what leaves numbers as they are."""
+    centre = 0.0 if "Gemma3" in type(model).__name__ else 1.0
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(centre if "norm" in name else 0.0, 0.25)
+
+
+def checkpoint_maker(root: Path) -> Callable[..., Path]:
+    """Folders of checkpoints below ``root``, each made once."""
+
+    def make(kind: str, **changes: Any) -> Path:
+        folder = root / "-".join([kind, *(f"{name}={value}" for name, value in sorted(changes.items()))])
+        if not folder.exists():
+            make_checkpoint(folder, kind, **changes)
+        return folder
+
+    return make
+
+
+def token_ids(count: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
+    """Random tokens."""
+    return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def reference_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    """[len(tokens), vocab_size]."""
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0]
+
+
+def reference_greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    """The ``count`` tokens that transformers' own loop generates."""
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()
