@@ -148,7 +148,7 @@ def dialects() -> list[DialectSpec]:
 
 @hookspec
 def observers() -> list[ObserverSpec]:
-    """Declare observers: metrics, traces, logs; every installed one takes part."""
+    """Declare observers: metrics, traces, logs; every installed one that is not off takes part."""
     return []
 
 

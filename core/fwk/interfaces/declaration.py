@@ -85,6 +85,8 @@ class Declaration:
     needs: conditions of machine and environment.
     rank: ``auto`` takes the highest rank among those possible.
     options: the plugin's own options; they become flags, YAML keys, help and documentation.
+    enabled_by: names among these options, in a family of which every installed plugin takes part: this one is off, and
+        what ``load`` names is not imported, until one of them is set.
     api: the family's API version the plugin was written for.
     override: may take a name another package has, if the user also says ``--allow-override FAMILY.NAME``.
     """
@@ -97,6 +99,7 @@ class Declaration:
     needs: Needs = Needs()
     rank: int = 0
     options: type[Options] | None = None
+    enabled_by: tuple[str, ...] = ()
     api: int = 1
     override: bool = False
     summary: str = ""
@@ -111,6 +114,9 @@ class Declaration:
             raise ValueError(f"{type(self).__name__}: {self.name!r} is not a plugin name (lower case, digits, _ . -)")
         if ":" not in self.load:
             raise ValueError(f"{type(self).__name__} {self.name!r}: load must be 'module:attribute', not {self.load!r}")
+        unknown = set(self.enabled_by) - set(self.options.model_fields if self.options is not None else ())
+        if unknown:
+            raise ValueError(f"{type(self).__name__} {self.name!r}: enabled_by names no option of its own: {unknown}")
 
     def refusal(self, facts: Facts) -> str | None:
         """Why this plugin cannot serve the run described by ``facts``, in one sentence; None when it can."""

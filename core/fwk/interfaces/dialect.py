@@ -38,15 +38,30 @@ class OutputDelta:
 
 @dataclass(frozen=True, slots=True)
 class GenerateInput:
-    """One prompt to complete, as a dialect hands it to the frontend."""
+    """One prompt to complete, as a dialect hands it to the frontend.
+
+    label, operation and trace are for observers only: the client's own request id, what was asked in OpenTelemetry's
+    words (``chat``, ``text_completion``, ...), and where the request comes from (see ``trace_context``).
+    """
 
     prompt_token_ids: list[int]
     sampling: SamplingParams
     n: int = 1
     priority: int = 0
     cache_salt: str = ""
-    label: str = ""  # the client's own request id, for logs
+    label: str = ""
+    operation: str = "text_completion"
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
     extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+MAX_TRACE_HEADER = 512
+
+
+def trace_context(headers: Mapping[str, str]) -> dict[str, str]:
+    """The W3C trace context among a request's headers (lower-case names): what ``GenerateInput.trace`` holds."""
+    found = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
+    return {name: value for name, value in found.items() if 0 < len(value) <= MAX_TRACE_HEADER}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
-from fwk.types import EngineStats
+from fwk.types import EngineStats, SamplingParams
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The life of one request; times are monotonic seconds of the API process."""
+    """The life of one request; times are monotonic seconds of the API process.
+
+    ``operation`` and ``trace`` are those of ``GenerateInput``: what was asked, and the headers of the trace it is
+    part of. ``sampling`` is the request's, as checked.
+    """
 
     request_id: str
     label: str
@@ -26,6 +31,10 @@ class RequestRecord:
     num_output_tokens: int = 0
     cached_tokens: int = 0
     finish_reasons: tuple[str, ...] = ()
+    operation: str = "text_completion"
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
+    sampling: SamplingParams | None = None
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,6 @@ class Observer:
 
 @dataclass(frozen=True, kw_only=True)
 class ObserverSpec(Declaration):
-    """Declares an observer; every installed one takes part."""
+    """Declares an observer; every installed one takes part, those with ``enabled_by`` when they are turned on."""
 
     family: ClassVar[str] = "observers"

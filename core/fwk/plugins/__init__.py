@@ -3,7 +3,7 @@
 from fwk.plugins.discovery import Broken, PluginSet, Registered, discover
 from fwk.plugins.families import FAMILIES, Family
 from fwk.plugins.options import OptionOwner, build_config, option_owners
-from fwk.plugins.selection import Candidate, Selection, build, choose, find, load_object
+from fwk.plugins.selection import Candidate, Selection, build, choose, find, load_object, taking_part
 
 __all__ = [
     "FAMILIES",
@@ -21,4 +21,5 @@ __all__ = [
     "find",
     "load_object",
     "option_owners",
+    "taking_part",
 ]

@@ -23,6 +23,7 @@ from fwk.config import (
 from fwk.errors import ConfigError, PluginError
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES
+from fwk.plugins.selection import is_enabled
 
 _CORE: dict[str, type[Options]] = {
     "model": ModelOptions,
@@ -117,6 +118,12 @@ def _check_selected(config: Config, plugins: PluginSet) -> None:
                     f"select it with {flag(family.option)} {owner.item.name}" if family.option else "nothing selects it"
                 )
                 raise ConfigError(f"{first} belongs to {owner.key}, which is not selected: {how}, or leave {first} out")
+        elif not is_enabled(owner.item.declaration, given):
+            switches = owner.item.declaration.enabled_by
+            others = [name for name in given if name not in switches]
+            if others:
+                ways = " or ".join(map(flag, switches))
+                raise ConfigError(f"{flag(others[0])} belongs to {owner.key}, which is off: turn it on with {ways}")
         _validated(owner.model, given)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fwk.errors import ConfigError, FwkError, PluginError, PluginLoadError
-from fwk.interfaces.declaration import Facts
+from fwk.interfaces.declaration import Declaration, Facts, Host
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES
 
@@ -106,6 +106,31 @@ def plugin_options(item: Registered, given: Mapping[str, Mapping[str, object]]) 
         first = error.errors()[0]
         flag = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else item.key
         raise ConfigError(f"{flag} of {item.key}: {first['msg']}") from None
+
+
+def is_enabled(declaration: Declaration, given: Mapping[str, object]) -> bool:
+    """Whether a plugin with ``enabled_by`` is turned on by its options as ``given``; one without always is."""
+    if not declaration.enabled_by:
+        return True
+    return any(given.get(name) not in (None, False, "false", "False") for name in declaration.enabled_by)
+
+
+def taking_part(
+    plugins: PluginSet, family: str, given: Mapping[str, Mapping[str, object]]
+) -> list[tuple[Registered, Any]]:
+    """The plugins of a family that are not off, each with its validated options; ``given`` as for ``plugin_options``.
+
+    Raises ``PluginError`` when one that was turned on lacks a package.
+    """
+    found: list[tuple[Registered, Any]] = []
+    for item in plugins.family(family):
+        if not is_enabled(item.declaration, given.get(item.key, {})):
+            continue
+        refusal = item.declaration.needs.refusal(Host()) if item.declaration.enabled_by else None
+        if refusal is not None:
+            raise PluginError(f"{FAMILIES[family].noun} {item.name!r} ({item.package}) cannot be used: it {refusal}")
+        found.append((item, plugin_options(item, given)))
+    return found
 
 
 def build(item: Registered, context: Any) -> Any:

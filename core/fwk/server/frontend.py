@@ -130,7 +130,16 @@ class ServerFrontend(Frontend):
             cache_namespace=item.cache_salt,
         )
         now = time.monotonic()
-        record = RequestRecord(request.request_id, item.label, len(item.prompt_token_ids), now)
+        record = RequestRecord(
+            request.request_id,
+            item.label,
+            len(item.prompt_token_ids),
+            now,
+            operation=item.operation,
+            trace=item.trace,
+            sampling=item.sampling,
+            n=item.n,
+        )
         sequences = [_Sequence(i, self._model_text.follow(item.sampling), now) for i in range(item.n)]
         stream = _Stream()
         num_open = item.n

@@ -18,8 +18,7 @@ from fwk.config import Config
 from fwk.errors import ConfigError, EngineDead
 from fwk.interfaces.dialect import Dialect, DialectContext, ModelCard
 from fwk.interfaces.observer import Observer, ObserverContext
-from fwk.plugins import PluginSet, build
-from fwk.plugins.selection import plugin_options
+from fwk.plugins import PluginSet, build, taking_part
 from fwk.server.app import build_app
 from fwk.server.engine_client import EngineClient
 from fwk.server.frontend import ServerFrontend
@@ -135,15 +134,15 @@ class _Server:
         text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
         card = ModelCard(name, str(opened.path), int(time.time()), opened.max_model_len, opened.config.vocab_size)
         observers: list[Observer] = [
-            build(item, ObserverContext(name, plugin_options(item, config.plugin_options)))
-            for item in plugins.family("observers")
+            build(item, ObserverContext(name, options))
+            for item, options in taking_part(plugins, "observers", config.plugin_options)
         ]
         generation = opened.checkpoint.generation_config()
         defaults = {key: generation[key] for key in SAMPLING_DEFAULTS if generation.get(key) is not None}
         frontend = ServerFrontend(card, text, self._client, plugins, observers, defaults)
         dialects: list[Dialect] = [
-            build(item, DialectContext(frontend, plugin_options(item, config.plugin_options)))
-            for item in plugins.family("dialects")
+            build(item, DialectContext(frontend, options))
+            for item, options in taking_part(plugins, "dialects", config.plugin_options)
         ]
         app = build_app(
             dialects,

@@ -14,6 +14,7 @@ import orjson
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
 from fwk_server._common.body import parse, processor_extra, validate
+from fwk_server._common.caller import Caller
 from fwk_server._common.replies import event
 from fwk_server.openai.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from fwk_server.openai.messages import chat_ids, read_messages
@@ -37,7 +38,7 @@ class ChatCall:
         return self.body.top_logprobs or 0
 
 
-def prepare(data: bytes, frontend: Frontend, header: str | None) -> ChatCall:
+def prepare(data: bytes, frontend: Frontend, caller: Caller) -> ChatCall:
     """Read, render and tokenise. Runs off the event loop when there is much of it."""
     raw = parse(data)
     body = validate(ChatRequest, raw)
@@ -62,7 +63,9 @@ def prepare(data: bytes, frontend: Frontend, header: str | None) -> ChatCall:
         n=body.n or 1,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        label=label_of(body, header),
+        label=label_of(body, caller),
+        operation="chat",
+        trace=caller.trace,
     )
     return ChatCall(body, item, messages[-1]["content"] if body.echo else "")
 

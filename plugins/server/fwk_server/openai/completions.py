@@ -17,6 +17,7 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
 from fwk.types import SamplingParams, TokenLogprobs
 from fwk_server._common.body import parse, processor_extra, validate
+from fwk_server._common.caller import Caller
 from fwk_server._common.replies import event
 from fwk_server.openai.logprobs import LegacyLogprobs, TokenTexts, joined, prompt_logprobs
 from fwk_server.openai.models import CompletionRequest
@@ -52,7 +53,7 @@ class CompletionCall:
         return self.items[0].sampling.skip_special_tokens
 
 
-def prepare(data: bytes, frontend: Frontend, header: str | None) -> CompletionCall:
+def prepare(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
     """Read and tokenise. Runs off the event loop when there is much of it."""
     raw = parse(data)
     body = validate(CompletionRequest, raw)
@@ -71,7 +72,8 @@ def prepare(data: bytes, frontend: Frontend, header: str | None) -> CompletionCa
             n=body.n or 1,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
-            label=label_of(body, header),
+            label=label_of(body, caller),
+            trace=caller.trace,
         )
         for prompt in prompts
     ]

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk_server._common import body
+from fwk_server._common.caller import caller_of
 from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply
 from fwk_server.openai import chat, completions, tokens
 from fwk_server.openai.logprobs import TokenTexts
@@ -63,7 +64,7 @@ class OpenAIDialect(Dialect):
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Answer a conversation."""
-        call = await self._read(request, chat.prepare, self._frontend, request.headers.get("x-request-id"))
+        call = await self._read(request, chat.prepare, self._frontend, caller_of(request))
         chat.check(call, self._frontend)
         if call.body.stream:
             return EventStream(chat.events(call, self._frontend, self._tokens), self.error_body)
@@ -71,7 +72,7 @@ class OpenAIDialect(Dialect):
 
     async def create_completion(self, request: Request) -> Response:
         """Go on with one or more prompts."""
-        call = await self._read(request, completions.prepare, self._frontend, request.headers.get("x-request-id"))
+        call = await self._read(request, completions.prepare, self._frontend, caller_of(request))
         completions.check(call, self._frontend)
         if call.body.stream:
             return EventStream(completions.events(call, self._frontend, self._tokens), self.error_body)

@@ -10,7 +10,8 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput
 from fwk.types import SamplingParams
 from fwk_server._common.body import shown, want
-from fwk_server.openai.models import MAX_LABEL, GenerateRequest
+from fwk_server._common.caller import Caller
+from fwk_server.openai.models import GenerateRequest
 
 # Copied as they are; a field left out keeps the model's or the server's default.
 _COPIED = (
@@ -80,12 +81,9 @@ def _logit_bias(value: Any) -> dict[int, float]:
     return bias
 
 
-def label_of(body: GenerateRequest, header: str | None) -> str:
-    """The client's own name of a request. It only ever goes to logs, so a bad header is dropped, not refused."""
-    label = body.request_id or body.rid
-    if label is None and header is not None and len(header) <= MAX_LABEL and header.isprintable():
-        label = header
-    return label or ""
+def label_of(body: GenerateRequest, caller: Caller) -> str:
+    """The client's own name of a request: a field of it, or else its header."""
+    return body.request_id or body.rid or caller.label
 
 
 def checked(frontend: Frontend, item: GenerateInput, names: Mapping[str, str]) -> GenerateInput:

@@ -13,6 +13,7 @@ from fwk.errors import EngineDead, InvalidRequest, RequestFailed
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.types.sampling import MAX_N, MAX_STOP_STRINGS
 from fwk_server._common import body
+from fwk_server._common.caller import caller_of
 from fwk_server._common.replies import CLIENT_CLOSED, EventStream, event, json_response, unless_disconnected
 from fwk_server.tgi.reply import complete, events
 from fwk_server.tgi.request import Call, GenerateRequest, NotJSON, checked, prepare
@@ -102,11 +103,11 @@ class TGIDialect(Dialect):
         )
 
     async def _read(self, request: Request, stream: bool | None) -> Call:
-        data = await body.read(request)
+        data, caller = await body.read(request), caller_of(request)
         if len(data) <= SMALL_BODY:
-            call = prepare(data, self._frontend, stream)
+            call = prepare(data, self._frontend, stream, caller)
         else:
-            call = await self._frontend.run_blocking(prepare, data, self._frontend, stream)
+            call = await self._frontend.run_blocking(prepare, data, self._frontend, stream, caller)
         call.item = checked(self._frontend, call.item)
         return call
 

@@ -13,6 +13,7 @@ from fwk.interfaces.dialect import Frontend, GenerateInput
 from fwk.types import SamplingParams
 from fwk.types.sampling import MAX_LOGPROBS, MAX_N
 from fwk_server._common.body import parse, processor_extra, validate
+from fwk_server._common.caller import Caller
 
 DEFAULT_MAX_NEW_TOKENS = 100
 
@@ -86,7 +87,7 @@ class Call:
         return self.inputs if self.parameters.return_full_text else ""
 
 
-def prepare(data: bytes, frontend: Frontend, stream: bool | None) -> Call:
+def prepare(data: bytes, frontend: Frontend, stream: bool | None, caller: Caller) -> Call:
     """Read, check and tokenise; ``stream`` None leaves it to the body. Raises ``InvalidRequest``."""
     try:
         raw = parse(data)
@@ -104,7 +105,13 @@ def prepare(data: bytes, frontend: Frontend, stream: bool | None) -> Call:
         ids = ids[-_truncation(parameters.truncate, frontend.card.max_model_len) :]
     extra = processor_extra(frontend.processor_params, raw.get("parameters") or {})
     seed = _seed(parameters)
-    item = GenerateInput(ids, _sampling(parameters, seed, is_stream, extra), n=parameters.best_of or 1)
+    item = GenerateInput(
+        ids,
+        _sampling(parameters, seed, is_stream, extra),
+        n=parameters.best_of or 1,
+        label=caller.label,
+        trace=caller.trace,
+    )
     return Call(body.inputs, parameters, item, seed if item.n == 1 else None, is_stream)
 
 

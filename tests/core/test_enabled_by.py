@@ -1,0 +1,70 @@
+"""Plugins that take part only once an option of their own is set."""
+
+from __future__ import annotations
+
+import pytest
+
+from fwk import Needs, ObserverSpec, Options, hookimpl, option
+from fwk.errors import ConfigError, PluginError
+from fwk.plugins import PluginSet, build_config, discover, taking_part
+
+
+class Mine(Options):
+    mine_to: str | None = option(None, "Where to.")
+    mine_on: bool = option(False, "On.")
+    mine_size: int = option(1, "How large.")
+
+
+class Lacking(Options):
+    lacking_on: bool = option(False, "On.")
+
+
+class Plugin:
+    @hookimpl
+    def observers(self) -> list[ObserverSpec]:
+        needs = Needs(packages=("not-installed-anywhere>=1",))
+        return [
+            ObserverSpec(name="mine", load="nowhere:Nothing", options=Mine, enabled_by=("mine_to", "mine_on")),
+            ObserverSpec(
+                name="lacking", load="nowhere:Nothing", options=Lacking, enabled_by=("lacking_on",), needs=needs
+            ),
+            ObserverSpec(name="always", load="nowhere:Nothing"),
+        ]
+
+
+@pytest.fixture
+def plugins() -> PluginSet:
+    plugins = discover(points=[])
+    plugins.register(Plugin(), "observers.mine", "acme", "1")
+    return plugins
+
+
+def names(plugins: PluginSet, **given: object) -> list[str]:
+    config = build_config(plugins, given)
+    return [item.name for item, _ in taking_part(plugins, "observers", config.plugin_options)]
+
+
+def test_off_until_one_of_its_options_is_set(plugins: PluginSet) -> None:
+    assert names(plugins) == ["always"]
+    assert names(plugins, mine_on="false") == names(plugins, mine_on=False) == ["always"]
+    assert names(plugins, mine_to="there") == ["always", "mine"]
+    assert names(plugins, mine_on="true", mine_size="3") == ["always", "mine"]
+
+
+@pytest.mark.parametrize("given", [{"mine_size": 3}, {"mine_on": "false", "mine_size": 3}])
+def test_options_of_one_that_is_off_are_an_error(plugins: PluginSet, given: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"belongs to observers.mine, which is off: turn it on with --mine-to or --m"):
+        build_config(plugins, given)
+
+
+def test_one_that_is_turned_on_and_lacks_a_package(plugins: PluginSet) -> None:
+    config = build_config(plugins, {"lacking_on": True})
+    with pytest.raises(PluginError, match=r"observer 'lacking' \(acme\) .* needs the package not-installed-anywhere"):
+        taking_part(plugins, "observers", config.plugin_options)
+
+
+def test_a_declaration_names_options_it_has() -> None:
+    with pytest.raises(ValueError, match="enabled_by names no option of its own"):
+        ObserverSpec(name="mine", load="nowhere:Nothing", options=Mine, enabled_by=("other",))
+    with pytest.raises(ValueError, match="enabled_by names no option of its own"):
+        ObserverSpec(name="mine", load="nowhere:Nothing", enabled_by=("other",))
