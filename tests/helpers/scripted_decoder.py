@@ -12,6 +12,7 @@ class EchoDecoder(SpeculativeDecoder):
     """Counts what became of its drafts in a list the test can reach."""
 
     verified: list[tuple[int, int]] = []
+    max_drafts = NUM_DRAFTS
 
     def __init__(self, context: SpeculativeContext) -> None:
         super().__init__(context)

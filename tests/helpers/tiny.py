@@ -49,3 +49,23 @@ def tiny_llm(tiny_folder: Path) -> Iterator[Callable[..., fwk.LLM]]:
     yield make
     for llm in made.values():
         llm.close()
+
+
+def save_llama(folder: Path, *, seed: int = 0, noise: float = 0.0, **changes: Any) -> Path:
+    """A tiny random Llama as a checkpoint with safetensors and the byte tokeniser.
+
+    noise: standard deviation of what is added to each weight of ``seed``'s model, for a draft model that often agrees.
+    """
+    import torch
+    from fwk_loaders.dummy.loader import DummyCheckpoint
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    settings = {key: value for key, value in TINY.items() if key not in ("architectures", "dtype")}
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**{**settings, "initializer_range": 0.15, **changes}))
+    with torch.no_grad():
+        for weight in model.parameters() if noise else ():
+            weight += noise * torch.randn_like(weight)
+    model.save_pretrained(folder)
+    DummyCheckpoint(folder).tokenizer().save(str(folder / "tokenizer.json"))
+    return folder

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pydantic import field_validator
+
 from fwk.config.options import Options, option
 
 
@@ -98,6 +100,11 @@ class EngineOptions(Options):
     check_blocks: bool = option(
         False, "Prove the block accounting after every step (slow; for debugging plugins).", stability="beta"
     )
+
+    @field_validator("speculative_algorithm")
+    @classmethod
+    def _lower(cls, name: str) -> str:
+        return name.lower()  # elsewhere these names are written in capitals
 
 
 class ServerOptions(Options):

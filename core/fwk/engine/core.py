@@ -119,6 +119,7 @@ def _assemble(config: Config, plugins: PluginSet, setup: ModelSetup, executor: E
         block_size=options.page_size,
         eos_token_ids=frozenset(setup.eos_token_ids),
         seed=config.seed if options.random_seed is None else options.random_seed,
+        num_lookahead=loaded.num_lookahead,
         check_blocks=options.check_blocks,
     )
     scheduler = Scheduler(limits, BlockAllocator(loaded.num_blocks, cache), cache, policy)

@@ -19,6 +19,7 @@ class Limits:
     block_size: int
     eos_token_ids: frozenset[int]
     seed: int = 0
+    num_lookahead: int = 0  # tokens past the newest one that the workers may draft, and need blocks for
     check_blocks: bool = False
 
 
@@ -41,6 +42,8 @@ class Counters:
     steps: int = 0
     finished: int = 0
     aborted: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -183,6 +183,8 @@ class Scheduler:
             steps=c.steps,
             finished=c.finished,
             aborted=c.aborted,
+            draft_tokens=c.draft_tokens,
+            accepted_draft_tokens=c.accepted_draft_tokens,
         )
 
     def check(self) -> None:
@@ -202,6 +204,8 @@ class Scheduler:
     def _schedule_running(self, sequence: Sequence, plan: StepPlan) -> None:
         if sequence.has_drafts_in_flight or sequence.is_last_token_launched:
             return
+        if sequence.num_pending and self.limits.num_lookahead:
+            return  # its drafts come with the result, and are worth more than a step's head start
         remaining = sequence.num_tokens - sequence.num_computed_tokens
         drafts: list[int] = []
         if remaining == 1:
@@ -218,7 +222,7 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, num_new: int, plan: StepPlan) -> list[int] | None:
         """Blocks for ``num_new`` more tokens, pre-empting others if need be; None when it was itself pre-empted."""
-        count = self._blocks_for(sequence.num_computed_tokens + num_new) - len(sequence.blocks)
+        count = self._num_blocks(sequence, sequence.num_computed_tokens + num_new) - len(sequence.blocks)
         while True:
             try:
                 return self._allocator.allocate(max(count, 0))
@@ -251,7 +255,7 @@ class Scheduler:
         match = self._cache.match(sequence.request.cache_namespace, sequence.token_ids, self._matchable(sequence))
         self._cache.lock(match.node)
         num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, plan.budget)
-        count = self._blocks_for(match.num_tokens + num_new) - len(match.block_ids)
+        count = self._num_blocks(sequence, match.num_tokens + num_new) - len(match.block_ids)
         may_start = not self._running or self._policy.admit(sequence, count, self)
         try:
             blocks = self._allocator.allocate(count) if may_start else None
@@ -318,8 +322,10 @@ class Scheduler:
         if outcome.error is not None:
             return self.fail(sequence, outcome.error)
         if scheduled.draft_token_ids:
-            num_rejected = len(scheduled.draft_token_ids) + 1 - len(outcome.token_ids)
-            sequence.num_computed_tokens -= num_rejected
+            num_accepted = len(outcome.token_ids) - 1
+            sequence.num_computed_tokens -= len(scheduled.draft_token_ids) - num_accepted
+            self._counters.draft_tokens += len(scheduled.draft_token_ids)
+            self._counters.accepted_draft_tokens += num_accepted
         sequence.drafts = outcome.draft_token_ids
         if outcome.prompt_logprobs is not None:
             sequence.prompt_logprobs.extend(outcome.prompt_logprobs)
@@ -410,8 +416,10 @@ class Scheduler:
         most = min(remaining, budget, self.limits.max_chunk_tokens)
         return max(1, min(most, self._policy.chunk(sequence, remaining, most, self)))
 
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+    def _num_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks for that many tokens and the drafts after them; nobody drafts past the last token it may have."""
+        end = min(num_tokens + self.limits.num_lookahead, sequence.num_prompt_tokens + sequence.max_tokens)
+        return -(-max(num_tokens, end) // self.block_size)
 
     def _matchable(self, sequence: Sequence) -> int:
         """Tokens that may come from the cache: the last one is computed for its logits, all of them for logprobs."""

@@ -35,6 +35,7 @@ class WorkerInfo:
     vocab_size: int
     chosen: dict[str, str]
     reasons: tuple[str, ...] = ()
+    num_lookahead: int = 0  # most drafts for one sequence: tokens past the newest one that need blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,9 @@ class ModelSpec(Declaration):
     architectures: tuple[str, ...]
     features: frozenset[str] = frozenset()
 
+    def required_features(self, options: Any) -> frozenset[str]:
+        return self.features
+
     def refusal(self, facts: Facts) -> str | None:
         if facts.architecture not in self.architectures:
             return f"serves {', '.join(self.architectures)}, not {facts.architecture}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
@@ -13,34 +13,54 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from fwk.interfaces.model import ModelContext
+    from fwk.interfaces.model import Model
+    from fwk.types import ForwardBatch
+
+
+class DraftSteps(ABC):
+    """How a decoder with a model of its own runs it over the sequences of a ``DraftView``. Supplied by core."""
+
+    @abstractmethod
+    def batch(self, rows: np.ndarray, token_ids: Sequence[int], ahead: int) -> ForwardBatch:
+        """Inputs of a forward pass over one token of each sequence: ``token_ids[i]`` for row ``rows[i]`` of the view.
+
+        The token stands ``ahead`` places after the newest known one (0: it is that one), and needs ``ahead`` to be
+        less than the row's ``max_drafts``. Its K and V go to the sequence's own blocks, for the layers that run.
+        """
+
+    @abstractmethod
+    def pick(self, logits: Tensor, rows: np.ndarray, ahead: int) -> list[int]:
+        """What the sequences' own sampling settings make of ``logits`` [num_rows, vocab_size].
+
+        For the place after the token that ``batch`` put ``ahead``. Seed and place are those the target's own pick
+        will have, so a draft is the target's choice wherever the two distributions are close ("coupling without
+        communication", Daliri, Musco, Suresh 2024). -1: no more drafts for this row.
+        """
 
 
 @dataclass(slots=True)
 class DraftView:
-    """The sequences that could use drafts after a step.
-
-    ``hidden`` is there when ``wants_hidden`` was declared: the states of the last accepted tokens.
-    """
+    """The sequences that could use drafts after a step."""
 
     slots: np.ndarray  # [num_seqs] int64
     num_tokens: np.ndarray  # [num_seqs] int64: tokens known of each sequence, the newest included
     max_drafts: np.ndarray  # [num_seqs] int64: most that may be proposed for each
-    token_ids: np.ndarray  # [num_slots, max_model_len] int32
-    hidden: Tensor | None = None  # [num_seqs, num_layers_wanted, hidden_size]
+    token_ids: np.ndarray  # [num_slots, max_model_len + 1] int32
+    steps: DraftSteps
 
 
 @dataclass(slots=True)
 class Drafts:
     """Proposed continuations, each with its own depth (empty is fine).
 
-    ``parents[i][j]`` is the index in ``token_ids[i]`` of token j's parent in a tree, -1 for the sequence's end; None
-    means chains. ``probabilities`` are the distributions the tokens were drawn from; None means they were certain.
+    ``parents[i][j]`` is the index in ``token_ids[i]`` of token j's parent in a tree, -1 for the sequence's end;
+    parents come before their children. None means chains. ``probabilities`` are the distributions that the tokens of
+    chains were drawn from; None means they were certain (or drawn with the target's own seeds, by ``pick``).
     """
 
     token_ids: list[list[int]]
     parents: list[list[int]] | None = None
-    probabilities: Tensor | None = None  # [sum of depths, vocab_size]
+    probabilities: Tensor | None = None  # [sum of depths, vocab_size] float32
 
 
 @dataclass(slots=True)
@@ -54,19 +74,30 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeContext:
-    """What a decoder is built with. ``model_context`` builds layers that share the target's cache and backend."""
+    """What a decoder is built with.
+
+    ``load_model(name)`` opens and builds another model, whose attention layers get a place in the target's KV cache
+    beside its own: same blocks, same backend. It must have the target's vocabulary.
+    """
 
     num_slots: int
     max_model_len: int
-    model_context: ModelContext
+    vocab_size: int
+    load_model: Callable[[str], Model]
     options: Any = None
 
 
 class SpeculativeDecoder(ABC):
     """Worker side; may own layers in the KV cache."""
 
+    max_drafts: int
+    """Most drafts it proposes for one sequence. The scheduler keeps blocks for that many tokens ahead of each."""
+
     def __init__(self, context: SpeculativeContext) -> None:
         self.context = context
+
+    def follow(self, batch: ForwardBatch) -> None:
+        """The target has computed these tokens; a model of one's own computes its K and V of them too."""
 
     @abstractmethod
     def propose(self, view: DraftView) -> Drafts:
@@ -81,9 +112,9 @@ class SpeculativeDecoder(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeDecoderSpec(Declaration):
-    """Declares a speculative decoder (``--speculative-algorithm``)."""
+    """Declares a speculative decoder (``--speculative-algorithm``).
+
+    A decoder that proposes trees says so by ``required_features`` (``tree_mask``).
+    """
 
     family: ClassVar[str] = "speculative"
-
-    wants_hidden: tuple[int, ...] = field(default=())  # layers whose states propose needs; -1 the last
-    proposes_trees: bool = False

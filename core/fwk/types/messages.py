@@ -64,6 +64,8 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     steps: int = 0
     finished: int = 0
     aborted: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 class StepOutputs(msgspec.Struct, tag=True, frozen=True):

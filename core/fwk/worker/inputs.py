@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch
 from fwk.types import Batch, ForwardBatch
 from fwk.types.batch import KVGroup
 from fwk.worker.table import SequenceTable
+from fwk.worker.verify import DraftTree
 
 
 @dataclass(slots=True)
@@ -19,13 +21,19 @@ class StepRows:
     sequences: np.ndarray  # [num_rows] int64: place in the batch
     slots: np.ndarray  # [num_rows] int64
     num_tokens: np.ndarray  # [num_rows] int64: tokens before the position the logits are for
+    drawn: Mapping[tuple[int, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
+    """(slot, num_tokens) of a row -> the draft at that place and the distribution [vocab_size] it was drawn from."""
+
+    def take(self, places: np.ndarray) -> StepRows:
+        """Some of the rows."""
+        return StepRows(self.sequences[places], self.slots[places], self.num_tokens[places], self.drawn)
 
 
 class InputBuffers:
     """Tensors allocated once and filled in place each step; on a device, from a pinned twin on the CPU."""
 
     def __init__(self, table: SequenceTable, max_tokens: int, num_slots: int, device: torch.device) -> None:
-        self._table = table
+        self.table = table
         self._device = device
         self._pairs: dict[str, tuple[np.ndarray, torch.Tensor]] = {}
         rows = max(max_tokens, num_slots)
@@ -55,9 +63,12 @@ class InputBuffers:
             tensor[:n].copy_(torch.from_numpy(array[:n]), non_blocking=True)
         return array[:n], tensor[:n]
 
-    def prepare(self, batch: Batch) -> tuple[ForwardBatch, StepRows]:
-        """Fill the buffers for a batch whose sequences the table already knows."""
-        table = self._table
+    def prepare(self, batch: Batch, trees: Mapping[int, DraftTree] | None = None) -> tuple[ForwardBatch, StepRows]:
+        """Fill the buffers for a batch whose sequences the table already knows.
+
+        trees: by slot, those among its drafts; the others are chains.
+        """
+        table = self.table
         slots = np.array([s.slot for s in batch.sequences], np.int64)
         num_new = np.array([s.num_new_tokens for s in batch.sequences], np.int64)
         computed = table.num_computed[slots]
@@ -70,19 +81,48 @@ class InputBuffers:
         else:
             rows = np.repeat(slots, num_new)
             positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - computed, num_new)
-        block_size = table.block_size
-        slot_mapping = table.block_table[rows, positions // block_size].astype(np.int64) * block_size
-        slot_mapping += positions % block_size
-        width = -(-int(seq_lens.max()) // block_size)
-        blocks_np, blocks = self._fill("block_table", table.block_table[slots, :width].ravel())
+        slot_mapping = table.kv_slots(rows, positions)
         step_rows = self._rows(batch, slots, starts, computed)
+        logits_at = starts[step_rows.sequences] + (step_rows.num_tokens - 1 - computed[step_rows.sequences])
+        token_ids = table.token_ids[rows, positions]
+        if trees:
+            positions = positions.copy()
+            for i, slot in enumerate(slots.tolist()):
+                if slot in trees:  # a draft's K/V has a place of its own, but it stands where its depth says
+                    depths, end = trees[slot].depths, int(starts[i + 1])
+                    positions[end - len(depths) : end] = seq_lens[i] - len(depths) + depths
+        forward = self._forward(slots, token_ids, positions, slot_mapping, starts, seq_lens, logits_at)
+        if trees:
+            forward.tree_mask = _tree_mask(slots.tolist(), num_new.tolist(), trees).to(self._device)
+        return forward, step_rows
+
+    def prepare_one(self, slots: np.ndarray, token_ids: np.ndarray, positions: np.ndarray) -> ForwardBatch:
+        """Fill the buffers for one token of each slot, at a place its blocks reach to: [num_seqs] int64 each.
+
+        The inputs of the step before are overwritten.
+        """
+        slot_mapping = self.table.kv_slots(slots, positions)
+        starts = np.arange(len(slots) + 1)
+        return self._forward(slots, token_ids, positions, slot_mapping, starts, positions + 1, starts[:-1])
+
+    def _forward(
+        self,
+        slots: np.ndarray,
+        token_ids: np.ndarray,
+        positions: np.ndarray,
+        slot_mapping: np.ndarray,
+        starts: np.ndarray,
+        seq_lens: np.ndarray,
+        logits_at: np.ndarray,
+    ) -> ForwardBatch:
+        width = -(-int(seq_lens.max()) // self.table.block_size)
+        blocks_np, blocks = self._fill("block_table", self.table.block_table[slots, :width].ravel())
         slots_np, slots_tensor = self._fill("slot_mapping", slot_mapping)
         starts_np, starts_tensor = self._fill("query_start", starts)
         lens_np, lens_tensor = self._fill("seq_lens", seq_lens)
-        logits_at = starts[step_rows.sequences] + (step_rows.num_tokens - 1 - computed[step_rows.sequences])
         group = KVGroup(slots_tensor, blocks.view(-1, width), slots_np, blocks_np.reshape(-1, width))
-        forward = ForwardBatch(
-            token_ids=self._fill("token_ids", table.token_ids[rows, positions])[1],
+        return ForwardBatch(
+            token_ids=self._fill("token_ids", token_ids)[1],
             positions=self._fill("positions", positions)[1],
             query_start=starts_tensor,
             seq_lens=lens_tensor,
@@ -90,9 +130,8 @@ class InputBuffers:
             kv_groups=[group],
             query_start_np=starts_np,
             seq_lens_np=lens_np,
-            is_decode=is_decode,
+            is_decode=len(token_ids) == len(slots),
         )
-        return forward, step_rows
 
     def _rows(self, batch: Batch, slots: np.ndarray, starts: np.ndarray, computed: np.ndarray) -> StepRows:
         """The positions whose logits choose a token: the last new one, and with drafts every one from it back."""
@@ -105,3 +144,17 @@ class InputBuffers:
             ends = np.cumsum(counts)
             num_tokens = last[sequences] - (np.repeat(ends, counts) - 1 - np.arange(len(sequences)))
         return StepRows(sequences, slots[sequences], num_tokens)
+
+
+def _tree_mask(slots: list[int], num_new: list[int], trees: Mapping[int, DraftTree]) -> torch.Tensor:
+    """Which new token of a sequence sees which: [num_tokens, max(num_new)] bool, as ``ForwardBatch.tree_mask``."""
+    mask = np.zeros((sum(num_new), max(num_new)), bool)
+    start = 0
+    for slot, count in zip(slots, num_new, strict=True):
+        own = mask[start : start + count, :count]
+        own[:] = np.tri(count, dtype=bool)
+        if slot in trees:
+            sees = trees[slot].sees
+            own[count - len(sees) :, count - len(sees) :] = sees
+        start += count
+    return torch.from_numpy(mask)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.interfaces.declaration import Facts, Host
-from fwk.interfaces.model import ModelSpec
-from fwk.interfaces.speculative import SpeculativeDecoderSpec
 from fwk.plugins import PluginSet
+from fwk.plugins.selection import plugin_options
+from fwk.types import ModelConfig
 from fwk.worker.opened_model import OpenedModel
 
 
@@ -64,38 +65,41 @@ def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetu
         dtype, why = _auto_dtype(stored, host)
         if why:
             reasons.append(why)
-    model = opened.config
     facts = Facts(
         host=host,
         dtype=dtype,
         kv_dtype=config.engine.kv_cache_dtype,
-        head_size=model.head_size,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
         block_size=config.engine.page_size,
-        architecture=model.architecture,
+        **facts_of(opened.config),
     )
-    facts = replace(facts, features=_needed_features(config, opened, plugins, facts))
+    facts = replace(facts, features=facts.features | _required_features(config, plugins, facts))
     return ModelSetup(opened, facts, tuple(reasons))
 
 
-def _needed_features(config: Config, opened: OpenedModel, plugins: PluginSet, facts: Facts) -> frozenset[str]:
+def facts_of(model: ModelConfig) -> dict[str, Any]:
+    """The fields of ``Facts`` that a model's configuration decides."""
+    return {
+        "head_size": model.head_size,
+        "num_heads": model.num_heads,
+        "num_kv_heads": model.num_kv_heads,
+        "architecture": model.architecture,
+        "features": frozenset({"sliding_window"} if model.sliding_window is not None else ()),
+    }
+
+
+def _required_features(config: Config, plugins: PluginSet, facts: Facts) -> frozenset[str]:
     """What the model and the speculative decoder ask of the attention backend.
 
     A model nobody serves and an unknown decoder are reported when they are chosen, not here.
     """
-    needed = {"sliding_window"} if opened.config.sliding_window is not None else set[str]()
     servers = [item for item in plugins.family("models") if item.declaration.refusal(facts) is None]
-    if servers:
-        model = max(servers, key=lambda item: item.declaration.rank).declaration
-        assert isinstance(model, ModelSpec)
-        needed |= model.features
     decoder = plugins.by_family.get("speculative", {}).get(config.engine.speculative_algorithm)
-    if decoder is not None:
-        assert isinstance(decoder.declaration, SpeculativeDecoderSpec)
-        if decoder.declaration.proposes_trees:
-            needed.add("tree_mask")
-    return frozenset(needed)
+    items = [max(servers, key=lambda item: item.declaration.rank)] if servers else []
+    items += [decoder] if decoder is not None else []
+    options = [plugin_options(item, config.plugin_options) for item in items]
+    return frozenset[str]().union(
+        *(item.declaration.required_features(given) for item, given in zip(items, options, strict=True))
+    )
 
 
 def _auto_dtype(stored: str, host: Host) -> tuple[str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import numpy as np
@@ -11,13 +12,13 @@ from torch import Tensor
 from fwk.errors import BlameSequence
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.model import Model
-from fwk.interfaces.speculative import DraftView, SpeculativeDecoder, Verified
 from fwk.types import Batch, ForwardBatch, ScheduledSequence, SequenceResult, StepResult, TokenLogprobs
+from fwk.worker.drafting import NoDrafting, walk
 from fwk.worker.inputs import InputBuffers, StepRows
 from fwk.worker.logprobs import ROWS_AT_ONCE, token_logprobs
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.table import SequenceTable
-from fwk.worker.verify import accepted
+from fwk.worker.verify import DraftTree, accepted
 
 
 class ModelRunner:
@@ -32,7 +33,7 @@ class ModelRunner:
         table: SequenceTable,
         inputs: InputBuffers,
         sampling: SamplingPipeline,
-        decoder: SpeculativeDecoder | None = None,
+        drafting: NoDrafting,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -40,23 +41,24 @@ class ModelRunner:
         self._table = table
         self._inputs = inputs
         self._sampling = sampling
-        self._decoder = decoder
+        self._drafting = drafting
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
         """Run one step."""
         started = time.perf_counter()
         failed = self._begin(batch)
-        forward, rows = self._inputs.prepare(batch)
+        trees = self._drafting.trees(batch.sequences)
+        forward, rows = self._inputs.prepare(batch, trees)
         launched = time.perf_counter()
         forward.plan = self._attention.plan(forward, self._layers)
         hidden = self._model.forward(forward)
         logits = self._model.logits(hidden.index_select(0, forward.logits_at)) if len(rows.slots) else None
         computed = time.perf_counter()
-        results = self._results(batch, rows, logits, failed)
+        self._drafting.follow(forward)
+        results = self._results(batch, rows, logits, failed, trees)
         self._add_prompt_logprobs(batch, forward, hidden, results)
-        if self._decoder is not None:
-            self._propose(batch, results)
+        self._drafting.propose([s for s in batch.sequences if s.samples and results[s.slot].error is None], results)
         ended = time.perf_counter()
         return StepResult(batch.step, list(results.values()), computed - launched, ended - started)
 
@@ -64,8 +66,7 @@ class ModelRunner:
         """Take in the plan; returns the slots whose sampling settings a processor could not take, and why."""
         for slot in batch.freed_slots:
             self._sampling.remove(slot)
-        if self._decoder is not None and batch.freed_slots:
-            self._decoder.forget(batch.freed_slots)
+        self._drafting.forget(batch.freed_slots)
         self._table.begin(batch)
         failed: dict[int, str] = {}
         for new in batch.new:
@@ -77,27 +78,84 @@ class ModelRunner:
         return failed
 
     def _results(
-        self, batch: Batch, rows: StepRows, logits: Tensor | None, failed: dict[int, str]
+        self,
+        batch: Batch,
+        rows: StepRows,
+        logits: Tensor | None,
+        failed: dict[int, str],
+        trees: dict[int, DraftTree],
     ) -> dict[int, SequenceResult]:
         """Sample, verify drafts, and write the new tokens into the table."""
-        picked = self._pick(logits, rows, failed) if logits is not None else []
+        gained = self._gained(batch, rows, logits, failed, trees) if logits is not None else {}
         wants_logprobs = logits is not None and bool((self._table.logprobs[rows.slots] >= 0).any())
         results: dict[int, SequenceResult] = {}
-        row = 0
         for scheduled in batch.sequences:
+            slot = scheduled.slot
             if not scheduled.samples:
                 self._table.finish(scheduled, [])
-                if scheduled.slot in failed:  # found out with the first chunk: the others are not worth computing
-                    results[scheduled.slot] = SequenceResult(scheduled.slot, [], error=failed[scheduled.slot])
+                if slot in failed:  # found out with the first chunk: the others are not worth computing
+                    results[slot] = SequenceResult(slot, [], error=failed[slot])
                 continue
-            drafts = scheduled.draft_token_ids
-            tokens = accepted(drafts, picked[row : row + 1 + len(drafts)])
+            tokens, at = gained[slot]
             result = self._result(scheduled, tokens, failed)
             if wants_logprobs and result.error is None and logits is not None:
-                result.logprobs = self._logprobs(scheduled.slot, logits[row : row + len(tokens)], tokens)
-            results[scheduled.slot] = result
-            row += 1 + len(drafts)
+                result.logprobs = self._logprobs(slot, logits[at], tokens)
+            results[slot] = result
         return results
+
+    def _gained(
+        self, batch: Batch, rows: StepRows, logits: Tensor, failed: dict[int, str], trees: dict[int, DraftTree]
+    ) -> dict[int, tuple[list[int], slice | list[int]]]:
+        """What each sequence gains: its accepted drafts and the token after them, and the rows that chose them."""
+        chains = np.flatnonzero(~np.isin(rows.slots, list(trees))) if trees else None
+        drawn = self._drawn(batch)
+        rows = dataclasses.replace(rows, drawn=drawn) if drawn else rows
+        if chains is None:
+            picked = self._pick(logits, rows, failed)
+        else:
+            picked = [-1] * len(rows.slots)
+            if len(chains):
+                part = self._pick(logits[torch.from_numpy(chains).to(logits.device)], rows.take(chains), failed)
+                for row, token in zip(chains.tolist(), part, strict=True):
+                    picked[row] = token
+        gained: dict[int, tuple[list[int], slice | list[int]]] = {}
+        first_rows: dict[int, tuple[int, int]] = {}
+        row = 0
+        for place, scheduled in enumerate(batch.sequences):
+            if scheduled.samples:
+                drafts = scheduled.draft_token_ids
+                tokens = accepted(drafts, picked[row : row + 1 + len(drafts)])
+                gained[scheduled.slot] = (tokens, slice(row, row + len(tokens)))
+                first_rows[scheduled.slot] = (place, row)
+                row += 1 + len(drafts)
+        if trees:
+            self._walk_trees(logits, failed, trees, first_rows, gained)
+        return gained
+
+    def _walk_trees(
+        self,
+        logits: Tensor,
+        failed: dict[int, str],
+        trees: dict[int, DraftTree],
+        first_rows: dict[int, tuple[int, int]],
+        gained: dict[int, tuple[list[int], slice | list[int]]],
+    ) -> None:
+        paths = walk(trees, first_rows, logits, self._table, lambda part, rows: self._pick(part, rows, failed))
+        for slot, (tokens, path) in paths.items():
+            self._drafting.keep(slot, path)
+            row = first_rows[slot][1]
+            gained[slot] = (tokens, [row, *(row + 1 + draft for draft in path)])
+
+    def _drawn(self, batch: Batch) -> dict[tuple[int, int], tuple[int, Tensor]]:
+        """Drafts that were drawn, by slot and by the number of tokens before them."""
+        found: dict[tuple[int, int], tuple[int, Tensor]] = {}
+        for scheduled in batch.sequences:
+            proposal = self._drafting.drawn(scheduled.slot) if scheduled.draft_token_ids else None
+            if proposal is not None:
+                start = int(self._table.num_tokens[scheduled.slot])
+                for i, draft in enumerate(scheduled.draft_token_ids):
+                    found[scheduled.slot, start + i] = (draft, proposal[i])
+        return found
 
     def _result(self, scheduled: ScheduledSequence, tokens: list[int], failed: dict[int, str]) -> SequenceResult:
         slot = scheduled.slot
@@ -119,7 +177,7 @@ class ModelRunner:
                 return [-1] * len(rows.slots)
             else:
                 part_logits = logits[torch.from_numpy(good).to(logits.device)]
-                part = StepRows(rows.sequences[good], rows.slots[good], rows.num_tokens[good])
+                part = rows.take(good)
             try:
                 tokens = self._sampling.sample(part_logits, part)
             except BlameSequence as error:
@@ -162,20 +220,3 @@ class ModelRunner:
                 tokens = table.token_ids[slot, first : first + n].tolist()
                 found.extend(token_logprobs(logits, tokens, [num_top] * n))
             results.setdefault(slot, SequenceResult(slot, [])).prompt_logprobs = found
-
-    def _propose(self, batch: Batch, results: dict[int, SequenceResult]) -> None:
-        """Ask the speculative decoder for the next step's drafts."""
-        assert self._decoder is not None
-        table = self._table
-        sampled = [s for s in batch.sequences if s.samples and results[s.slot].error is None]
-        if not sampled:
-            return
-        slots = np.array([s.slot for s in sampled], np.int64)
-        num_drafts = np.array([len(s.draft_token_ids) for s in sampled], np.int64)
-        num_accepted = np.array([len(results[s.slot].token_ids) - 1 for s in sampled], np.int64)
-        self._decoder.observe(Verified(slots, num_drafts, num_accepted))
-        num_tokens = table.num_tokens[slots]
-        room = table.token_ids.shape[1] - 1 - num_tokens
-        drafts = self._decoder.propose(DraftView(slots, num_tokens, room, table.token_ids))
-        for slot, tokens, most in zip(slots.tolist(), drafts.token_ids, room.tolist(), strict=True):
-            results[slot].draft_token_ids = tokens[: max(most, 0)]

@@ -14,6 +14,7 @@ from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, Sampli
 from fwk.types import NewSequence
 from fwk.worker.inputs import StepRows
 from fwk.worker.table import SequenceTable
+from fwk.worker.verify import rejection_logits, uniform_draws
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +61,24 @@ class SamplingPipeline:
             view = LogitsView(rows.slots, rows.num_tokens, table.num_prompt[rows.slots], table.token_ids)
             for processor, slots in asked:
                 logits = _apply(processor, slots & in_step, logits, view)
+        if rows.drawn and not all_greedy:
+            logits = self._settle_drawn(logits, rows, is_greedy)
         picked = SamplingRows(is_greedy, table.seeds[rows.slots], rows.num_tokens.astype(np.int64), all_greedy)
         return self._sampler.sample(logits, picked).tolist()
+
+    def _settle_drawn(self, logits: Tensor, rows: StepRows, is_greedy: np.ndarray) -> Tensor:
+        """Keep or reject the drafts that a decoder drew itself; greedy rows simply compare."""
+        keys = list(zip(rows.slots.tolist(), rows.num_tokens.tolist(), strict=True))
+        at = [i for i, key in enumerate(keys) if key in rows.drawn and not is_greedy[i]]
+        if not at:
+            return logits
+        found = [rows.drawn[keys[i]] for i in at]
+        drafts = torch.tensor([draft for draft, _ in found], device=logits.device)
+        proposal = torch.stack([q for _, q in found]).to(logits.device)
+        draws = uniform_draws(self._table.seeds[rows.slots[at]], rows.num_tokens[at])
+        index = torch.tensor(at, device=logits.device)
+        rest = rejection_logits(logits[index], drafts, proposal, torch.from_numpy(draws).to(logits.device))
+        return logits.index_copy(0, index, rest)
 
 
 def _add(processor: LogitsProcessor, new: NewSequence) -> bool:

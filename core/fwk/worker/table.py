@@ -48,6 +48,11 @@ class SequenceTable:
         self.block_table[slot, start : start + len(block_ids)] = block_ids
         self.num_blocks[slot] = start + len(block_ids)
 
+    def kv_slots(self, slots: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
+        """Where in the KV cache the tokens at ``positions`` of ``slots`` are kept: [n] int64 each."""
+        size = self.block_size
+        return self.block_table[slots, positions // size].astype(np.int64) * size + positions % size
+
     def begin(self, batch: Batch) -> None:
         """Take in a plan: new sequences, new blocks, drafts."""
         for new in batch.new:

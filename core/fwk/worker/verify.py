@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
 
 def accepted(drafts: list[int], picked: list[int]) -> list[int]:
     """The tokens a sequence gains from a verified chain of drafts.
@@ -17,3 +23,59 @@ def accepted(drafts: list[int], picked: list[int]) -> list[int]:
     while kept < len(drafts) and drafts[kept] == picked[kept]:
         kept += 1
     return picked[: kept + 1]
+
+
+def rejection_logits(logits: Tensor, drafts: Tensor, proposal: Tensor, draws: Tensor) -> Tensor:
+    """Logits whose pick settles a drawn draft: the draft alone if it is kept, else what is left of the target.
+
+    Loss-free speculative sampling (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023): a draft x drawn from q is
+    kept with probability min(1, p(x) / q(x)); a rejected place is drawn from max(p - q, 0), normalised.
+
+    logits: [n, vocab_size] float32 of the target, processed; drafts: [n] int64; proposal: [n, vocab_size], q;
+    draws: [n] float64 in [0, 1), independent of the draft and of the sampler's own. Returns [n, vocab_size].
+    """
+    p = torch.softmax(logits.double(), dim=-1)
+    q = proposal.double()
+    column = drafts.unsqueeze(1)
+    is_kept = draws.unsqueeze(1) * q.gather(1, column) < p.gather(1, column)
+    rest = (p - q).clamp_(min=0)
+    rest.masked_fill_(is_kept, 0).scatter_add_(1, column, is_kept.double())
+    return rest.log_().float()
+
+
+def uniform_draws(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """A number in [0, 1) for each seed and place: [n] uint64 and int64 to [n] float64 (SplitMix64's mixing).
+
+    The sampler's numbers for the same seed and place are others: the state is offset by a constant.
+    """
+    with np.errstate(over="ignore"):
+        x = seeds + np.uint64(0xA0761D6478BD642F) + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+class DraftTree:
+    """Drafts of one sequence as a tree: where each stands, and which others it follows.
+
+    parents: index of each draft's parent, -1 for the sequence's end; parents come first.
+    """
+
+    def __init__(self, token_ids: list[int], parents: Sequence[int]) -> None:
+        self.token_ids = token_ids
+        self.parents = list(parents[: len(token_ids)])
+        self.depths = np.zeros(len(token_ids), np.int64)  # 0 for a child of the sequence's end
+        self.sees = np.eye(len(token_ids), dtype=bool)  # [num_drafts, num_drafts]: which sees which
+        self._children: dict[tuple[int, int], int] = {}
+        for i, parent in enumerate(self.parents):
+            if not -1 <= parent < i:
+                raise ValueError(f"draft {i} of a tree names {parent} as its parent, which does not come before it")
+            if parent >= 0:
+                self.depths[i] = self.depths[parent] + 1
+                self.sees[i] |= self.sees[parent]
+            self._children.setdefault((parent, token_ids[i]), i)
+
+    def child(self, parent: int, token_id: int) -> int | None:
+        """The draft after ``parent`` that says ``token_id``."""
+        return self._children.get((parent, token_id))

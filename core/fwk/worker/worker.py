@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from fwk.config import Config
 from fwk.errors import ConfigError, FwkError, ModelLoadError
-from fwk.interfaces.attention import AttentionBackend, AttentionContext
+from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer
 from fwk.interfaces.executor import Worker, WorkerInfo
 from fwk.interfaces.model import Model, ModelContext
 from fwk.interfaces.moe import MoEContext, MoERunner
@@ -21,12 +22,26 @@ from fwk.plugins import PluginSet, Registered, build, choose, find
 from fwk.plugins.selection import plugin_options
 from fwk.types import Batch, StepResult
 from fwk.worker import kv_cache
+from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.inputs import InputBuffers
-from fwk.worker.model_setup import ModelSetup
+from fwk.worker.model_setup import ModelSetup, facts_of
+from fwk.worker.opened_model import OpenedModel, open_model
 from fwk.worker.runner import ModelRunner
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.table import SequenceTable
 from fwk.worker.weights import TrackedWeights
+
+log = logging.getLogger(__name__)
+
+SECOND_MODEL_OPTIONS = {
+    "revision": None,
+    "load_format": "auto",
+    "tokenizer_path": None,
+    "chat_template": None,
+    "context_length": None,
+    "json_model_override_args": "{}",
+}
+"""The served model's own options, which mean nothing for another model."""
 
 
 class LocalWorker(Worker):
@@ -45,18 +60,22 @@ class LocalWorker(Worker):
         self._moe: Registered | None = None
         self._chosen: dict[str, str] = {}
         self._reasons: list[str] = []
+        self._facts = setup.facts
 
     @torch.inference_mode()
     def load(self) -> WorkerInfo:
         options = self._config.engine
         opened = self._setup.opened
-        attention = self._attention()
-        context = self._model_context(attention)
-        model: Model = build(self._choose("models", "auto"), context)
-        self._check_all_read(context.weights)
+        model_item, decoder_item = self._choose("models", "auto"), self._decoder_item()
+        attention_item = self._choose("attention", options.attention_backend)
+        attention = self._attention(attention_item)
+        context = self._model_context(opened, attention, [])
+        model: Model = build(model_item, context)
+        self._check_all_read(opened, model_item, context.weights)
         if self._moe is None and options.moe_runner_backend != "auto":
             raise ConfigError(f"--moe-runner-backend {options.moe_runner_backend}: this model has no layers of experts")
         layers = context.attention_layers
+        decoder = self._decoder(decoder_item, context, attention_item)
         num_blocks = kv_cache.count_blocks(
             max_total_tokens=options.max_total_tokens,
             fraction=options.mem_fraction_static,
@@ -66,16 +85,19 @@ class LocalWorker(Worker):
         )
         kv_cache.allocate(attention, layers, num_blocks, self._device)
         table = SequenceTable(options.max_running_requests, opened.max_model_len, options.page_size)
+        inputs = InputBuffers(table, options.max_prefill_tokens, options.max_running_requests, self._device)
+        sampling = self._sampling(table)
+        drafting = Drafting(decoder, table, inputs, attention, layers, sampling) if decoder else NoDrafting()
         self._runner = ModelRunner(
             model=model,
             attention=attention,
             layers=layers,
             table=table,
-            inputs=InputBuffers(table, options.max_prefill_tokens, options.max_running_requests, self._device),
-            sampling=self._sampling(table),
-            decoder=self._decoder(context),
+            inputs=inputs,
+            sampling=sampling,
+            drafting=drafting,
         )
-        return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons))
+        return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons), drafting.max_drafts)
 
     def execute(self, batch: Batch) -> StepResult:
         assert self._runner is not None, "load comes first"
@@ -85,7 +107,7 @@ class LocalWorker(Worker):
         raise FwkError(f"unknown worker operation {name!r}")
 
     def _choose(self, family: str, requested: str) -> Registered:
-        selection = choose(self._plugins, family, requested, self._setup.facts)
+        selection = choose(self._plugins, family, requested, self._facts)
         assert selection.chosen is not None
         self._chosen[family] = selection.chosen.name
         self._reasons.extend(selection.reasons())
@@ -94,8 +116,7 @@ class LocalWorker(Worker):
     def _options(self, item: Registered) -> Any:
         return plugin_options(item, self._config.plugin_options)
 
-    def _attention(self) -> AttentionBackend:
-        item = self._choose("attention", self._config.engine.attention_backend)
+    def _attention(self, item: Registered) -> AttentionBackend:
         context = AttentionContext(
             device=self._device,
             dtype=self._dtype,
@@ -105,19 +126,21 @@ class LocalWorker(Worker):
         )
         return build(item, context)
 
-    def _model_context(self, attention: AttentionBackend) -> ModelContext:
-        opened = self._setup.opened
+    def _model_context(
+        self, opened: OpenedModel, attention: AttentionBackend, layers: list[AttentionLayer]
+    ) -> ModelContext:
         weights = TrackedWeights(opened.checkpoint.weights())
         return ModelContext(
             config=opened.config,
             weights=weights,
             dtype=self._dtype,
             device=self._device,
-            quant=self._quant(self._quantizer(weights.layout(""))),
-            plain=self._quant(find(self._plugins, "quant", "none")),
+            quant=self._quant(self._quantizer(weights.layout("")), opened),
+            plain=self._quant(find(self._plugins, "quant", "none"), opened),
             attention=attention,
             tp=self._tp,
-            max_model_len=opened.max_model_len,
+            max_model_len=self._setup.max_model_len,
+            attention_layers=layers,
             moe_runner=self._moe_runner,
         )
 
@@ -137,7 +160,7 @@ class LocalWorker(Worker):
             if isinstance(item.declaration, QuantizerSpec)
             and layout in item.declaration.layouts
             and item.declaration.is_lossless
-            and item.declaration.refusal(self._setup.facts) is None
+            and item.declaration.refusal(self._facts) is None
         ]
         if not readers:
             raise ModelLoadError(f"no installed quantizer reads weights stored as {layout!r}")
@@ -145,16 +168,16 @@ class LocalWorker(Worker):
         self._chosen["quant"] = best.name
         return best
 
-    def _quant(self, item: Registered) -> QuantMethod:
-        config = self._setup.opened.config.raw.get("quantization_config") or {}
+    def _quant(self, item: Registered, opened: OpenedModel) -> QuantMethod:
+        config = opened.config.raw.get("quantization_config") or {}
         return build(item, QuantContext(self._device, self._dtype, config, self._options(item)))
 
-    def _check_all_read(self, weights: Any) -> None:
-        left = weights.unread(self._setup.opened.config.tie_word_embeddings)
+    def _check_all_read(self, opened: OpenedModel, item: Registered, weights: Any) -> None:
+        left = weights.unread(opened.config.tie_word_embeddings)
         if left:
             some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
             raise ModelLoadError(
-                f"{self._setup.opened.path}: {len(left)} tensors belong to no layer of {self._chosen['models']} "
+                f"{opened.path}: {len(left)} tensors belong to no layer of {item.name} "
                 f"({some}): this checkpoint is of another architecture than its config says"
             )
 
@@ -177,17 +200,48 @@ class LocalWorker(Worker):
         ]
         return SamplingPipeline(processors, build(sampler, context(sampler)), table)
 
-    def _decoder(self, context: ModelContext) -> SpeculativeDecoder | None:
+    def _decoder_item(self) -> Registered | None:
         name = self._config.engine.speculative_algorithm
-        if name == "none":
+        return None if name == "none" else self._choose("speculative", name)
+
+    def _decoder(
+        self, item: Registered | None, target: ModelContext, attention_item: Registered
+    ) -> SpeculativeDecoder | None:
+        if item is None:
             return None
-        item = self._choose("speculative", name)
-        return build(
-            item,
-            SpeculativeContext(
-                num_slots=self._config.engine.max_running_requests,
-                max_model_len=self._setup.max_model_len,
-                model_context=context,
-                options=self._options(item),
-            ),
+        context = SpeculativeContext(
+            num_slots=self._config.engine.max_running_requests,
+            max_model_len=self._setup.max_model_len,
+            vocab_size=target.config.vocab_size,
+            load_model=lambda name: self._second_model(name, target, attention_item),
+            options=self._options(item),
         )
+        return build(item, context)
+
+    def _second_model(self, name: str, target: ModelContext, attention_item: Registered) -> Model:
+        """Open and build a model that drafts for ``target``, its layers beside the target's in the KV cache."""
+        own = self._config.model.model_copy(update={**SECOND_MODEL_OPTIONS, "model": name})
+        opened = open_model(replace(self._config, model=own), self._plugins, log.info)
+        if opened.config.vocab_size != target.config.vocab_size:
+            raise ConfigError(
+                f"the draft model {name} has a vocabulary of {opened.config.vocab_size} tokens, the served model "
+                f"{target.config.vocab_size}: they must be the same"
+            )
+        if opened.max_model_len < self._setup.max_model_len:
+            raise ConfigError(
+                f"the draft model {name} reaches {opened.max_model_len} tokens, the served model "
+                f"{self._setup.max_model_len}: set --context-length {opened.max_model_len}"
+            )
+        facts = replace(self._facts, **facts_of(opened.config))
+        model_item = choose(self._plugins, "models", "auto", facts).chosen
+        assert model_item is not None
+        needed = facts.features | model_item.declaration.required_features(self._options(model_item))
+        refusal = attention_item.declaration.refusal(replace(facts, features=needed))
+        if refusal is not None:
+            raise ConfigError(
+                f"attention backend {attention_item.name!r} cannot serve the draft model {name}: it {refusal}"
+            )
+        context = self._model_context(opened, target.attention, target.attention_layers)
+        model: Model = build(model_item, context)
+        self._check_all_read(opened, model_item, context.weights)
+        return model

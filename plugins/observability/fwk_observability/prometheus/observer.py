@@ -27,6 +27,8 @@ _REASONS = ("error", "abort", "length", "stop")
 _COUNTERS = {
     "prompt_tokens": ("fwk:prompt_tokens", "Prompt tokens of the requests begun."),
     "generation_tokens": ("fwk:generation_tokens", "Tokens generated."),
+    "draft_tokens": ("fwk:num_draft_tokens", "Tokens drafted by the speculative decoder and verified."),
+    "accepted_draft_tokens": ("fwk:num_accepted_draft_tokens", "Drafted tokens that the model accepted."),
     "preemptions": ("fwk:num_preemptions", "Sequences that gave their blocks up and began again."),
     "steps": ("fwk:engine_steps", "Steps of the engine loop."),
     "cached_prompt_tokens": ("fwk:prefix_cache_hits", "Prompt tokens found in the prefix cache."),

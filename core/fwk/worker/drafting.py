@@ -1,0 +1,207 @@
+"""The runner's side of speculative decoding: asks for drafts, remembers how they were made, and verifies them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fwk.errors import BlameSequence
+from fwk.interfaces.attention import AttentionBackend, AttentionLayer
+from fwk.interfaces.speculative import DraftSteps, DraftView, SpeculativeDecoder, Verified
+from fwk.types import ForwardBatch, ScheduledSequence, SequenceResult
+from fwk.worker.inputs import InputBuffers, StepRows
+from fwk.worker.sampling import SamplingPipeline
+from fwk.worker.table import SequenceTable
+from fwk.worker.verify import DraftTree
+
+
+@dataclass(slots=True)
+class Proposal:
+    """How the drafts of one sequence were made; both None for a chain that was certain."""
+
+    parents: list[int] | None
+    probabilities: Tensor | None  # [num_drafts, vocab_size]
+
+
+class NoDrafting:
+    """The runner's drafts when there is no speculative decoder."""
+
+    max_drafts = 0
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """These slots' sequences are gone."""
+
+    def trees(self, sequences: Iterable[ScheduledSequence]) -> dict[int, DraftTree]:
+        """The trees among the drafts of this step, by slot."""
+        return {}
+
+    def drawn(self, slot: int) -> Tensor | None:
+        """The distributions the drafts of a slot were drawn from: [num_drafts, vocab_size]; None: they were certain."""
+        return None
+
+    def follow(self, forward: ForwardBatch) -> None:
+        """The target has computed these tokens."""
+
+    def keep(self, slot: int, path: list[int]) -> None:
+        """Move the K/V of the accepted drafts of a tree (indices) to where a chain's would be.
+
+        Comes before the table takes the tokens in.
+        """
+
+    def propose(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> None:
+        """Tell the decoder what became of its drafts, and put new ones into the results."""
+
+
+class Drafting(NoDrafting):
+    """A decoder, the drafts it has made that are not verified yet, and the steps of its own model."""
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        table: SequenceTable,
+        inputs: InputBuffers,
+        attention: AttentionBackend,
+        layers: list[AttentionLayer],
+        sampling: SamplingPipeline,
+    ) -> None:
+        self._decoder = decoder
+        self._table = table
+        self._attention = attention
+        self._layers = layers
+        self._steps = (inputs, sampling)
+        self._made: dict[int, Proposal] = {}
+        self.max_drafts = decoder.max_drafts
+
+    def forget(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._made.pop(slot, None)
+        if slots:
+            self._decoder.forget(slots)
+
+    def trees(self, sequences: Iterable[ScheduledSequence]) -> dict[int, DraftTree]:
+        found: dict[int, DraftTree] = {}
+        for scheduled in sequences:
+            made = self._made.get(scheduled.slot) if scheduled.draft_token_ids else None
+            if made is not None and made.parents is not None:
+                found[scheduled.slot] = DraftTree(scheduled.draft_token_ids, made.parents)
+        return found
+
+    def drawn(self, slot: int) -> Tensor | None:
+        made = self._made.get(slot)
+        return None if made is None else made.probabilities
+
+    def follow(self, forward: ForwardBatch) -> None:
+        self._decoder.follow(forward)
+
+    def keep(self, slot: int, path: list[int]) -> None:
+        if path == list(range(len(path))):
+            return
+        table = self._table
+        first = int(table.num_tokens[slot])
+        source = table.kv_slots(slot, first + np.array(path, np.int64))
+        target = table.kv_slots(slot, first + np.arange(len(path)))
+        device = self._layers[0].kv_cache.device if self._layers[0].kv_cache is not None else None
+        self._attention.move(self._layers, torch.from_numpy(source).to(device), torch.from_numpy(target).to(device))
+
+    def propose(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> None:
+        if not sampled:
+            return
+        table = self._table
+        slots = np.array([s.slot for s in sampled], np.int64)
+        num_drafts = np.array([len(s.draft_token_ids) for s in sampled], np.int64)
+        num_accepted = np.array([len(results[s.slot].token_ids) - 1 for s in sampled], np.int64)
+        self._decoder.observe(Verified(slots, num_drafts, num_accepted))
+        num_tokens = table.num_tokens[slots]
+        room = np.minimum(table.num_blocks[slots] * table.block_size, table.token_ids.shape[1] - 1) - num_tokens
+        most = np.clip(room, 0, self._decoder.max_drafts)
+        steps = _Steps(self, *self._steps, slots, num_tokens)
+        drafts = self._decoder.propose(DraftView(slots, num_tokens, most, table.token_ids, steps))
+        start = 0
+        for i, (slot, tokens) in enumerate(zip(slots.tolist(), drafts.token_ids, strict=True)):
+            end = start + len(tokens)
+            parents = None if drafts.parents is None else drafts.parents[i]
+            drawn = None if drafts.probabilities is None else drafts.probabilities[start:end]
+            if parents is not None and drawn is not None:
+                raise ValueError("a speculative decoder drew the drafts of a tree: only those of chains may be drawn")
+            self._made[slot] = Proposal(parents, drawn)
+            results[slot].draft_token_ids = tokens[: int(most[i])]
+            start = end
+
+    def plan(self, forward: ForwardBatch) -> ForwardBatch:
+        """Make a batch ready for a forward pass."""
+        forward.plan = self._attention.plan(forward, self._layers)
+        return forward
+
+
+class _Steps(DraftSteps):
+    """Steps over the sequences of one view."""
+
+    def __init__(
+        self,
+        drafting: Drafting,
+        inputs: InputBuffers,
+        sampling: SamplingPipeline,
+        slots: np.ndarray,
+        num_tokens: np.ndarray,
+    ) -> None:
+        self._drafting = drafting
+        self._inputs = inputs
+        self._sampling = sampling
+        self._slots = slots
+        self._num_tokens = num_tokens
+
+    def batch(self, rows: np.ndarray, token_ids: Sequence[int], ahead: int) -> ForwardBatch:
+        positions = self._num_tokens[rows] - 1 + ahead
+        return self._drafting.plan(self._inputs.prepare_one(self._slots[rows], np.asarray(token_ids), positions))
+
+    def pick(self, logits: Tensor, rows: np.ndarray, ahead: int) -> list[int]:
+        num_tokens = self._num_tokens[rows] + ahead
+        step = StepRows(rows, self._slots[rows], num_tokens)
+        try:
+            picked = self._sampling.sample(logits, step)
+        except BlameSequence:  # verification will meet it again, and blame whom it must
+            return [-1] * len(rows)
+        self._inputs.table.token_ids[self._slots[rows], num_tokens] = np.maximum(picked, 0)
+        return picked
+
+
+Pick = Callable[[Tensor, StepRows], list[int]]
+
+
+def walk(
+    trees: dict[int, DraftTree],
+    first_rows: dict[int, tuple[int, int]],
+    logits: Tensor,
+    table: SequenceTable,
+    pick: Pick,
+) -> dict[int, tuple[list[int], list[int]]]:
+    """Follow each tree from its root as far as the target's own picks go, all trees one level at a time.
+
+    first_rows: of each slot, its place in the batch and the row of ``logits`` of its newest known token; the rows of
+    its drafts come after. Every pick sees the true tokens before it: those of the path so far are written into the
+    table. Returns for each slot the tokens gained and the drafts (indices) that the path went through.
+    """
+    found: dict[int, tuple[list[int], list[int]]] = {slot: ([], []) for slot in trees}
+    at = dict.fromkeys(trees, -1)
+    while at:
+        slots = np.array(list(at), np.int64)
+        depths = np.array([len(found[slot][0]) for slot in at], np.int64)
+        rows = [first_rows[slot][1] + 1 + node for slot, node in at.items()]
+        places = np.array([first_rows[slot][0] for slot in at], np.int64)
+        num_tokens = table.num_tokens[slots] + depths
+        picked = pick(logits[torch.tensor(rows, device=logits.device)], StepRows(places, slots, num_tokens))
+        table.token_ids[slots, num_tokens] = np.maximum(picked, 0)
+        for slot, token in zip(slots.tolist(), picked, strict=True):
+            tokens, path = found[slot]
+            tokens.append(token)
+            child = trees[slot].child(at[slot], token)
+            if child is None:
+                del at[slot]
+            else:
+                at[slot] = child
+                path.append(child)
+    return found

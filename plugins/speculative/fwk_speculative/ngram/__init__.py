@@ -1,0 +1,46 @@
+"""Speculation without a model: what followed the same words before will follow again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fwk import SpeculativeDecoderSpec, hookimpl, option
+from fwk_speculative._common import DraftOptions
+
+
+class NgramOptions(DraftOptions):
+    """Options of the ``ngram`` decoder."""
+
+    speculative_ngram_min_match_window_size: int = option(
+        1,
+        "Fewest tokens at the sequence's end that must have stood earlier.",
+        aliases=["sp-min-token-match"],
+        ge=1,
+        le=64,
+    )
+    speculative_ngram_max_match_window_size: int = option(
+        12, "Most tokens compared; the longest match is followed.", aliases=["sp-max-token-match"], ge=1, le=64
+    )
+    speculative_ngram_max_bfs_breadth: int = option(
+        1, "Different continuations followed at once; more than 1 drafts trees.", ge=1, le=16
+    )
+
+
+class NgramSpec(SpeculativeDecoderSpec):
+    """Needs tree masks only when it may draft trees."""
+
+    def required_features(self, options: Any) -> frozenset[str]:
+        is_tree = options is not None and options.speculative_ngram_max_bfs_breadth > 1
+        return frozenset({"tree_mask"}) if is_tree else frozenset()
+
+
+@hookimpl
+def speculative_decoders() -> list[SpeculativeDecoderSpec]:
+    return [
+        NgramSpec(
+            name="ngram",
+            load="fwk_speculative.ngram.decoder:NgramDecoder",
+            options=NgramOptions,
+            summary="Drafts what followed the sequence's last tokens when they stood in it before.",
+        )
+    ]

@@ -1,0 +1,59 @@
+"""Speculative decoding with a draft model (Leviathan et al. 2023; Chen et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fwk.errors import ConfigError
+from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, SpeculativeDecoder, Verified
+from fwk.types import ForwardBatch
+from fwk_speculative._common import DraftDepth
+from fwk_speculative.standalone import StandaloneOptions
+
+
+class StandaloneDecoder(SpeculativeDecoder):
+    """Runs the draft model over everything the target computes, then a few tokens on.
+
+    Its layers live in the target's KV cache, so a prefix found there is one for the draft model too. Drafts are
+    picked with the target's own sampling settings and seeds (see ``DraftSteps.pick``): they are what the target
+    picks wherever the models agree, and a sampled output is token for token the one without speculation.
+    """
+
+    def __init__(self, context: SpeculativeContext) -> None:
+        super().__init__(context)
+        options = context.options or StandaloneOptions()
+        if not options.speculative_draft_model_path:
+            raise ConfigError("--speculative-algorithm standalone needs a model: give --speculative-draft-model-path")
+        self.max_drafts = options.speculative_num_draft_tokens
+        self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
+        self._model = context.load_model(options.speculative_draft_model_path)
+
+    def follow(self, batch: ForwardBatch) -> None:
+        self._model.forward(batch)
+
+    def observe(self, verified: Verified) -> None:
+        self._depth.observe(verified)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        self._depth.reset(list(slots))
+
+    def propose(self, view: DraftView) -> Drafts:
+        most = np.minimum(view.max_drafts, self._depth.of(view.slots))
+        drafted: list[list[int]] = [[] for _ in view.slots]
+        rows = np.flatnonzero(most > 0)
+        tokens = view.token_ids[view.slots[rows], view.num_tokens[rows] - 1].tolist()
+        ahead = 0
+        while len(rows):
+            hidden = self._model.forward(view.steps.batch(rows, tokens, ahead))
+            picked = view.steps.pick(self._model.logits(hidden), rows, ahead)
+            ahead += 1
+            goes_on: list[bool] = []
+            for row, token in zip(rows.tolist(), picked, strict=True):
+                if token >= 0:
+                    drafted[row].append(token)
+                goes_on.append(token >= 0 and ahead < most[row])
+            tokens = [token for token, on in zip(picked, goes_on, strict=True) if on]
+            rows = rows[goes_on]
+        return Drafts(drafted)

@@ -1,0 +1,71 @@
+"""Verification of drafts: the target's distribution, whatever was drafted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fwk_sampling.torch_sampler.sampler import TorchSampler
+
+from fwk.interfaces.sampling import SamplingContext, SamplingRows
+from fwk.worker.verify import DraftTree, accepted, rejection_logits, uniform_draws
+
+SAMPLES = 20_000
+
+
+def chi_squared(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Of observed counts against expected ones, for cells that can be reached."""
+    is_possible = expected > 0
+    assert (counts[~is_possible] == 0).all()
+    return float((((counts - expected) ** 2)[is_possible] / expected[is_possible]).sum())
+
+
+def test_a_chain_is_kept_up_to_the_first_difference() -> None:
+    assert accepted([], [5]) == [5]
+    assert accepted([1, 2, 3], [1, 2, 3, 4]) == [1, 2, 3, 4]
+    assert accepted([1, 2, 3], [1, 9, 3, 4]) == [1, 9]
+    assert accepted([1, 2, 3], [9, 2, 3, 4]) == [9]
+
+
+@pytest.mark.parametrize("sharpness", [0.3, 3.0])
+def test_drawn_drafts_leave_the_targets_distribution(sharpness: float) -> None:
+    vocab = 8
+    rng = np.random.default_rng(1)
+    target = torch.tensor(rng.normal(0, 2, vocab), dtype=torch.float32)
+    target[3] = -torch.inf
+    proposal = torch.softmax(torch.tensor(rng.normal(0, sharpness, vocab)), 0)
+    drafts = torch.tensor(rng.choice(vocab, SAMPLES, p=proposal.numpy()))
+    seeds = rng.integers(0, 2**63, SAMPLES).astype(np.uint64)
+    positions = np.full(SAMPLES, 7)
+    draws = torch.from_numpy(uniform_draws(seeds, positions))
+    logits = rejection_logits(
+        target.expand(SAMPLES, -1), drafts, proposal.float().expand(SAMPLES, -1), draws
+    )
+    sampler = TorchSampler(SamplingContext(vocab, 1, torch.device("cpu"), ()))
+    picked = sampler.sample(logits, SamplingRows(np.zeros(SAMPLES, bool), seeds, positions, False)).numpy()
+    p = torch.softmax(target, 0).numpy()
+    counts = np.bincount(picked, minlength=vocab)
+    assert chi_squared(counts, p * SAMPLES) < 24.3  # 7 degrees of freedom less one impossible: p = 0.0005
+    kept = float((picked == drafts.numpy()).mean())
+    overlap = float(np.minimum(p, proposal.numpy()).sum())
+    assert kept == pytest.approx(overlap, abs=0.02)  # the paper's acceptance rate: 1 - total variation
+
+
+def test_draws_are_uniform_and_independent_of_place_and_seed() -> None:
+    seeds = np.arange(SAMPLES, dtype=np.uint64)
+    for positions in (np.zeros(SAMPLES, np.int64), np.arange(SAMPLES)):
+        draws = uniform_draws(seeds, positions)
+        assert ((draws >= 0) & (draws < 1)).all()
+        counts = np.histogram(draws, bins=20, range=(0, 1))[0]
+        assert chi_squared(counts, np.full(20, SAMPLES / 20)) < 45.3  # 19 degrees of freedom: p = 0.0006
+
+
+def test_a_tree_knows_its_depths_and_who_sees_whom() -> None:
+    tree = DraftTree([10, 11, 12, 13, 14], [-1, -1, 0, 2, 1])
+    assert tree.depths.tolist() == [0, 0, 1, 2, 1]
+    assert tree.sees[3].tolist() == [True, False, True, True, False]
+    assert (tree.child(-1, 11), tree.child(0, 12), tree.child(0, 11)) == (1, 2, None)
+    cut = DraftTree([10, 11], [-1, -1, 0, 2, 1])
+    assert cut.parents == [-1, -1]
+    with pytest.raises(ValueError, match="draft 0 of a tree names 1 as its parent"):
+        DraftTree([10, 11], [1, -1])

@@ -1,0 +1,187 @@
+"""Drafts by n-gram, by a second model, in trees, and drawn at random: the output is the plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.core.test_verify import chi_squared
+from tests.helpers.models import RunnableModel
+from tests.helpers.tiny import save_llama
+
+import fwk
+from fwk import SamplingParams, SpeculativeDecoderSpec, hookimpl
+from fwk.errors import FwkError
+from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder
+from fwk.plugins import discover
+
+PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 100], [3]]
+ENGINE = {"max_total_tokens": 4096, "max_running_requests": 8, "check_blocks": True}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "ngram": {"speculative_algorithm": "NGRAM"},
+    "tree": {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3},
+    "same model": {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "same"},
+    "near model": {"speculative_algorithm": "standalone", "speculative_draft_model_path": "near"},
+    "other model": {
+        "speculative_algorithm": "standalone",
+        "speculative_draft_model_path": "other",
+        "speculative_adaptive": False,
+        "speculative_num_draft_tokens": 3,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "same": save_llama(root / "same", seed=1),
+        "near": save_llama(root / "near", seed=1, noise=0.004),
+        "other": save_llama(root / "other", seed=2, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1),
+        "vocab": save_llama(root / "vocab", vocab_size=400),
+        "short": save_llama(root / "short", max_position_embeddings=64),
+    }
+
+
+@pytest.fixture(scope="module")
+def plain(folders: dict[str, Path]) -> Iterator[fwk.LLM]:
+    with fwk.LLM(str(folders["same"]), **ENGINE) as llm:
+        yield llm
+
+
+def drafter(folders: dict[str, Path], name: str, **options: Any) -> fwk.LLM:
+    given = {**DRAFTERS[name], **options}
+    if "speculative_draft_model_path" in given:
+        given["speculative_draft_model_path"] = str(folders[given["speculative_draft_model_path"]])
+    return fwk.LLM(str(folders["same"]), **{**ENGINE, **given})
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("options", [{}, {"max_total_tokens": 160, "page_size": 4, "chunked_prefill_size": 9}])
+def test_output_is_the_plain_one(
+    folders: dict[str, Path], plain: fwk.LLM, name: str, options: dict[str, Any]
+) -> None:
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0.0, "logprobs": 1},
+        {"temperature": 0.8, "seed": 3, "top_k": 8},
+        {"temperature": 0.5, "seed": 4, "repetition_penalty": 1.3, "prompt_logprobs": 0},
+    ]
+    with drafter(folders, name, **options) as llm:
+        for setting in settings:
+            sampling = SamplingParams(max_tokens=40, ignore_eos=True, **setting)
+            wanted = plain.generate(PROMPTS, sampling, n=2)
+            found = llm.generate(PROMPTS, sampling, n=2)
+            assert [done.token_ids for done in found] == [done.token_ids for done in wanted]
+            for one, other in zip(wanted, found, strict=True):
+                for a, b in zip(one.logprobs or [], other.logprobs or [], strict=True):
+                    assert (a.token_id, a.rank) == (b.token_id, b.rank)
+                    assert a.logprob == pytest.approx(b.logprob, abs=1e-3)
+        stats = llm.engine.stats()
+        assert (stats.num_running, stats.num_held_blocks) == (0, 0)
+        assert 0 < stats.accepted_draft_tokens <= stats.draft_tokens or name == "other model"
+        if name == "same model":
+            assert stats.accepted_draft_tokens > 0.9 * stats.draft_tokens
+        if name == "near model":
+            assert stats.accepted_draft_tokens > 0.4 * stats.draft_tokens
+        if options:
+            assert stats.preemptions > 0
+
+
+def test_accepted_drafts_save_steps(folders: dict[str, Path], plain: fwk.LLM) -> None:
+    sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+    with drafter(folders, "same model") as llm:
+        llm.generate([PROMPTS[2]], sampling)
+        assert llm.engine.stats().steps <= 1 + -(-59 // 6)
+
+
+def test_a_prefix_in_the_cache_is_one_for_the_draft_model_too(folders: dict[str, Path]) -> None:
+    prompt = list(range(10, 90))
+    sampling = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    with drafter(folders, "same model") as llm:
+        llm.generate([prompt], sampling)
+        before = llm.engine.stats()
+        [done] = llm.generate([prompt], sampling)
+        after = llm.engine.stats()
+    assert done.cached_tokens == 64
+    drafted = after.draft_tokens - before.draft_tokens
+    assert after.accepted_draft_tokens - before.accepted_draft_tokens == drafted > 0
+
+
+class DrawingDecoder(SpeculativeDecoder):
+    """Draws drafts from distributions of its own, far from the model's."""
+
+    max_drafts = 2
+    tokens = (20, 21, 22, 23, 24, 25)
+
+    def propose(self, view: DraftView) -> Drafts:
+        rng = np.random.default_rng(int(view.num_tokens.sum()))
+        q = np.zeros(320)
+        q[list(self.tokens)] = [0.4, 0.2, 0.15, 0.1, 0.1, 0.05]
+        token_ids = [rng.choice(320, min(2, most), p=q).tolist() for most in view.max_drafts.tolist()]
+        rows = torch.tensor(np.tile(q, (sum(map(len, token_ids)), 1)), dtype=torch.float32)
+        return Drafts(token_ids, None, rows)
+
+
+class DrawingPlugin:
+    """Declares it."""
+
+    @hookimpl
+    def speculative_decoders(self) -> list[SpeculativeDecoderSpec]:
+        return [SpeculativeDecoderSpec(name="drawing", load="tests.e2e.test_draft_models:DrawingDecoder")]
+
+
+def test_sampled_drafts_leave_the_distribution_as_it_is(folders: dict[str, Path]) -> None:
+    """20,000 sequences of three tokens: all pairs of the last two against their exact probabilities."""
+    prompt, allowed = [5, 6, 7], list(DrawingDecoder.tokens)
+    model = RunnableModel(folders["same"])
+    paths: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        paths = {
+            (*path, token): chance * p
+            for path, chance in paths.items()
+            for token, p in zip(
+                allowed, torch.softmax(model.logits([*prompt, *path])[-1][allowed], 0).tolist(), strict=True
+            )
+        }
+    plugins = discover()
+    plugins.register(DrawingPlugin(), "speculative.drawing", "tests", "1")
+    sampling = SamplingParams(max_tokens=3, allowed_token_ids=allowed, temperature=1.0, ignore_eos=True)
+    settings = {"max_total_tokens": 65536, "max_running_requests": 500, "random_seed": 11}
+    counts: dict[tuple[int, ...], int] = dict.fromkeys(paths, 0)
+    with fwk.LLM(str(folders["same"]), plugins=plugins, speculative_algorithm="drawing", **settings) as llm:
+        for _ in range(20):
+            for done in llm.generate([prompt] * 10, sampling, n=100):
+                counts[tuple(done.token_ids)] += 1
+        stats = llm.engine.stats()
+        assert 0.2 < stats.accepted_draft_tokens / stats.draft_tokens < 0.95
+    expected = np.array([20_000 * chance for chance in paths.values()])
+    found = np.array(list(counts.values()))
+    rare = expected < 5
+    merged = np.append(expected[~rare], expected[rare].sum() + 1e-9), np.append(found[~rare], found[rare].sum())
+    degrees = len(merged[0]) - 1
+    assert chi_squared(merged[1], merged[0]) < degrees + 3.3 * (2 * degrees) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speculative_algorithm": "standalone"}, "give --speculative-draft-model-path"),
+        ({"speculative_algorithm": "standalone", "speculative_draft_model_path": "vocab"}, "vocabulary of 400 tokens"),
+        ({"speculative_algorithm": "standalone", "speculative_draft_model_path": "short"}, "set --context-length 64"),
+        ({"speculative_algorithm": "standalone", "speculative_draft_model_path": "nowhere"}, "no model"),
+        ({"speculative_algorithm": "ngrams"}, "did you mean 'ngram'"),
+        ({"speculative_algorithm": "ngram", "speculative_num_draft_tokens": 0}, "greater than or equal to 1"),
+        ({"speculative_algorithm": "ngram", "speculative_draft_model_path": "same"}, "belongs to speculative.standalone"),
+        ({"speculative_num_draft_tokens": 3}, "not selected"),
+    ],
+)
+def test_wrong_options_are_one_line(folders: dict[str, Path], options: dict[str, Any], message: str) -> None:
+    path = options.get("speculative_draft_model_path")
+    given = {**options, "speculative_draft_model_path": str(folders.get(path, path))} if path else options
+    with pytest.raises(FwkError, match=message) as caught:
+        fwk.LLM(str(folders["same"]), **given)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,82 @@
+"""The n-gram decoder's proposals."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from fwk_speculative._common import DraftDepth
+from fwk_speculative.ngram import NgramOptions, speculative_decoders
+from fwk_speculative.ngram.decoder import NgramDecoder
+
+from fwk.errors import ConfigError
+from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, Verified
+
+
+def decoder(**options: Any) -> NgramDecoder:
+    given = NgramOptions(**options)
+    return NgramDecoder(SpeculativeContext(4, 64, 100, cast(Any, None), given))
+
+
+def propose(maker: NgramDecoder, *sequences: list[int], most: int = 64) -> Drafts:
+    table = np.zeros((4, 65), np.int32)
+    for slot, tokens in enumerate(sequences):
+        table[slot, : len(tokens)] = tokens
+    lengths = np.array([len(tokens) for tokens in sequences])
+    count = len(sequences)
+    return maker.propose(DraftView(np.arange(count), lengths, np.full(count, most), table, cast(Any, None)))
+
+
+def test_drafts_follow_the_longest_match_and_of_equals_the_newest() -> None:
+    maker = decoder(speculative_num_draft_tokens=3)
+    drafts = propose(maker, [1, 2, 3, 50, 51, 52, 9, 2, 3, 60, 61, 1, 2, 3], [7, 3, 40, 3, 41, 42, 3], [1, 2, 3])
+    assert drafts.token_ids == [[50, 51, 52], [41, 42, 3], []]
+    assert drafts.parents is None
+
+
+def test_what_may_be_drafted_is_bounded() -> None:
+    maker = decoder(speculative_num_draft_tokens=3)
+    assert propose(maker, [5, 6, 7, 8, 5], most=2).token_ids == [[6, 7]]
+    assert propose(maker, [5, 6, 7, 8, 5], most=0).token_ids == [[]]
+    assert propose(maker, [5, 5]).token_ids == [[5]]
+    assert propose(maker, [5]).token_ids == [[]]
+
+
+def test_a_short_match_is_not_followed() -> None:
+    maker = decoder(speculative_ngram_min_match_window_size=2)
+    assert propose(maker, [5, 6, 7, 5]).token_ids == [[]]
+    assert propose(maker, [4, 5, 6, 7, 4, 5]).token_ids == [[6, 7, 4, 5]]
+
+
+def test_breadth_makes_a_tree_of_different_continuations() -> None:
+    maker = decoder(speculative_num_draft_tokens=5, speculative_ngram_max_bfs_breadth=2)
+    drafts = propose(maker, [1, 30, 31, 32, 1, 40, 41, 42, 1, 50, 51, 1], [1, 2, 1, 2, 1])
+    assert drafts.token_ids == [[50, 40, 51, 41, 1], [2, 1]]
+    assert drafts.parents == [[-1, -1, 0, 1, 2], [-1, 0]]
+    [spec] = speculative_decoders()
+    assert spec.required_features(NgramOptions(speculative_ngram_max_bfs_breadth=2)) == {"tree_mask"}
+    assert not spec.required_features(NgramOptions())
+    assert not spec.required_features(None)
+
+
+def test_windows_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigError, match="min-match-window-size 9 is larger than"):
+        decoder(speculative_ngram_min_match_window_size=9, speculative_ngram_max_match_window_size=3)
+
+
+def test_depth_follows_acceptance() -> None:
+    depth = DraftDepth(3, 8, True)
+    slots = np.array([0, 1, 2])
+
+    def observe(drafted: list[int], kept: list[int]) -> list[int]:
+        depth.observe(Verified(slots, np.array(drafted), np.array(kept)))
+        return depth.of(slots).tolist()
+
+    assert observe([8, 8, 0], [2, 0, 0]) == [3, 1, 8]
+    assert observe([3, 1, 8], [3, 1, 7]) == [6, 2, 8]
+    depth.reset([0])
+    assert depth.of(slots).tolist() == [8, 2, 8]
+    fixed = DraftDepth(1, 8, False)
+    fixed.observe(Verified(np.array([0]), np.array([8]), np.array([0])))
+    assert fixed.of(np.array([0])).tolist() == [8]
