@@ -110,8 +110,8 @@ def test_stop_tokens_and_eos_end_a_sequence() -> None:
 
 
 @pytest.mark.parametrize("quality", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("cache", ["radix", "none"])
-def test_drafts_change_nothing_but_the_number_of_steps(quality: float, cache: str) -> None:
+@pytest.mark.parametrize(("cache", "depth"), [("radix", 1), ("none", 1), ("radix", 2)])
+def test_drafts_change_nothing_but_the_number_of_steps(quality: float, cache: str, depth: int) -> None:
     rng = random.Random(1)
 
     def draft(tokens: list[int]) -> list[int]:
@@ -120,12 +120,13 @@ def test_drafts_change_nothing_but_the_number_of_steps(quality: float, cache: st
             guess.append(next_token(guess) if rng.random() < quality else rng.randrange(VOCAB))
         return guess[len(tokens) :]
 
-    engine = make_engine(draft=draft, num_blocks=30, step_tokens=24, chunk_tokens=10, cache=cache)
+    engine = make_engine(draft=draft, num_blocks=30, step_tokens=24, chunk_tokens=10, cache=cache, depth=depth)
     for i, prompt in enumerate(prompts(6, seed=5, longest=30)):
         engine.add(request(f"r{i}", prompt, max_tokens=25))
     outputs = run(engine)
     for i, prompt in enumerate(prompts(6, seed=5, longest=30)):
         assert outputs[f"r{i}", 0] == reference(prompt, 25)
+    assert engine.stats().accepted_draft_tokens > 0 or not quality
     assert_idle(engine)
 
 
@@ -236,7 +237,7 @@ class EngineMachine(RuleBasedStateMachine):
             step_tokens=step_tokens,
             max_running=5,
             max_len=64,
-            draft=draft if drafts and depth == 1 else None,
+            draft=draft if drafts else None,
         )
         self.room = min(64, num_blocks * block_size)
         self.count = 0

@@ -27,6 +27,7 @@ from fwk.worker.verify import accepted
 
 VOCAB = 97
 UNWRITTEN = -1
+NUM_LOOKAHEAD = 5
 
 Draft = Callable[[list[int]], list[int]]
 
@@ -85,7 +86,10 @@ class FakeWorker(Worker):
             if s.samples:
                 known = table.token_ids[s.slot, : table.num_tokens[s.slot]].tolist()
                 room = table.token_ids.shape[1] - 1 - len(known)
-                drafts = self.draft(known)[: max(room, 0)] if self.draft else []
+                drafts = self.draft(known)[: min(max(room, 0), NUM_LOOKAHEAD)] if self.draft else []
+                end = min(len(known) - 1 + len(drafts), int(table.num_blocks[s.slot]) * table.block_size)
+                if end > len(known) - 1:  # a draft model writes here
+                    self.memory[self._slots(s.slot, len(known) - 1, end)] = UNWRITTEN
                 results.append(SequenceResult(s.slot, tokens, draft_token_ids=drafts))
         return StepResult(batch.step, results)
 
@@ -152,6 +156,7 @@ def make_engine(
         max_running=max_running,
         block_size=block_size,
         eos_token_ids=eos,
+        num_lookahead=NUM_LOOKAHEAD if draft else 0,
         check_blocks=True,
     )
     clock = iter(range(10**9))
