@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fwk_sampling.torch_sampler.sampler import TorchSampler
 
 from fwk.interfaces.sampling import SamplingContext, SamplingRows
 from fwk.worker.verify import DraftTree, accepted, rejection_logits, uniform_draws
+from fwk_sampling.torch_sampler.sampler import TorchSampler
 
 SAMPLES = 20_000
 
@@ -38,9 +38,7 @@ def test_drawn_drafts_leave_the_targets_distribution(sharpness: float) -> None:
     seeds = rng.integers(0, 2**63, SAMPLES).astype(np.uint64)
     positions = np.full(SAMPLES, 7)
     draws = torch.from_numpy(uniform_draws(seeds, positions))
-    logits = rejection_logits(
-        target.expand(SAMPLES, -1), drafts, proposal.float().expand(SAMPLES, -1), draws
-    )
+    logits = rejection_logits(target.expand(SAMPLES, -1), drafts, proposal.float().expand(SAMPLES, -1), draws)
     sampler = TorchSampler(SamplingContext(vocab, 1, torch.device("cpu"), ()))
     picked = sampler.sample(logits, SamplingRows(np.zeros(SAMPLES, bool), seeds, positions, False)).numpy()
     p = torch.softmax(target, 0).numpy()

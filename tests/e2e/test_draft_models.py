@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.core.test_verify import chi_squared
-from tests.helpers.models import RunnableModel
-from tests.helpers.tiny import save_llama
 
 import fwk
 from fwk import SamplingParams, SpeculativeDecoderSpec, hookimpl
 from fwk.errors import FwkError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder
 from fwk.plugins import discover
+from tests.core.test_verify import chi_squared
+from tests.helpers.models import RunnableModel
+from tests.helpers.tiny import save_llama
 
 PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 100], [3]]
 ENGINE = {"max_total_tokens": 4096, "max_running_requests": 8, "check_blocks": True}
@@ -62,9 +62,7 @@ def drafter(folders: dict[str, Path], name: str, **options: Any) -> fwk.LLM:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("options", [{}, {"max_total_tokens": 160, "page_size": 4, "chunked_prefill_size": 9}])
-def test_output_is_the_plain_one(
-    folders: dict[str, Path], plain: fwk.LLM, name: str, options: dict[str, Any]
-) -> None:
+def test_output_is_the_plain_one(folders: dict[str, Path], plain: fwk.LLM, name: str, options: dict[str, Any]) -> None:
     settings: list[dict[str, Any]] = [
         {"temperature": 0.0, "logprobs": 1},
         {"temperature": 0.8, "seed": 3, "top_k": 8},
@@ -175,7 +173,10 @@ def test_sampled_drafts_leave_the_distribution_as_it_is(folders: dict[str, Path]
         ({"speculative_algorithm": "standalone", "speculative_draft_model_path": "nowhere"}, "no model"),
         ({"speculative_algorithm": "ngrams"}, "did you mean 'ngram'"),
         ({"speculative_algorithm": "ngram", "speculative_num_draft_tokens": 0}, "greater than or equal to 1"),
-        ({"speculative_algorithm": "ngram", "speculative_draft_model_path": "same"}, "belongs to speculative.standalone"),
+        (
+            {"speculative_algorithm": "ngram", "speculative_draft_model_path": "same"},
+            "belongs to speculative.standalone",
+        ),
         ({"speculative_num_draft_tokens": 3}, "not selected"),
     ],
 )

@@ -57,8 +57,9 @@ def save_llama(folder: Path, *, seed: int = 0, noise: float = 0.0, **changes: An
     noise: standard deviation of what is added to each weight of ``seed``'s model, for a draft model that often agrees.
     """
     import torch
-    from fwk_loaders.dummy.loader import DummyCheckpoint
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from fwk_loaders.dummy.loader import DummyCheckpoint
 
     settings = {key: value for key, value in TINY.items() if key not in ("architectures", "dtype")}
     torch.manual_seed(seed)

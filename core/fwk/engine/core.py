@@ -130,10 +130,6 @@ def _assemble(config: Config, plugins: PluginSet, setup: ModelSetup, executor: E
         "executors": options.executor,
     }
     reasons = [*setup.reasons, *loaded.reasons]
-    is_overlapped = not options.disable_overlap_schedule
-    if is_overlapped and executor.depth > 1 and options.speculative_algorithm != "none":
-        is_overlapped = False
-        reasons.append("steps are not planned ahead: drafts are made from the tokens of the step before")
     info = EngineInfo(
         num_blocks=loaded.num_blocks,
         block_size=options.page_size,
@@ -142,4 +138,4 @@ def _assemble(config: Config, plugins: PluginSet, setup: ModelSetup, executor: E
         chosen=chosen,
         reasons=reasons,
     )
-    return Engine(scheduler, executor, info, is_overlapped=is_overlapped)
+    return Engine(scheduler, executor, info, is_overlapped=not options.disable_overlap_schedule)

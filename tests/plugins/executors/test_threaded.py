@@ -216,9 +216,7 @@ def test_a_real_model_says_the_same(tiny_llm: Callable[..., fwk.LLM]) -> None:
     assert threaded.engine.stats().preemptions > 0
 
 
-def test_drafts_are_used_and_the_engine_says_that_it_does_not_plan_ahead(
-    tiny_llm: Callable[..., fwk.LLM], tiny_folder: Path
-) -> None:
+def test_drafts_are_used(tiny_llm: Callable[..., fwk.LLM], tiny_folder: Path) -> None:
     sampling = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     expected = tiny_llm().generate(PROMPTS, sampling)
     plugins = discover()
@@ -226,6 +224,5 @@ def test_drafts_are_used_and_the_engine_says_that_it_does_not_plan_ahead(
     options: dict[str, Any] = {"executor": "threaded", "speculative_algorithm": "echo", "max_total_tokens": 2048}
     with fwk.LLM(str(tiny_folder), load_format="dummy", plugins=plugins, **options) as llm:
         found = llm.generate(PROMPTS, sampling)
-        assert any("not planned ahead" in reason for reason in llm.engine.info.reasons)
     assert [done.token_ids for done in found] == [done.token_ids for done in expected]
     assert sum(accepted for _, accepted in EchoDecoder.verified) > 0

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from fwk_speculative._common import DraftDepth
-from fwk_speculative.ngram import NgramOptions, speculative_decoders
-from fwk_speculative.ngram.decoder import NgramDecoder
 
 from fwk.errors import ConfigError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, Verified
+from fwk_speculative._common import DraftDepth
+from fwk_speculative.ngram import NgramOptions, speculative_decoders
+from fwk_speculative.ngram.decoder import NgramDecoder
 
 
 def decoder(**options: Any) -> NgramDecoder:
