@@ -205,6 +205,13 @@ def test_an_unknown_model_says_who_was_asked() -> None:
         fwk.LLM("no-such-model")
 
 
+class TreeSpec(SpeculativeDecoderSpec):
+    """Asks for tree masks."""
+
+    def required_features(self, options: object) -> frozenset[str]:
+        return frozenset({"tree_mask"})
+
+
 class PoorPlugin:
     """An attention backend that can do nothing special, and two plugins that ask for more."""
 
@@ -215,7 +222,7 @@ class PoorPlugin:
     @hookimpl
     def speculative_decoders(self) -> list[SpeculativeDecoderSpec]:
         load = "tests.helpers.scripted_decoder:EchoDecoder"
-        return [SpeculativeDecoderSpec(name="trees", load=load, proposes_trees=True)]
+        return [TreeSpec(name="trees", load=load)]
 
     @hookimpl
     def models(self) -> list[ModelSpec]:
