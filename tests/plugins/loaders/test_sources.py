@@ -123,9 +123,9 @@ def model(monkeypatch: pytest.MonkeyPatch) -> known.WheelModel:
     model = known.WheelModel(
         name="toy",
         aliases=("toy-alias",),
-        requirement="pkg==1",
+        parts=(known.WheelPart("pkg==1", "pkg/model.gguf"),),
+        file_name="model.gguf",
         wheel_size=1000,
-        member="pkg/model.gguf",
         size=len(CONTENT),
         sha256=hashlib.sha256(CONTENT).hexdigest(),
         license="MIT",
@@ -170,6 +170,29 @@ def test_wheel_is_fetched_once(tmp_path: Path, model, monkeypatch: pytest.Monkey
     assert fetch(tmp_path, "unknown") is None
     with pytest.raises(ModelLoadError, match="no --revision"):
         fetch(tmp_path, revision="main")
+
+
+def test_a_model_in_parts_is_joined_in_order(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
+    cut = len(CONTENT) // 3
+    pieces = {"pkg-a==1": CONTENT[:cut], "pkg-b==1": CONTENT[cut:]}
+    parts = tuple(known.WheelPart(name, f"{name[:5]}/model.gguf.part") for name in pieces)
+    monkeypatch.setattr(known, "KNOWN", (replace(model, parts=parts),))
+    pip = use_pip(monkeypatch, None)
+
+    def call(command: list[str], **settings: object) -> FakePip:
+        pip.wheel = wheel_bytes(pieces[command[-1]], f"{command[-1][:5]}/model.gguf.part")
+        return pip(command, **settings)
+
+    monkeypatch.setattr(source.subprocess, "Popen", call)
+    lines: list[str] = []
+    path = fetch(tmp_path, progress=lines.append)
+    assert path is not None
+    assert path.read_bytes() == CONTENT
+    assert "pkg-a==1, pkg-b==1" in lines[0]
+    assert "toy, part 2: 100%" in lines
+    pieces["pkg-b==1"] = CONTENT[cut:-1] + b"?"
+    with pytest.raises(ModelLoadError, match=r"model\.gguf in pkg-a==1, pkg-b==1 is not the expected file"):
+        fetch(tmp_path / "again")
 
 
 def test_wheel_of_the_wrong_size_is_fetched_again(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
@@ -290,7 +313,7 @@ def test_pip_itself_is_run_and_read(tmp_path: Path, model, monkeypatch: pytest.M
     path = fetch(tmp_path / "models")
     assert path is not None
     assert path.read_bytes() == CONTENT
-    monkeypatch.setattr(known, "KNOWN", (replace(model, requirement="pkg==2"),))
+    monkeypatch.setattr(known, "KNOWN", (replace(model, parts=(known.WheelPart("pkg==2", "pkg/model.gguf"),)),))
     with pytest.raises(ModelLoadError, match="No matching distribution"):
         fetch(tmp_path / "elsewhere")
 

@@ -153,13 +153,17 @@ def _sentencepiece(metadata: Metadata, tokens: list[str]) -> Tokenizer:
     tokenizer = Tokenizer(model)
     replace = normalizers.Replace(" ", SPACE)
     back = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if metadata.flag("tokenizer.ggml.add_space_prefix", True):
+    if _adds_space_prefix(metadata):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace])  # pyright: ignore
         back.append(decoders.Strip(content=" ", left=1, right=0))
     else:
         tokenizer.normalizer = replace  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.Sequence(back)  # pyright: ignore
     return tokenizer
+
+
+def _adds_space_prefix(metadata: Metadata) -> bool:
+    return metadata.flag("tokenizer.ggml.add_space_prefix", True)
 
 
 def _merges_from_scores(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
@@ -178,7 +182,11 @@ def _merges_from_scores(vocab: dict[str, int], scores: list[float]) -> list[tupl
 
 
 def _added_tokens(metadata: Metadata, tokens: list[str]) -> list[AddedToken]:
-    """Tokens found in text before anything else: control tokens (left out of decoded text) and the user's own."""
+    """Tokens found in text before anything else: control tokens (left out of decoded text) and the user's own.
+
+    Where spaces are written as U+2581, a token of spaces is looked for after they are (Gemma has them): a U+2581 in the
+    text then counts as the space it looks like, as it does in SentencePiece.
+    """
     if not metadata.has("tokenizer.ggml.token_type"):
         ids = {special_id(metadata, name) for name in ("bos", "eos", "unknown", "padding")} - {None}
         kinds = [CONTROL if token_id in ids else 1 for token_id in range(len(tokens))]
@@ -188,8 +196,9 @@ def _added_tokens(metadata: Metadata, tokens: list[str]) -> list[AddedToken]:
         raise ModelLoadError(
             f"{metadata.file.path}: tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens"
         )
+    spells_spaces = metadata.string("tokenizer.ggml.model") == "llama" and not _adds_space_prefix(metadata)
     return [
-        AddedToken(token, special=kind == CONTROL, normalized=False)
+        AddedToken(token, special=kind == CONTROL, normalized=spells_spaces and kind == USER_DEFINED and " " in token)
         for token, kind in zip(tokens, kinds, strict=True)
         if kind in (CONTROL, USER_DEFINED)
     ]

