@@ -27,7 +27,7 @@ from fwk.interfaces.quant import QuantizerSpec
 from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec
 from fwk.interfaces.schedule import SchedulePolicySpec
 from fwk.interfaces.speculative import SpeculativeDecoderSpec
-from fwk.types import SamplingParams
+from fwk.types import GrammarRequest, SamplingParams
 
 if TYPE_CHECKING:
     from fwk.engine.llm import LLM, Completion
@@ -44,6 +44,7 @@ __all__ = [
     "ExecutorSpec",
     "Facts",
     "GrammarBackendSpec",
+    "GrammarRequest",
     "Host",
     "KVTransferSpec",
     "LoRABackendSpec",

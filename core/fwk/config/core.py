@@ -67,6 +67,9 @@ class EngineOptions(Options):
     kv_cache_dtype: str = option(
         "auto", "Precision of the KV cache: auto (the model's dtype), or a format the attention backend offers."
     )
+    grammar_backend: str = option(
+        "auto", "Compiler of constrained output (JSON schema, regex, ...); none: such requests are refused."
+    )
     page_size: int = option(16, "Tokens per KV cache block.", ge=1, le=1024)
     max_total_tokens: int | None = option(
         None,

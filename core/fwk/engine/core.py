@@ -8,6 +8,7 @@ from typing import Any
 
 from fwk.config import Config
 from fwk.engine.blocks import BlockAllocator
+from fwk.engine.gate import GrammarGate
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
 from fwk.errors import InvalidRequest, PluginError
@@ -122,7 +123,9 @@ def _assemble(config: Config, plugins: PluginSet, setup: ModelSetup, executor: E
         num_lookahead=loaded.num_lookahead,
         check_blocks=options.check_blocks,
     )
-    scheduler = Scheduler(limits, BlockAllocator(loaded.num_blocks, cache), cache, policy)
+    scheduler = Scheduler(
+        limits, BlockAllocator(loaded.num_blocks, cache), cache, policy, gate=GrammarGate(executor.call)
+    )
     chosen = {
         **loaded.chosen,
         "cache": cache_item.name,

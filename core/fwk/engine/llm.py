@@ -14,6 +14,7 @@ from fwk.interfaces.dialect import GenerateInput
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.options import build_config
 from fwk.text import ModelText, SequenceText, prepare_input
+from fwk.text.grammars import Grammars
 from fwk.types import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
 from fwk.worker.model_setup import settle
 from fwk.worker.opened_model import open_model
@@ -72,6 +73,8 @@ class LLM:
         setup = settle(config, opened, plugins)
         self.opened_path = opened.path
         self.text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
+        vocab_size, eos = opened.config.vocab_size, opened.eos_token_ids
+        self._grammars = Grammars(config, plugins, lambda: self.text, vocab_size, eos)
         self.engine: Engine = build_engine(config, plugins, setup)
         self._ids = itertools.count()
 
@@ -150,6 +153,7 @@ class LLM:
             ids = self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
             item = GenerateInput(ids, params, n)
             inputs.append(prepare_input(item, self.text, max_model_len=info.max_model_len, vocab_size=info.vocab_size))
+            self._grammars.check(params.grammar)
         return inputs
 
     def _submit(self, item: GenerateInput) -> list[tuple[tuple[str, int], _Following]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from fwk.engine.blocks import BlockAllocator, OutOfBlocks
+from fwk.engine.gate import Gate
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
 from fwk.engine.sequence import Sequence, Status
 from fwk.engine.waiting import WaitingQueue
@@ -40,12 +41,14 @@ class Scheduler:
         cache: PrefixCache,
         policy: SchedulePolicy,
         now: Callable[[], float] = time.monotonic,
+        gate: Gate | None = None,
     ) -> None:
         self.limits = limits
         self._allocator = allocator
         self._cache = cache
         self._policy = policy
         self._now = now
+        self._gate = gate or Gate()
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # by arrival
         self._by_request: dict[str, list[Sequence]] = {}
@@ -134,6 +137,7 @@ class Scheduler:
                 self._schedule_running(sequence, plan)
         self._admit_waiting(plan)
         if not plan.scheduled:
+            self._gate.wait()
             return None
         self._counters.steps += 1
         batch = Batch(self._counters.steps, self._freed_slots, list(plan.new.values()), list(plan.scheduled.values()))
@@ -239,10 +243,15 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan) -> None:
         if not self._waiting or plan.budget <= 0 or not self._free_slots:
             return
+        self._gate.poll()
         admitted: list[Sequence] = []
         for candidate in self._policy.order(self._waiting, self):
             if not isinstance(candidate, Sequence) or candidate not in self._waiting or candidate in plan.scheduled:
                 continue
+            if not self._gate.lets_through(candidate):
+                if self._gate.is_full:
+                    break
+                continue  # others need not wait for it
             if not self._admit(candidate, plan):
                 break  # whoever is first in the policy's order is not overtaken
             admitted.append(candidate)
@@ -250,6 +259,7 @@ class Scheduler:
                 break
         for sequence in admitted:
             self._waiting.remove(sequence)
+            self._gate.started(sequence)
 
     def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         match = self._cache.match(sequence.request.cache_namespace, sequence.token_ids, self._matchable(sequence))
@@ -337,11 +347,15 @@ class Scheduler:
             reason = sequence.stop_reason(self.limits.eos_token_ids)
             if reason is not None:
                 break
+        is_complete = outcome.is_complete and len(new) == len(outcome.token_ids) and not _is_stop(reason)
+        if is_complete:
+            reason = "stop", None
         self._counters.generation_tokens += len(new)
         logprobs = outcome.logprobs[: len(new)] if outcome.logprobs is not None else None
         if reason is not None:
             self._counters.finished += 1
-            return self._finish(sequence, new, reason[0], stop_token_id=reason[1], logprobs=logprobs)
+            event = self._finish(sequence, new, reason[0], stop_token_id=reason[1], logprobs=logprobs)
+            return msgspec.structs.replace(event, is_complete=True) if is_complete else event
         if not new:
             return None
         return self._event(sequence, new, logprobs)
@@ -361,6 +375,7 @@ class Scheduler:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
+            self._gate.ended(sequence)
         sequence.status = Status.FINISHED
         siblings = self._by_request[sequence.request.request_id]
         siblings.remove(sequence)
@@ -438,3 +453,7 @@ class Scheduler:
         if given is not None:
             return (given + sequence.index * 0x9E3779B97F4A7C15) % 2**64
         return (self.limits.seed + (sequence.order + 1) * 0xD1B54A32D192ED03) % 2**64
+
+
+def _is_stop(reason: tuple[FinishReason, int | None] | None) -> bool:
+    return reason is not None and reason[0] == "stop"

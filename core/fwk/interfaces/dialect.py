@@ -133,6 +133,8 @@ class Frontend(ABC):
     text: TextTools
     default_sampling: Mapping[str, Any]
     """Sampling fields of the model's generation_config, for requests that leave them out."""
+    grammar_kinds: frozenset[str] = frozenset()
+    """Kinds of grammars that ``SamplingParams.grammar`` may have; empty: output cannot be constrained."""
 
     @abstractmethod
     async def run_blocking(self, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,7 +142,10 @@ class Frontend(ABC):
 
     @abstractmethod
     def check(self, item: GenerateInput) -> GenerateInput:
-        """Validate and complete: max_tokens resolved, bad words tokenised. Raises ``InvalidRequest``."""
+        """Validate and complete: max_tokens resolved, bad words tokenised. Raises ``InvalidRequest``.
+
+        Call it through ``run_blocking`` when the input has a grammar: it is compiled, which takes up to seconds.
+        """
 
     @abstractmethod
     def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:

@@ -3,46 +3,61 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
+from fwk.types import GrammarKind, GrammarRequest
 
 if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
-GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "structural_tag"]
+__all__ = ["Grammar", "GrammarBackend", "GrammarBackendSpec", "GrammarContext", "GrammarKind", "GrammarRequest"]
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarContext:
-    """What a grammar backend is built with."""
+    """What a grammar backend is built with.
+
+    ``token_bytes[i]`` is what token i adds to the text; empty for an id without a token (a padded vocabulary). Tokens
+    in ``special_ids`` add nothing and are part of no text; those in ``eos_token_ids`` end it.
+    """
 
     tokenizer: Tokenizer
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
+    token_bytes: Sequence[bytes]  # [vocab_size]
+    special_ids: frozenset[int]
+    eos_token_ids: tuple[int, ...]  # may be empty
     options: Any = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return len(self.token_bytes)
 
 
 class Grammar(ABC):
-    """The state of one sequence in its grammar."""
+    """The state of one sequence in its grammar. Used by one thread at a time."""
 
     @abstractmethod
     def fill_mask(self, row: np.ndarray) -> None:
-        """Set the bits of the allowed tokens: ``row`` is [ceil(vocab_size / 32)] int32, little-endian bits."""
+        """Set the bits of the allowed tokens: ``row`` is [ceil(vocab_size / 32)] int32, little-endian bits.
+
+        Every bit is written. The bits of ``eos_token_ids`` are set exactly when the output may end here. A row without
+        any bit means that the output is complete. Raises when the state has become too complex to go on.
+        """
 
     @abstractmethod
     def accept(self, token_id: int) -> bool:
-        """Advance by a token; False when it is not allowed (the state then stays)."""
+        """Advance by a token; False when it is not allowed (the state then stays). Raises as ``fill_mask`` does.
+
+        An end-of-sequence token is allowed where the output may end; after it, nothing is.
+        """
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:
         """Take back the last accepted tokens (rejected drafts)."""
-
-    @abstractmethod
-    def forced(self) -> list[int]:
-        """Tokens that are the only way on (jump-forward); empty when there is a choice."""
 
     @abstractmethod
     def fork(self) -> Grammar:
@@ -51,23 +66,29 @@ class Grammar(ABC):
     @property
     @abstractmethod
     def is_finished(self) -> bool:
-        """Whether only the end of the output may follow."""
+        """Whether only the end of the output may follow. Cheap: False is a right answer while that is not known."""
 
 
 class GrammarBackend(ABC):
-    """Compiles grammars, off the engine's loop."""
+    """Compiles grammars, off the engine's loop. Called from any thread, also from several at once."""
 
     def __init__(self, context: GrammarContext) -> None:
         self.context = context
 
     @abstractmethod
-    def compile(self, kind: GrammarKind, source: str) -> Grammar:
-        """Raises ``InvalidRequest`` for a grammar that is wrong or too large. Bounded in time and memory."""
+    def compile(self, request: GrammarRequest) -> Grammar:
+        """The state before the first token. Bounded in time and memory.
+
+        Raises ``InvalidRequest``, with one sentence, for a grammar that is wrong, too large, or allows no output.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarBackendSpec(Declaration):
-    """Declares a grammar backend (``--grammar-backend``)."""
+    """Declares a grammar backend (``--grammar-backend``).
+
+    kinds: the kinds of ``GrammarRequest`` it compiles; a request of another kind is refused with its name.
+    """
 
     family: ClassVar[str] = "grammar"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -61,6 +62,13 @@ class LogitsProcessor(ABC):
         logits: [num_rows, vocab_size] float32. Called only when a row's slot asked. Raise ``BlameSequence`` when the
         failure belongs to one slot.
         """
+
+    def ends(self, slot: int, token_ids: Sequence[int]) -> int | None:
+        """Told the tokens a step gave a slot that asked: how many of them stand when the output is complete with them.
+
+        None while it may go on. Whoever overrides this is called after every step that sampled for such a slot.
+        """
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

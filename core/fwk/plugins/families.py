@@ -51,7 +51,7 @@ _ALL = [
     Family("cache_tiers", "cache tier", CacheTierSpec),
     Family("samplers", "sampler", SamplerSpec, "sampling_backend"),
     Family("logits_processors", "logits processor", LogitsProcessorSpec, takes_all=True),
-    Family("grammar_backends", "grammar backend", GrammarBackendSpec),
+    Family("grammar_backends", "grammar backend", GrammarBackendSpec, "grammar_backend"),
     Family("tool_parsers", "tool parser", ToolParserSpec),
     Family("reasoning_parsers", "reasoning parser", ReasoningParserSpec),
     Family("executors", "executor", ExecutorSpec, "executor"),

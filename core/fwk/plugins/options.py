@@ -109,8 +109,8 @@ def _check_selected(config: Config, plugins: PluginSet) -> None:
         given = config.plugin_options[owner.key]
         first = flag(next(iter(given)))
         if not family.takes_all:
-            selected = getattr(config.engine, family.option, None) if family.option else None
-            selected = selected or (getattr(config.model, family.option, None) if family.option else None)
+            parts = (config.engine, config.model, config.server)
+            selected = next((s for part in parts if (s := getattr(part, family.option or "", None))), None)
             others = [o for o in option_owners(plugins) if o.item and set(given) <= set(o.model.model_fields)]
             names = {o.item.name for o in others if o.item and o.item.family == owner.item.family}
             if selected not in (owner.item.name, "auto") and selected not in names:

@@ -17,6 +17,7 @@ from fwk.plugins import PluginSet
 from fwk.server.engine_client import EngineClient
 from fwk.server.observing import Observers
 from fwk.text import ModelText, SequenceText, prepare_input
+from fwk.text.grammars import Grammars
 from fwk.types import Request, TokenEvent
 
 
@@ -92,11 +93,14 @@ class ServerFrontend(Frontend):
         plugins: PluginSet,
         observers: Sequence[Observer],
         default_sampling: Mapping[str, Any],
+        grammars: Grammars,
     ) -> None:
         self.card = card
         self.text = text
         self.default_sampling = default_sampling
         self._model_text = text
+        self._grammars = grammars
+        self.grammar_kinds = grammars.kinds
         self._client = client
         self._observers = Observers(observers)
         client.on_stats = self._observers.step_finished
@@ -118,7 +122,9 @@ class ServerFrontend(Frontend):
         trouble = self._client.trouble()
         if trouble is not None:
             raise EngineDead(trouble)
-        return prepare_input(item, self.text, max_model_len=self.card.max_model_len, vocab_size=self.card.vocab_size)
+        item = prepare_input(item, self.text, max_model_len=self.card.max_model_len, vocab_size=self.card.vocab_size)
+        self._grammars.check(item.sampling.grammar)
+        return item
 
     async def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
         request = Request(

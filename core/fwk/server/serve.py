@@ -23,6 +23,7 @@ from fwk.server.app import build_app
 from fwk.server.engine_client import EngineClient
 from fwk.server.frontend import ServerFrontend
 from fwk.text import ModelText
+from fwk.text.grammars import Grammars
 from fwk.types import EngineReady
 from fwk.worker.opened_model import OpenedModel, locate, open_model
 
@@ -139,7 +140,8 @@ class _Server:
         ]
         generation = opened.checkpoint.generation_config()
         defaults = {key: generation[key] for key in SAMPLING_DEFAULTS if generation.get(key) is not None}
-        frontend = ServerFrontend(card, text, self._client, plugins, observers, defaults)
+        grammars = Grammars(config, plugins, lambda: text, opened.config.vocab_size, opened.eos_token_ids)
+        frontend = ServerFrontend(card, text, self._client, plugins, observers, defaults, grammars)
         dialects: list[Dialect] = [
             build(item, DialectContext(frontend, options))
             for item, options in taking_part(plugins, "dialects", config.plugin_options)

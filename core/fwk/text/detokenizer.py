@@ -91,7 +91,8 @@ class SequenceText:
         After a stop string was found (``stop_string``), the tokens behind it do not belong to it.
         """
         tokens = event.token_ids
-        hides_last = event.finish_reason == "stop" and not self._keep_stop  # the stop token itself is no text
+        ends_with_stop = event.finish_reason == "stop" and not event.is_complete
+        hides_last = ends_with_stop and not self._keep_stop  # the stop token itself is no text
         out = ""
         for i, token in enumerate(tokens):
             self.num_tokens += 1

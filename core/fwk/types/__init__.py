@@ -17,7 +17,7 @@ from fwk.types.messages import (
 )
 from fwk.types.model_config import ModelConfig, RopeConfig
 from fwk.types.request import FinishReason, Request, TokenLogprobs
-from fwk.types.sampling import SamplingParams
+from fwk.types.sampling import GrammarKind, GrammarRequest, SamplingParams
 
 __all__ = [
     "Abort",
@@ -29,6 +29,8 @@ __all__ = [
     "FinishReason",
     "ForwardBatch",
     "FromEngine",
+    "GrammarKind",
+    "GrammarRequest",
     "ModelConfig",
     "NewSequence",
     "Ping",

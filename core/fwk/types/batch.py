@@ -59,6 +59,12 @@ class SequenceResult(msgspec.Struct, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     draft_token_ids: list[int] = []  # proposed for the next step
     error: str | None = None  # this sequence failed; no other did
+    is_complete: bool = False  # nothing may follow its last token, which is no stop token
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the sequence neither failed nor is complete."""
+        return self.error is None and not self.is_complete
 
 
 class StepResult(msgspec.Struct, array_like=True):

@@ -46,6 +46,8 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: str | None = None
+    is_complete: bool = False
+    """It ended because nothing may follow: its last token is no stop token, but part of the output."""
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ MAX_STOP_LENGTH = 1_024
 MAX_TOKEN_IDS = 1_024
 MAX_BAD_WORDS = 1_024
 MAX_BAD_WORD_TOKENS = 64
+MAX_GRAMMAR_LENGTH = 256 * 1024
 
 # name -> (lowest, highest), both allowed. None in the params means "not given" and is always allowed.
 _RANGES: dict[str, tuple[float, float]] = {
@@ -32,6 +33,25 @@ _RANGES: dict[str, tuple[float, float]] = {
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
 }
+
+
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "tagged"]
+
+
+class GrammarRequest(msgspec.Struct, frozen=True):
+    """What the whole output must look like. What ``source`` holds depends on ``kind``:
+
+    - ``json_object``: nothing; any JSON object is allowed.
+    - ``json_schema``: a JSON schema, as JSON.
+    - ``regex``: a regular expression that the whole output matches.
+    - ``choice``: a JSON array of strings, one of which is the output.
+    - ``ebnf``: a grammar in a notation the backend reads.
+    - ``tagged``: one or more pieces of JSON between fixed texts, as JSON:
+      ``{"tags": [{"begin": str, "schema": schema, "end": str}, ...], "separator": str, "is_many": bool}``.
+    """
+
+    kind: GrammarKind
+    source: str = ""
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -63,6 +83,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
     logprobs: int | None = None
     """Number of most likely tokens reported beside each chosen one; 0 reports the chosen one only."""
     prompt_logprobs: int | None = None
+    grammar: GrammarRequest | None = None
     extra: dict[str, Any] = {}
 
     def check(self, vocab_size: int) -> None:
@@ -100,6 +121,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
             raise InvalidRequest(f"at most {MAX_BAD_WORDS} bad words", "bad_words")
         if any(not word or len(word) > MAX_STOP_LENGTH for word in self.bad_words):
             raise InvalidRequest(f"a bad word must have 1 to {MAX_STOP_LENGTH} characters", "bad_words")
+        if self.grammar is not None and len(self.grammar.source) > MAX_GRAMMAR_LENGTH:
+            raise InvalidRequest(
+                f"the grammar has {len(self.grammar.source)} characters; at most {MAX_GRAMMAR_LENGTH} are allowed",
+                "grammar",
+            )
 
 
 def _plain(bound: float) -> str:

@@ -58,7 +58,7 @@ class ModelRunner:
         self._drafting.follow(forward)
         results = self._results(batch, rows, logits, failed, trees)
         self._add_prompt_logprobs(batch, forward, hidden, results)
-        self._drafting.propose([s for s in batch.sequences if s.samples and results[s.slot].error is None], results)
+        self._drafting.propose([s for s in batch.sequences if s.samples and results[s.slot].goes_on], results)
         ended = time.perf_counter()
         return StepResult(batch.step, list(results.values()), computed - launched, ended - started)
 
@@ -99,7 +99,8 @@ class ModelRunner:
             tokens, at = gained[slot]
             result = self._result(scheduled, tokens, failed)
             if wants_logprobs and result.error is None and logits is not None:
-                result.logprobs = self._logprobs(slot, logits[at], tokens)
+                kept = result.token_ids
+                result.logprobs = self._logprobs(slot, logits[at][: len(kept)], kept)
             results[slot] = result
         return results
 
@@ -161,11 +162,21 @@ class ModelRunner:
         slot = scheduled.slot
         if slot not in failed and -1 in tokens:
             failed[slot] = "no token could be chosen: the logits are not numbers, or none is allowed"
+        stand = self._ends(slot, tokens, failed)
         if slot in failed:
             self._table.finish(scheduled, [0] * len(tokens))
             return SequenceResult(slot, [], error=failed[slot])
+        tokens = tokens[:stand]
         self._table.finish(scheduled, tokens)
-        return SequenceResult(slot, tokens)
+        return SequenceResult(slot, tokens, is_complete=stand is not None)
+
+    def _ends(self, slot: int, tokens: list[int], failed: dict[int, str]) -> int | None:
+        """How many of the tokens stand when a processor says that the output is complete with them."""
+        try:
+            return self._sampling.ends(slot, tokens) if slot not in failed else None
+        except BlameSequence as error:
+            failed[slot] = str(error)
+            return None
 
     def _pick(self, logits: Tensor, rows: StepRows, failed: dict[int, str]) -> list[int]:
         """Sample every row. When a processor blames a sequence, the others are sampled without it."""

@@ -32,6 +32,7 @@ class SamplingPipeline:
 
     def __init__(self, processors: list[LogitsProcessor], sampler: Sampler, table: SequenceTable) -> None:
         self._active = [_Active(processor) for processor in processors]
+        self._ending = [a for a in self._active if type(a.processor).ends is not LogitsProcessor.ends]
         self._sampler = sampler
         self._table = table
 
@@ -47,6 +48,15 @@ class SamplingPipeline:
             if slot in active.slots:
                 active.slots.discard(slot)
                 active.processor.remove(slot)
+
+    def ends(self, slot: int, token_ids: list[int]) -> int | None:
+        """How many of a step's tokens stand when the output is complete with them; None while it may go on."""
+        for active in self._ending:
+            if slot in active.slots:
+                stand = _ends(active.processor, slot, token_ids)
+                if stand is not None:
+                    return stand
+        return None
 
     def sample(self, logits: Tensor, rows: StepRows) -> list[int]:
         """Pick a token for each row of ``logits`` [num_rows, vocab_size]; -1 for a row no token can be picked for."""
@@ -101,6 +111,17 @@ def _apply(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: Lo
     except Exception as error:
         log.exception("logits processor %s raised", type(processor).__name__)
         slot = _culprit(processor, slots, logits, view)
+        raise BlameSequence(slot, f"logits processor {type(processor).__name__} failed") from error
+
+
+def _ends(processor: LogitsProcessor, slot: int, token_ids: list[int]) -> int | None:
+    """Ask a processor whether an output is complete. Whatever it raises is that sequence's fault."""
+    try:
+        return processor.ends(slot, token_ids)
+    except BlameSequence:
+        raise
+    except Exception as error:
+        log.exception("logits processor %s raised", type(processor).__name__)
         raise BlameSequence(slot, f"logits processor {type(processor).__name__} failed") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,12 @@ from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, Sampli
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
 from fwk.plugins import PluginSet, Registered, build, choose, find
 from fwk.plugins.selection import plugin_options
+from fwk.text import ModelText
+from fwk.text.grammars import Grammars
 from fwk.types import Batch, StepResult
 from fwk.worker import kv_cache
 from fwk.worker.drafting import Drafting, NoDrafting
+from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_setup import ModelSetup, facts_of
 from fwk.worker.opened_model import OpenedModel, open_model
@@ -61,6 +65,12 @@ class LocalWorker(Worker):
         self._chosen: dict[str, str] = {}
         self._reasons: list[str] = []
         self._facts = setup.facts
+        self._grammars = self._grammar_store()
+        self._operations: dict[str, Callable[..., Any]] = {
+            "prepare_grammar": self._grammars.prepare,
+            "grammars_ready": self._grammars.ready,
+            "release_grammar": self._grammars.release,
+        }
 
     @torch.inference_mode()
     def load(self) -> WorkerInfo:
@@ -104,7 +114,10 @@ class LocalWorker(Worker):
         return self._runner.execute(batch)
 
     def call(self, name: str, *args: Any) -> Any:
-        raise FwkError(f"unknown worker operation {name!r}")
+        operation = self._operations.get(name)
+        if operation is None:
+            raise FwkError(f"unknown worker operation {name!r}; there are {', '.join(self._operations)}")
+        return operation(*args)
 
     def _choose(self, family: str, requested: str) -> Registered:
         selection = choose(self._plugins, family, requested, self._facts)
@@ -185,10 +198,9 @@ class LocalWorker(Worker):
         opened = self._setup.opened
         num_slots = self._config.engine.max_running_requests
 
-        def context(item: Registered) -> SamplingContext:
-            return SamplingContext(
-                opened.config.vocab_size, num_slots, self._device, opened.eos_token_ids, self._options(item)
-            )
+        def context(item: Registered | None) -> SamplingContext:
+            options = self._options(item) if item is not None else None
+            return SamplingContext(opened.config.vocab_size, num_slots, self._device, opened.eos_token_ids, options)
 
         def order(item: Registered) -> tuple[int, str]:
             assert isinstance(item.declaration, LogitsProcessorSpec)
@@ -196,9 +208,20 @@ class LocalWorker(Worker):
 
         sampler = self._choose("samplers", self._config.engine.sampling_backend)
         processors: list[LogitsProcessor] = [
-            build(item, context(item)) for item in sorted(self._plugins.family("logits_processors"), key=order)
+            GrammarMasks(context(None), self._grammars, table),
+            *(build(item, context(item)) for item in sorted(self._plugins.family("logits_processors"), key=order)),
         ]
         return SamplingPipeline(processors, build(sampler, context(sampler)), table)
+
+    def _grammar_store(self) -> GrammarStore:
+        opened, model = self._setup.opened, self._config.model
+
+        def text() -> ModelText:
+            return ModelText(opened.checkpoint, model, opened.config.vocab_size)
+
+        grammars = Grammars(self._config, self._plugins, text, opened.config.vocab_size, opened.eos_token_ids)
+        self._chosen["grammar"] = grammars.name
+        return GrammarStore(grammars.compile)
 
     def _decoder_item(self) -> Registered | None:
         name = self._config.engine.speculative_algorithm

@@ -1,0 +1,108 @@
+"""The grammar backend of one process: chosen at start-up, built when the first request asks for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from fwk.config import Config
+from fwk.errors import InvalidRequest
+from fwk.interfaces.declaration import Facts
+from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarBackendSpec, GrammarContext
+from fwk.plugins import PluginSet, Registered, build, choose, load_object
+from fwk.plugins.selection import plugin_options
+from fwk.text.model_text import ModelText
+from fwk.types import GrammarRequest
+
+NUM_REMEMBERED = 256
+"""Grammars known to be right, so that a client that sends one with every request pays for it once."""
+
+
+class Grammars:
+    """Compiles the grammars of requests, and refuses what cannot be compiled. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        plugins: PluginSet,
+        text: Callable[[], ModelText],
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._config = config
+        self._text = text
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._lock = threading.Lock()
+        self._backend: GrammarBackend | None = None
+        self._right: dict[GrammarRequest, None] = {}
+        self._item = _choose(config, plugins)
+        if self._item is not None:
+            load_object(self._item)  # a broken one is found out now
+
+    @property
+    def name(self) -> str:
+        """The chosen backend's name, or ``none``."""
+        return self._item.name if self._item is not None else "none"
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of grammars that can be asked for."""
+        if self._item is None:
+            return frozenset()
+        assert isinstance(self._item.declaration, GrammarBackendSpec)
+        return self._item.declaration.kinds
+
+    def compile(self, request: GrammarRequest) -> Grammar:
+        """The state before the first token. Raises ``InvalidRequest`` when there is none, or no backend for it."""
+        if self._item is None:
+            raise InvalidRequest(
+                "this server has no grammar backend, so it cannot constrain output: "
+                "install one, or start it without --grammar-backend none",
+                "grammar",
+            )
+        if request.kind not in self.kinds:
+            raise InvalidRequest(
+                f"the grammar backend '{self.name}' does not do {request.kind!r}, only {', '.join(sorted(self.kinds))}",
+                "grammar",
+            )
+        try:
+            return self._built().compile(request)
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error), "grammar") from None
+
+    def check(self, request: GrammarRequest | None) -> None:
+        """Raise ``InvalidRequest`` for a grammar that ``compile`` would refuse. May take as long as compiling it."""
+        if request is None or request in self._right:
+            return
+        self.compile(request)
+        with self._lock:
+            self._right[request] = None
+            while len(self._right) > NUM_REMEMBERED:
+                del self._right[next(iter(self._right))]
+
+    def _built(self) -> GrammarBackend:
+        with self._lock:
+            if self._backend is None:
+                self._backend = self._build()
+            return self._backend
+
+    def _build(self) -> GrammarBackend:
+        assert self._item is not None
+        text = self._text()
+        context = GrammarContext(
+            tokenizer=text.tokenizer,
+            token_bytes=[text.token_bytes(i) for i in range(self._vocab_size)],
+            special_ids=text.vocabulary.special_ids,
+            eos_token_ids=self._eos_token_ids,
+            options=plugin_options(self._item, self._config.plugin_options),
+        )
+        return build(self._item, context)
+
+
+def _choose(config: Config, plugins: PluginSet) -> Registered | None:
+    """The backend asked for; for ``auto`` none when none is installed, for a server need not have one."""
+    requested = config.engine.grammar_backend
+    if requested == "none" or (requested == "auto" and not plugins.family("grammar")):
+        return None
+    return choose(plugins, "grammar", requested, Facts()).chosen

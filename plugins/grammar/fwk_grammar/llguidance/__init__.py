@@ -1,0 +1,36 @@
+"""Constrained output by llguidance.
+
+Regular expressions are those of Rust's ``regex`` without look-around; they match the whole output. ``ebnf`` takes two
+notations: llguidance's Lark (``start: ...``) and llama.cpp's GBNF (``root ::= ...``), told apart by ``::=``. A JSON
+schema that uses a keyword llguidance does not enforce is refused, not read without it.
+"""
+
+from fwk import GrammarBackendSpec, Needs, Options, hookimpl, option
+
+
+class LLGuidanceOptions(Options):
+    """Options of ``grammar.llguidance``."""
+
+    constrained_json_whitespace_pattern: str = option(
+        r"[ \t\n\r]{0,32}",
+        "Regular expression of the whitespace between the parts of constrained JSON. Bounded by default, for a model "
+        "may go on with blanks for ever.",
+    )
+    constrained_json_disable_any_whitespace: bool = option(
+        False, "Allow no whitespace between the parts of constrained JSON: shorter output."
+    )
+
+
+@hookimpl
+def grammar_backends() -> list[GrammarBackendSpec]:
+    return [
+        GrammarBackendSpec(
+            name="llguidance",
+            load="fwk_grammar.llguidance.backend:LLGuidanceBackend",
+            needs=Needs(packages=("llguidance>=1.3,<2",)),
+            kinds=frozenset({"json_object", "json_schema", "regex", "choice", "ebnf", "tagged"}),
+            rank=10,
+            options=LLGuidanceOptions,
+            summary="JSON schema, regex, choice, Lark and GBNF grammars by llguidance",
+        )
+    ]

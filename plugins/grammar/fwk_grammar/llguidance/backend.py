@@ -1,0 +1,112 @@
+"""Grammars compiled and followed by llguidance."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fwk.errors import FwkError, InvalidRequest
+from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
+from fwk.types import GrammarRequest
+from fwk_grammar.llguidance import LLGuidanceOptions
+from fwk_grammar.llguidance.sources import notation
+from fwk_grammar.llguidance.tokens import Tokens
+from llguidance import LLMatcher, LLParserLimits
+
+LIMITS = LLParserLimits(
+    max_grammar_size=50_000,  # symbols: about two seconds of compiling at the very worst
+    max_lexer_states=20_000,  # of 1 to 2 kB
+    initial_lexer_fuel=1_000_000,  # 20 ms
+    step_lexer_fuel=200_000,  # 14 ms
+    step_max_items=50_000,  # 3 ms
+    max_items_in_row=20_000,
+    verbose_errors=False,
+)
+MAX_MESSAGE = 300
+
+
+class LLGuidanceBackend(GrammarBackend):
+    """Compiles without holding the interpreter's lock."""
+
+    def __init__(self, context: GrammarContext) -> None:
+        super().__init__(context)
+        self._options = context.options or LLGuidanceOptions()
+        self._tokens = Tokens(context)
+        self._tokenizer = self._tokens.build()
+
+    def compile(self, request: GrammarRequest) -> Grammar:
+        matcher = LLMatcher(self._tokenizer, notation(request, self._options), log_level=0, limits=LIMITS)
+        _check(matcher)
+        # The first mask finds out what compiling did not: a schema that refers to itself only, an empty choice.
+        if not np.frombuffer(self._without_end(matcher.compute_bitmask()), np.uint8).any():
+            _check(matcher)
+            raise InvalidRequest("the grammar allows no output but the empty one")
+        _check(matcher)
+        return LLGuidanceGrammar(matcher, frozenset(self._tokens.eos_token_ids))
+
+    def _without_end(self, mask: bytes) -> bytearray:
+        left = bytearray(mask)
+        for token_id in self._tokens.eos_token_ids:
+            left[token_id // 8] &= ~(1 << token_id % 8)
+        return left
+
+
+class LLGuidanceGrammar(Grammar):
+    """A matcher, and whether an end-of-sequence token came: that one is not told to the matcher."""
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._eos_token_ids = eos_token_ids
+        self._has_ended = False
+
+    def fill_mask(self, row: np.ndarray) -> None:
+        if self._has_ended:
+            row[:] = 0
+            return
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.int32)  # a bit more than the vocabulary may be there
+        self._raise_error()
+        row[:] = mask[: len(row)]
+
+    def accept(self, token_id: int) -> bool:
+        if self._has_ended:
+            return False
+        if token_id in self._eos_token_ids:
+            self._has_ended = self._matcher.is_accepting()
+            return self._has_ended
+        if self._matcher.try_consume_tokens([token_id]) == 1:
+            return True
+        self._raise_error()
+        return False
+
+    def rollback(self, num_tokens: int) -> None:
+        if self._has_ended and num_tokens:
+            self._has_ended = False
+            num_tokens -= 1
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+            self._raise_error()
+
+    def fork(self) -> LLGuidanceGrammar:
+        copy = LLGuidanceGrammar(self._matcher.deep_copy(), self._eos_token_ids)
+        copy._has_ended = self._has_ended
+        return copy
+
+    @property
+    def is_finished(self) -> bool:
+        return self._has_ended or self._matcher.is_stopped()
+
+    def _raise_error(self) -> None:
+        """A matcher that met a limit never leaves that state."""
+        if self._matcher.is_error():
+            raise FwkError(_sentence(self._matcher.get_error()))
+
+
+def _check(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise InvalidRequest(f"the grammar cannot be compiled: {_sentence(matcher.get_error())}")
+
+
+def _sentence(message: str) -> str:
+    """The lines of a message that say something; the others draw arrows."""
+    lines = [line.strip() for line in message.splitlines()]
+    told = [lines[0], *(line for line in lines[1:] if line.startswith("error:"))] if lines else ["unknown error"]
+    return " ".join(told)[:MAX_MESSAGE].rstrip()
