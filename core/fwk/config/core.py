@@ -28,6 +28,9 @@ class ModelOptions(Options):
     served_model_name: str | None = option(
         None, "Name reported by the API (default: the model as given).", aliases=["model-name"]
     )
+    model_impl: str = option(
+        "auto", "Implementation of the model, by its plugin's name; auto: the best that serves the architecture."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
         "Precision of weights and activations. auto: the checkpoint's own, or the nearest this device computes fast.",

@@ -56,12 +56,22 @@ class Model(ABC):
         """[n, hidden_size] to [n, vocab_size], only for the tokens that need them."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionNeeds:
+    """What a model asks of the attention backend: the size and number of K/V heads, and features."""
+
+    head_size: int
+    num_kv_heads: int
+    features: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(Declaration):
     """Declares a model implementation.
 
     architectures: values of config.json's ``architectures`` it serves.
-    features: what it asks of the attention backend whatever its config says (``soft_cap``, ``latent``).
+    features: what it asks of the attention backend whatever its config says (``soft_cap``, ``latent``); what depends
+    on the config is said by ``attention_needs``.
     """
 
     family: ClassVar[str] = "models"
@@ -69,8 +79,10 @@ class ModelSpec(Declaration):
     architectures: tuple[str, ...]
     features: frozenset[str] = frozenset()
 
-    def required_features(self, options: Any) -> frozenset[str]:
-        return self.features
+    def attention_needs(self, config: ModelConfig) -> AttentionNeeds:
+        """What attention must do for a model of this config; asked before anything heavy is loaded."""
+        features = self.features | ({"sliding_window"} if config.sliding_window is not None else set[str]())
+        return AttentionNeeds(config.head_size, config.num_kv_heads, features)
 
     def refusal(self, facts: Facts) -> str | None:
         if facts.architecture not in self.architectures:

@@ -7,16 +7,18 @@ by its tensor-parallel group, and hand attention to its backend, so a model file
 from fwk.layers.activation import activation
 from fwk.layers.attention import Attention
 from fwk.layers.embedding import LMHead, VocabEmbedding
+from fwk.layers.heads import HeadMatrices
 from fwk.layers.linear import ColumnParallelLinear, Part, QKVLinear, RowParallelLinear
 from fwk.layers.mlp import GatedMLP
 from fwk.layers.moe import MoE, Routing
 from fwk.layers.norm import OffsetRMSNorm, QKNorm, RMSNorm
-from fwk.layers.rope import RotaryEmbedding, RotaryRows
+from fwk.layers.rope import RotaryEmbedding, RotaryRows, yarn_temperature
 
 __all__ = [
     "Attention",
     "ColumnParallelLinear",
     "GatedMLP",
+    "HeadMatrices",
     "LMHead",
     "MoE",
     "OffsetRMSNorm",
@@ -30,4 +32,5 @@ __all__ = [
     "RowParallelLinear",
     "VocabEmbedding",
     "activation",
+    "yarn_temperature",
 ]

@@ -126,12 +126,14 @@ def _yarn(base: Tensor, rope: RopeConfig, size: int, max_positions: int) -> tupl
     stretched = ramp.clamp(0, 1)
     frequencies = base / factor * stretched + base * (1 - stretched)
 
-    def temperature(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
     given, mscale, mscale_all = (settings.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
     if given is not None:
         return frequencies, float(given)
     if mscale and mscale_all:
-        return frequencies, temperature(float(mscale)) / temperature(float(mscale_all))
-    return frequencies, temperature(1.0)
+        return frequencies, yarn_temperature(factor, float(mscale)) / yarn_temperature(factor, float(mscale_all))
+    return frequencies, yarn_temperature(factor, 1.0)
+
+
+def yarn_temperature(factor: float, mscale: float) -> float:
+    """What YaRN multiplies queries and keys with when positions are stretched ``factor`` times."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

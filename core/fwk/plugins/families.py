@@ -42,7 +42,7 @@ class Family:
 _ALL = [
     Family("attention_backends", "attention backend", AttentionBackendSpec, "attention_backend"),
     Family("quantizers", "quantizer", QuantizerSpec, "quantization"),
-    Family("models", "model", ModelSpec, takes_all=True),
+    Family("models", "model", ModelSpec, "model_impl"),
     Family("schedule_policies", "schedule policy", SchedulePolicySpec, "schedule_policy"),
     Family("speculative_decoders", "speculative decoder", SpeculativeDecoderSpec, "speculative_algorithm"),
     Family("lora_backends", "LoRA backend", LoRABackendSpec),

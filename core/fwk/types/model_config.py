@@ -44,6 +44,14 @@ class ModelConfig:
     raw: Mapping[str, Any]
     ropes: Mapping[str, RopeConfig] = field(default_factory=dict[str, RopeConfig])
 
+    def integer(self, name: str, default: int | None = None, low: int = 1) -> int:
+        """A whole number of ``raw``. Raises ``ModelLoadError`` naming it when it is not one, or too low."""
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**31:
+            raise ModelLoadError(f"config.json: {name!r} must be a whole number of at least {low}, not {value!r}")
+        return value
+
     def rope_of(self, layer_type: str) -> RopeConfig:
         """The rotary settings of a kind of layer."""
         return self.ropes.get(layer_type, self.rope)

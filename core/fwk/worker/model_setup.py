@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fwk.config import Config
-from fwk.errors import ConfigError
+from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.declaration import Facts, Host
-from fwk.plugins import PluginSet
+from fwk.interfaces.model import ModelSpec
+from fwk.plugins import PluginSet, Registered, choose
 from fwk.plugins.selection import plugin_options
 from fwk.types import ModelConfig
 from fwk.worker.opened_model import OpenedModel
@@ -70,36 +70,37 @@ def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetu
         dtype=dtype,
         kv_dtype=config.engine.kv_cache_dtype,
         block_size=config.engine.page_size,
-        **facts_of(opened.config),
+        architecture=opened.config.architecture,
     )
-    facts = replace(facts, features=facts.features | _required_features(config, plugins, facts))
-    return ModelSetup(opened, facts, tuple(reasons))
+    try:
+        model = choose(plugins, "models", config.model.model_impl, facts).chosen
+    except PluginError:  # reported when the worker chooses
+        model = None
+    if model is not None:
+        facts = model_facts(facts, opened.config, model)
+    return ModelSetup(opened, replace(facts, features=facts.features | _drafting(config, plugins)), tuple(reasons))
 
 
-def facts_of(model: ModelConfig) -> dict[str, Any]:
-    """The fields of ``Facts`` that a model's configuration decides."""
-    return {
-        "head_size": model.head_size,
-        "num_heads": model.num_heads,
-        "num_kv_heads": model.num_kv_heads,
-        "architecture": model.architecture,
-        "features": frozenset({"sliding_window"} if model.sliding_window is not None else ()),
-    }
+def model_facts(facts: Facts, config: ModelConfig, model: Registered) -> Facts:
+    """``facts`` with what a model and its implementation decide of them."""
+    assert isinstance(model.declaration, ModelSpec)
+    needs = model.declaration.attention_needs(config)
+    return replace(
+        facts,
+        head_size=needs.head_size,
+        num_heads=config.num_heads,
+        num_kv_heads=needs.num_kv_heads,
+        architecture=config.architecture,
+        features=needs.features,
+    )
 
 
-def _required_features(config: Config, plugins: PluginSet, facts: Facts) -> frozenset[str]:
-    """What the model and the speculative decoder ask of the attention backend.
-
-    A model nobody serves and an unknown decoder are reported when they are chosen, not here.
-    """
-    servers = [item for item in plugins.family("models") if item.declaration.refusal(facts) is None]
+def _drafting(config: Config, plugins: PluginSet) -> frozenset[str]:
+    """What the speculative decoder asks of the attention backend; an unknown one is reported when it is chosen."""
     decoder = plugins.by_family.get("speculative", {}).get(config.engine.speculative_algorithm)
-    items = [max(servers, key=lambda item: item.declaration.rank)] if servers else []
-    items += [decoder] if decoder is not None else []
-    options = [plugin_options(item, config.plugin_options) for item in items]
-    return frozenset[str]().union(
-        *(item.declaration.required_features(given) for item, given in zip(items, options, strict=True))
-    )
+    if decoder is None:
+        return frozenset()
+    return decoder.declaration.required_features(plugin_options(decoder, config.plugin_options))
 
 
 def _auto_dtype(stored: str, host: Host) -> tuple[str, str | None]:

@@ -28,7 +28,7 @@ from fwk.worker import kv_cache
 from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.inputs import InputBuffers
-from fwk.worker.model_setup import ModelSetup, facts_of
+from fwk.worker.model_setup import ModelSetup, model_facts
 from fwk.worker.opened_model import OpenedModel, open_model
 from fwk.worker.runner import ModelRunner
 from fwk.worker.sampling import SamplingPipeline
@@ -76,7 +76,7 @@ class LocalWorker(Worker):
     def load(self) -> WorkerInfo:
         options = self._config.engine
         opened = self._setup.opened
-        model_item, decoder_item = self._choose("models", "auto"), self._decoder_item()
+        model_item, decoder_item = self._choose("models", self._config.model.model_impl), self._decoder_item()
         attention_item = self._choose("attention", options.attention_backend)
         attention = self._attention(attention_item)
         context = self._model_context(opened, attention, [])
@@ -255,11 +255,10 @@ class LocalWorker(Worker):
                 f"the draft model {name} reaches {opened.max_model_len} tokens, the served model "
                 f"{self._setup.max_model_len}: set --context-length {opened.max_model_len}"
             )
-        facts = replace(self._facts, **facts_of(opened.config))
+        facts = replace(self._facts, architecture=opened.config.architecture)
         model_item = choose(self._plugins, "models", "auto", facts).chosen
         assert model_item is not None
-        needed = facts.features | model_item.declaration.required_features(self._options(model_item))
-        refusal = attention_item.declaration.refusal(replace(facts, features=needed))
+        refusal = attention_item.declaration.refusal(model_facts(facts, opened.config, model_item))
         if refusal is not None:
             raise ConfigError(
                 f"attention backend {attention_item.name!r} cannot serve the draft model {name}: it {refusal}"

@@ -18,7 +18,17 @@ from fwk import SamplingParams
 from fwk.errors import ConfigError, ModelLoadError, PluginError
 
 LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+}
+GROUPED = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
 ROPES = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}
+KINDS = ["qwen3", "qwen3_moe", "gemma3", "deepseek_v2"]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "qwen3 tied, biased": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -31,6 +41,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", {}),
     "gemma3 scaled ropes": ("gemma3", {"rope_parameters": ROPES}),
     "gemma3 capped": ("gemma3", {"final_logit_softcapping": 3.0}),
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v2 query latent, biases": (
+        "deepseek_v2",
+        {"q_lora_rank": 24, "attention_bias": True, "rms_norm_eps": 1e-2, "first_k_dense_replace": 0},
+    ),
+    "deepseek_v2 yarn": ("deepseek_v2", {"rope_parameters": YARN}),
+    "deepseek_v2 groups, tied": ("deepseek_v2", {**GROUPED, "tie_word_embeddings": True}),
     "gemma3 own head": ("gemma3", {"tie_word_embeddings": False, "attention_bias": True}),
 }
 
@@ -70,7 +87,7 @@ def test_batch_of_different_lengths(pair: tuple[PreTrainedModel, Path]) -> None:
         close(rows, reference_logits(reference, prompt)[past:])
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gemma3"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_through_the_whole_engine(kind: str, tmp_path: Path) -> None:
     reference = make_checkpoint(tmp_path, kind)
     prompts = [token_ids(n, n) for n in (70, 3, 33)]
@@ -82,7 +99,7 @@ def test_greedy_tokens_through_the_whole_engine(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gemma3"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_ranks_together_are_the_model(kind: str, size: int, tmp_path: Path) -> None:
     """With four ranks, two hold the same K/V head."""
     reference = make_checkpoint(tmp_path, kind)
@@ -96,9 +113,17 @@ def test_ranks_together_are_the_model(kind: str, size: int, tmp_path: Path) -> N
     ("kind", "changes", "message"),
     [
         ("qwen3_moe", {"num_experts_per_tok": 9}, "each token cannot have 9 of 8 experts"),
-        ("qwen3_moe", {"moe_intermediate_size": "32"}, "config.json must give 'num_experts'.*'32'"),
+        (
+            "qwen3_moe",
+            {"moe_intermediate_size": "32"},
+            "'moe_intermediate_size' must be a whole number.*'32'",
+        ),
         ("qwen3_moe", {"num_local_experts": 9}, r"gate\.weight is \(8, 64\), not \(9, 64\)"),
         ("qwen3_moe", {"hidden_act": "relu6"}, "activation 'relu6' is not known"),
+        ("deepseek_v2", {"kv_lora_rank": None}, "'kv_lora_rank' must be a whole number of at least 1, not None"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "routing by 'noaux_tc' and 'softmax' is not known"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "'norm_topk_prob' and 'moe_layer_freq' are not known"),
+        ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "'n_group' must be a whole number"),
         ("gemma3", {"hidden_activation": "relu6"}, "activation 'relu6' is not known"),
         ("gemma3", {"use_bidirectional_attention": True}, "attends in both directions"),
         ("gemma3", {"layer_types": ["full_attention"]}, "'layer_types' must name the kind of each of the 4 layers"),

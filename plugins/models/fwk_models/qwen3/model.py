@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fwk.errors import ModelLoadError
 from fwk.interfaces.model import Model, ModelContext
 from fwk.layers import (
     GatedMLP,
@@ -83,13 +82,8 @@ def has_experts(config: ModelConfig, index: int) -> bool:
 
 def experts(context: ModelContext, prefix: str) -> MoE:
     """A layer's experts."""
-    raw = context.config.raw
-    num_experts = raw.get("num_experts") or raw.get("num_local_experts")  # transformers 5 writes the latter
-    top_k, inner = raw.get("num_experts_per_tok"), raw.get("moe_intermediate_size")
-    if not (isinstance(num_experts, int) and isinstance(top_k, int) and isinstance(inner, int)):
-        raise ModelLoadError(
-            "config.json must give 'num_experts', 'num_experts_per_tok' and 'moe_intermediate_size' as whole numbers, "
-            f"not {num_experts!r}, {top_k!r} and {inner!r}"
-        )
-    routing = Routing(num_experts, top_k, normalises=bool(raw.get("norm_topk_prob", False)))
-    return MoE(context, prefix, routing, intermediate_size=inner)
+    config = context.config
+    name = "num_experts" if "num_experts" in config.raw else "num_local_experts"  # transformers 5 writes the latter
+    normalises = bool(config.raw.get("norm_topk_prob", False))
+    routing = Routing(config.integer(name), config.integer("num_experts_per_tok"), normalises=normalises)
+    return MoE(context, prefix, routing, intermediate_size=config.integer("moe_intermediate_size"))
