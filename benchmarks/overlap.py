@@ -17,11 +17,12 @@ from tests.helpers.fake_engine import FakeExecutor, FakeWorker, make_engine, ref
 
 from fwk import SamplingParams
 from fwk.engine.core import Engine
-from fwk.interfaces.executor import ExecutorContext, Worker, WorkerInfo
+from fwk.interfaces.executor import ExecutorContext, Worker, WorkerInfo, WorkerRecipe
 from fwk.plugins import discover, load_object
 from fwk.plugins.selection import find
 from fwk.types import Batch, Request, StepResult
 
+NO_RECIPE = WorkerRecipe("nothing:nobody", {})
 PROMPT = [1, 2, 3]
 
 
@@ -62,7 +63,9 @@ def run(executor_name: str, forward: float, plan: float, steps: int) -> tuple[fl
         return schedule()
 
     plain.scheduler.schedule = slow_schedule  # type: ignore[method-assign]
-    executor = load_object(find(discover(), "executors", executor_name))(ExecutorContext(lambda rank, size: worker))
+    executor = load_object(find(discover(), "executors", executor_name))(
+        ExecutorContext(lambda group: worker, NO_RECIPE)
+    )
     info = executor.load()
     engine = Engine(plain.scheduler, executor, plain.info)
     assert info.num_blocks == steps

@@ -92,7 +92,8 @@ class Server:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=environment)
         self.url = ""
         self.headers: dict[str, str] = {}
-        self.engine: psutil.Process | None = None
+        self.engine: psutil.Process | None = None  # the first, if there are several
+        self._family: list[psutil.Process] = []
         self.golden: list[int] = []
         self._num_fds = 0
         self._log_seen = 0
@@ -109,7 +110,8 @@ class Server:
 
         self.url = until(address, START_SECONDS, "the server's ready line")
         until(lambda: self.health() == 200, 5, "health after the ready line")
-        (self.engine,) = self.children()
+        self._family = self.children()
+        self.engine = psutil.Process(self.process.pid).children()[0]
         self.golden = self._golden()
         self._num_fds = self._count_fds()
         return self
@@ -171,7 +173,7 @@ class Server:
         until(self.is_idle, SETTLE_SECONDS, "running = waiting = 0 and no block held")
         assert self._golden() == self.golden  # its answer brings the books up to date
         until(self._books_balance, SETTLE_SECONDS, "free + cached blocks = all")
-        assert self.children() == [self.engine]
+        assert self.children() == self._family
         until(lambda: self._count_fds() <= self._num_fds + 4, SETTLE_SECONDS, "connections closed")
         log = self.log
         fresh, self._log_seen = log[self._log_seen :], len(log)
@@ -188,15 +190,14 @@ class Server:
 
     def wait(self, seconds: float) -> int:
         code = self.process.wait(seconds)
-        if self.engine is not None:
-            until(lambda: not is_alive(self.engine), 5, "the end of the engine")
+        until(lambda: not any(map(is_alive, self._family)), 5, "the end of the engine")
         assert "Fatal Python error" not in self.log, self.log
         return code
 
     def close(self) -> None:
         """Whatever state it is in. pytest shows what is printed here when a test has failed."""
         print(f"--- {self.url} ended with {self.process.poll()}; the end of its log:\n{self.log[-5000:]}")
-        for process in filter(None, [self.engine, psutil.Process(self.process.pid) if self.is_running else None]):
+        for process in filter(None, [*self._family, psutil.Process(self.process.pid) if self.is_running else None]):
             if is_alive(process):
                 process.kill()
         self.process.wait(10)

@@ -50,7 +50,18 @@ class EngineOptions(Options):
     """Device, kernels, memory and scheduling."""
 
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Device type; auto takes a GPU when there is one.")
-    executor: str = option("inprocess", "How the engine reaches its workers.", stability="beta")
+    executor: str = option(
+        "auto",
+        "How the engine reaches its workers; auto: in its own process if there is one, else the best for their number.",
+        stability="beta",
+    )
+    tensor_parallel_size: int = option(
+        1,
+        "Workers that share every layer's weights and heads, each with a device of its own (on a CPU: a process).",
+        aliases=["tp-size", "tp"],
+        ge=1,
+        le=1024,
+    )
     disable_overlap_schedule: bool = option(
         False, "Plan a step only when the one before has come back, also with an executor that could overlap the two."
     )

@@ -14,11 +14,13 @@ from fwk.engine.scheduler import Scheduler
 from fwk.errors import InvalidRequest, PluginError
 from fwk.interfaces.cache import CacheContext, PrefixCache
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
+from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.schedule import ScheduleContext
 from fwk.plugins import PluginSet, build, choose
 from fwk.plugins.selection import plugin_options
 from fwk.types import EngineStats, Request, TokenEvent
 from fwk.worker.model_setup import ModelSetup
+from fwk.worker.remote import worker_recipe
 from fwk.worker.worker import LocalWorker
 
 
@@ -73,6 +75,10 @@ class Engine:
         """End a request, or one of its sequences."""
         return self.scheduler.abort(request_id, index)
 
+    def check(self) -> None:
+        """Raise ``EngineDead`` when the workers are gone: without a step nobody would notice."""
+        self.executor.check()
+
     def stats(self) -> EngineStats:
         return self.scheduler.stats()
 
@@ -86,24 +92,29 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup) -> Engin
     options = config.engine
     given = config.plugin_options
 
-    def make_worker(rank: int, size: int) -> Worker:
-        return LocalWorker(config, plugins, setup, rank, size)
+    def make_worker(group: ParallelGroup) -> Worker:
+        return LocalWorker(config, plugins, setup, group)
 
     item = choose(plugins, "executors", options.executor, setup.facts).chosen
     assert item is not None
-    executor: Executor = build(item, ExecutorContext(make_worker, plugin_options(item, given)))
+    context = ExecutorContext(
+        make_worker, worker_recipe(config, plugins), options.tensor_parallel_size, plugin_options(item, given)
+    )
+    executor: Executor = build(item, context)
     try:
         loaded = executor.load()
         reasons = [*setup.reasons, *loaded.reasons]
         if config.plugins.strict and reasons:
             raise PluginError(f"--strict: {'; '.join(reasons)}. Choose by name, or leave --strict out")
-        return _assemble(config, plugins, setup, executor, loaded)
+        return _assemble(config, plugins, setup, executor, item.name, loaded)
     except BaseException:
         executor.close()
         raise
 
 
-def _assemble(config: Config, plugins: PluginSet, setup: ModelSetup, executor: Executor, loaded: WorkerInfo) -> Engine:
+def _assemble(
+    config: Config, plugins: PluginSet, setup: ModelSetup, executor: Executor, executor_name: str, loaded: WorkerInfo
+) -> Engine:
     options = config.engine
     given = config.plugin_options
     cache_item = choose(plugins, "cache", options.prefix_cache, setup.facts).chosen
@@ -130,7 +141,7 @@ def _assemble(config: Config, plugins: PluginSet, setup: ModelSetup, executor: E
         **loaded.chosen,
         "cache": cache_item.name,
         "schedulers": policy_item.name,
-        "executors": options.executor,
+        "executors": executor_name,
     }
     reasons = [*setup.reasons, *loaded.reasons]
     info = EngineInfo(

@@ -27,7 +27,7 @@ from fwk.types.messages import PROTOCOL
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 2**20
-IDLE_POLL_MS = 1000
+IDLE_POLL_MS = 500
 MESSAGES_PER_STEP = 1000
 """Messages taken in between two steps at most, so that a flood of requests does not stop those under way."""
 
@@ -63,6 +63,8 @@ class EngineLoop:
             self._receive()
             if self._engine.has_work:
                 self._send_events(self._engine.step())
+            else:
+                self._engine.check()
 
     def fail(self, message: str) -> None:
         """Tell every client that this engine will answer nothing more."""

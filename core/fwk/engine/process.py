@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from fwk.config.wire import from_plain
-from fwk.errors import FwkError, PluginError
+from fwk.errors import EngineDead, FwkError, PluginError
 from fwk.plugins import discover
 from fwk.types import EngineFailed, EngineReady
 
@@ -64,6 +64,10 @@ def main() -> int:
     gc.freeze()  # what is alive now stays; collections need not look at it again
     try:
         loop.run()
+    except EngineDead as error:
+        log.error("the engine stops: %s", error)
+        loop.fail(str(error))
+        return EXIT_FAILED
     except Exception as error:
         log.exception("the engine failed and stops: %s", error)
         loop.fail(f"{type(error).__name__} in the engine")

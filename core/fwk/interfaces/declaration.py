@@ -39,6 +39,7 @@ class Facts:
     num_kv_heads: int = 0
     block_size: int = 16
     architecture: str = ""
+    tp_size: int = 1
     features: frozenset[str] = frozenset()
     """Abilities that this run cannot do without, in the words of ``AttentionBackendSpec.features``."""
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fwk.interfaces.declaration import Declaration
+import msgspec
+
+from fwk.interfaces.declaration import Declaration, Facts
+from fwk.interfaces.parallel import ParallelGroup
 from fwk.types import Batch, StepResult
 
 
@@ -24,7 +28,11 @@ class Worker(ABC):
 
     @abstractmethod
     def call(self, name: str, *args: Any) -> Any:
-        """Run an out-of-step operation (weight update, profile, ...) by its registered name."""
+        """Run an out-of-step operation (weight update, profile, ...) by its registered name.
+
+        Arguments and result are plain data (numbers, strings, bytes, lists, dicts), for they may travel. An
+        ``FwkError`` refuses the operation and harms nothing; any other exception leaves the worker unusable.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +46,31 @@ class WorkerInfo:
     num_lookahead: int = 0  # most drafts for one sequence: tokens past the newest one that need blocks
 
 
+class WorkerRecipe(msgspec.Struct, frozen=True):
+    """How to make a worker in another process: plain data, to be sent there as msgpack or JSON.
+
+    maker: ``"package.module:function"``, called there with ``config`` and the group of ranks.
+    """
+
+    maker: str
+    config: dict[str, Any]
+
+    def make(self, group: ParallelGroup) -> Worker:
+        """The worker of ``group.rank``; torch is imported here."""
+        module, _, name = self.maker.partition(":")
+        return getattr(importlib.import_module(module), name)(self.config, group)
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorContext:
-    """What an executor is built with. ``make_worker(rank, size)`` makes a worker in the calling process."""
+    """What an executor is built with: two ways to a worker, one for each of ``tp_size`` ranks.
 
-    make_worker: Callable[[int, int], Worker]
+    ``make_worker(group)`` makes one in the calling process; ``recipe`` is for other processes.
+    """
+
+    make_worker: Callable[[ParallelGroup], Worker]
+    recipe: WorkerRecipe
+    tp_size: int = 1
     options: Any = None
 
 
@@ -52,7 +80,7 @@ class Executor(ABC):
     depth: int = 1
     """Steps in flight the executor gains from: 2 hides the scheduling of step N+1 behind step N.
 
-    The engine may use fewer: drafts are made from a step's tokens, so with a speculative decoder it keeps to 1.
+    With ``--disable-overlap-schedule`` the engine keeps to 1.
     """
 
     def __init__(self, context: ExecutorContext) -> None:
@@ -72,7 +100,10 @@ class Executor(ABC):
 
     @abstractmethod
     def call(self, name: str, *args: Any) -> list[Any]:
-        """Run an out-of-step operation on every worker, between steps."""
+        """Run an out-of-step operation on every worker, between steps; their results in the order of ranks."""
+
+    def check(self) -> None:
+        """Raise ``EngineDead`` when a worker is gone. Called about twice a second while no step is in flight."""
 
     @abstractmethod
     def close(self) -> None:
@@ -81,6 +112,17 @@ class Executor(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorSpec(Declaration):
-    """Declares an executor."""
+    """Declares an executor.
+
+    max_tp_size: workers it can run as one tensor-parallel group; None: any number.
+    """
 
     family: ClassVar[str] = "executors"
+
+    max_tp_size: int | None = 1
+
+    def refusal(self, facts: Facts) -> str | None:
+        if self.max_tp_size is not None and facts.tp_size > self.max_tp_size:
+            workers = "one worker" if self.max_tp_size == 1 else f"at most {self.max_tp_size} workers"
+            return f"runs {workers}, but --tensor-parallel-size is {facts.tp_size}: leave --executor out, or say auto"
+        return self.needs.refusal(facts.host)

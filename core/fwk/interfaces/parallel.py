@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 class ParallelGroup(ABC):
-    """A tensor-, data- or expert-parallel group. Layers call it; models and backends do not."""
+    """A tensor-, data- or expert-parallel group. Layers call it; models and backends do not.
+
+    Every rank gets the very same bits from a call: ranks sample by themselves and must choose the same tokens.
+    """
 
     rank: int
     size: int

@@ -10,6 +10,7 @@ import torch
 
 from fwk.errors import ConfigError
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
+from fwk.interfaces.parallel import ParallelGroup
 
 CPU_FRACTION = 0.1
 GPU_FRACTION = 0.88
@@ -25,13 +26,22 @@ def block_bytes(backend: AttentionBackend, layers: list[AttentionLayer]) -> int:
 
 
 def count_blocks(
-    *, max_total_tokens: int | None, fraction: float | None, block_size: int, bytes_per_block: int, device: torch.device
+    *,
+    max_total_tokens: int | None,
+    fraction: float | None,
+    block_size: int,
+    bytes_per_block: int,
+    device: torch.device,
+    num_sharers: int = 1,
 ) -> int:
-    """Blocks to allocate: what was asked for, or what fits into a fraction of the free memory."""
+    """Blocks to allocate: what was asked for, or what fits into a fraction of the free memory.
+
+    ``num_sharers`` workers share the memory of a CPU, and each takes its part.
+    """
     if bytes_per_block == 0:
         raise ConfigError("the model has no layer that keeps K/V")
     if device.type == "cpu":
-        free = psutil.virtual_memory().available
+        free = psutil.virtual_memory().available // num_sharers
         budget = int(free * (fraction or CPU_FRACTION))
     else:
         free, total = torch.cuda.mem_get_info(device)
@@ -48,6 +58,11 @@ def count_blocks(
     if count < 1:
         raise ConfigError("no memory is left for the KV cache: raise --mem-fraction-static or take a smaller model")
     return count
+
+
+def agree(num_blocks: int, group: ParallelGroup, device: torch.device) -> int:
+    """The smallest of the ranks' numbers: they all follow one plan, and so one block table."""
+    return int(group.all_gather(torch.tensor([num_blocks], device=device), 0).min())
 
 
 def allocate(backend: AttentionBackend, layers: list[AttentionLayer], num_blocks: int, device: torch.device) -> None:

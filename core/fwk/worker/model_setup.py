@@ -71,6 +71,7 @@ def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetu
         kv_dtype=config.engine.kv_cache_dtype,
         block_size=config.engine.page_size,
         architecture=opened.config.architecture,
+        tp_size=config.engine.tensor_parallel_size,
     )
     try:
         model = choose(plugins, "models", config.model.model_impl, facts).chosen

@@ -15,7 +15,7 @@ from fwk.interfaces.attention import AttentionBackend, AttentionContext, Attenti
 from fwk.interfaces.executor import Worker, WorkerInfo
 from fwk.interfaces.model import Model, ModelContext
 from fwk.interfaces.moe import MoEContext, MoERunner
-from fwk.interfaces.parallel import ParallelGroup, SingleRank
+from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantizerSpec, QuantMethod
 from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, SamplingContext
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
@@ -48,18 +48,28 @@ SECOND_MODEL_OPTIONS = {
 """The served model's own options, which mean nothing for another model."""
 
 
+def device_of(kind: str, group: ParallelGroup) -> torch.device:
+    """The device of a rank. Ranks on a CPU share it; each has a GPU of its own."""
+    if kind != "cuda":
+        return torch.device(kind)
+    if group.rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"rank {group.rank} of {group.size} needs a GPU of its own, but {torch.cuda.device_count()} can be seen; "
+            "choose a smaller --tensor-parallel-size or look at CUDA_VISIBLE_DEVICES"
+        )
+    return torch.device(kind, group.rank)
+
+
 class LocalWorker(Worker):
     """Owns one device."""
 
-    def __init__(self, config: Config, plugins: PluginSet, setup: ModelSetup, rank: int, size: int) -> None:
-        if size != 1:
-            raise FwkError("this worker has no tensor-parallel group: it serves one rank only")
+    def __init__(self, config: Config, plugins: PluginSet, setup: ModelSetup, group: ParallelGroup) -> None:
         self._config = config
         self._plugins = plugins
         self._setup = setup
-        self._device = torch.device(setup.facts.host.device)
+        self._device = device_of(setup.facts.host.device, group)
         self._dtype: torch.dtype = getattr(torch, setup.facts.dtype)
-        self._tp: ParallelGroup = SingleRank()
+        self._tp = group
         self._runner: ModelRunner | None = None
         self._moe: Registered | None = None
         self._chosen: dict[str, str] = {}
@@ -92,7 +102,9 @@ class LocalWorker(Worker):
             block_size=options.page_size,
             bytes_per_block=kv_cache.block_bytes(attention, layers),
             device=self._device,
+            num_sharers=self._tp.size,
         )
+        num_blocks = kv_cache.agree(num_blocks, self._tp, self._device)
         kv_cache.allocate(attention, layers, num_blocks, self._device)
         table = SequenceTable(options.max_running_requests, opened.max_model_len, options.page_size)
         inputs = InputBuffers(table, options.max_prefill_tokens, options.max_running_requests, self._device)

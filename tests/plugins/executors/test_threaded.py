@@ -16,11 +16,13 @@ import fwk
 from fwk import SamplingParams
 from fwk.engine.core import Engine
 from fwk.errors import EngineDead
-from fwk.interfaces.executor import ExecutorContext, Worker, WorkerInfo
+from fwk.interfaces.executor import ExecutorContext, Worker, WorkerInfo, WorkerRecipe
+from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import discover, load_object
 from fwk.plugins.selection import find
 from fwk.types import Batch, Request, StepResult
 
+NO_RECIPE = WorkerRecipe("nothing:nobody", {})
 SECONDS = 20.0
 """Nothing here takes that long; what would hang, fails."""
 
@@ -69,7 +71,7 @@ def make() -> Iterator[Make]:
         assert isinstance(plain.executor, FakeExecutor)
         worker = GatedWorker(plain.executor.worker)
         cls = load_object(find(discover(), "executors", "threaded"))
-        executor = cls(ExecutorContext(make_worker=lambda rank, size: worker))
+        executor = cls(ExecutorContext(lambda group: worker, NO_RECIPE))
         executor.load()
         engine = Engine(plain.scheduler, executor, plain.info, is_overlapped=is_overlapped)
         engines.append((engine, worker))
@@ -190,10 +192,10 @@ def test_closing_never_waits_for_a_step_that_hangs(make: Make, monkeypatch: pyte
 def test_a_worker_that_cannot_load_says_why_in_the_callers_thread() -> None:
     cls = load_object(find(discover(), "executors", "threaded"))
 
-    def refuse(rank: int, size: int) -> Worker:
+    def refuse(group: ParallelGroup) -> Worker:
         raise OSError("no such device")
 
-    executor = cls(ExecutorContext(make_worker=refuse))
+    executor = cls(ExecutorContext(refuse, NO_RECIPE))
     with pytest.raises(OSError, match="no such device"):
         executor.load()
     executor.close()

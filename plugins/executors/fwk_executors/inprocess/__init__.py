@@ -9,6 +9,7 @@ def executors() -> list[ExecutorSpec]:
         ExecutorSpec(
             name="inprocess",
             load="fwk_executors.inprocess.executor:InProcessExecutor",
+            rank=20,
             summary="one worker, in the engine's process",
         )
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fwk.interfaces.executor import Executor, ExecutorContext, WorkerInfo
+from fwk.interfaces.parallel import SingleRank
 from fwk.types import Batch, StepResult
 
 
@@ -13,7 +14,7 @@ class InProcessExecutor(Executor):
 
     def __init__(self, context: ExecutorContext) -> None:
         super().__init__(context)
-        self._worker = context.make_worker(0, 1)
+        self._worker = context.make_worker(SingleRank())
 
     def load(self) -> WorkerInfo:
         return self._worker.load()

@@ -10,6 +10,7 @@ from typing import Any
 
 from fwk.errors import EngineDead
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
+from fwk.interfaces.parallel import SingleRank
 from fwk.types import Batch, StepResult
 
 CLOSE_SECONDS = 2.0
@@ -57,7 +58,7 @@ class ThreadedExecutor(Executor):
             self._thread.join(CLOSE_SECONDS)
 
     def _load(self) -> WorkerInfo:
-        self._worker = self.context.make_worker(0, 1)
+        self._worker = self.context.make_worker(SingleRank())
         return self._worker.load()
 
     def _loaded(self) -> Worker:

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from fwk.interfaces.executor import Executor, ExecutorContext, WorkerInfo
+from fwk.interfaces.parallel import SingleRank
 from fwk.types import Batch, SequenceResult, StepResult
 from fwk.worker.table import SequenceTable
 from fwk_faults import FakeOptions, Fault, asked
@@ -104,7 +105,7 @@ class FaultyExecutor(Executor):
 
     def __init__(self, context: ExecutorContext) -> None:
         super().__init__(context)
-        self._worker = context.make_worker(0, 1)
+        self._worker = context.make_worker(SingleRank())
         self._turns = Turns()
 
     def load(self) -> WorkerInfo:

@@ -1,0 +1,44 @@
+"""A worker in a process other than the engine's: what is sent there, and what is made of it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from fwk.config import Config
+from fwk.config.wire import from_plain, to_plain
+from fwk.errors import PluginError
+from fwk.interfaces.executor import Worker, WorkerRecipe
+from fwk.interfaces.parallel import ParallelGroup
+from fwk.plugins import PluginSet, discover
+
+log = logging.getLogger(__name__)
+
+
+def worker_recipe(config: Config, plugins: PluginSet) -> WorkerRecipe:
+    """Everything a process with the same plugins needs to make a worker like the one made here."""
+    plain = {"config": to_plain(config), "fingerprint": plugins.fingerprint}
+    return WorkerRecipe(f"{__name__}:{make_worker.__name__}", plain)
+
+
+def make_worker(plain: dict[str, Any], group: ParallelGroup) -> Worker:
+    """The maker of ``worker_recipe``. Raises ``PluginError`` when this process sees other plugins."""
+    from fwk.worker.model_setup import settle  # noqa: PLC0415
+    from fwk.worker.opened_model import open_model  # noqa: PLC0415
+    from fwk.worker.worker import LocalWorker  # noqa: PLC0415 - torch comes with it
+
+    config = from_plain(plain["config"])
+    logging.basicConfig(
+        level=config.server.log_level.upper(),
+        format=f"%(asctime)s %(levelname)s rank {group.rank}: %(message)s",
+        stream=sys.stderr,
+    )
+    plugins = discover(config.plugins.allow_override)
+    if plugins.fingerprint != plain["fingerprint"]:
+        raise PluginError(
+            f"the process of rank {group.rank} sees other plugins ({plugins.fingerprint}) than the engine "
+            f"({plain['fingerprint']}): a plugin is installed in only one of them"
+        )
+    setup = settle(config, open_model(config, plugins, log.info), plugins)
+    return LocalWorker(config, plugins, setup, group)

@@ -1,0 +1,115 @@
+"""The process of one rank: ``python -m fwk_executors.processes.child FD``, started by the executor.
+
+FD is one end of a pair of sockets. It is also the leash: when the other end is closed, by whatever death, this
+process ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from fwk.errors import FwkError
+from fwk.interfaces.executor import Worker
+from fwk.types import StepResult
+from fwk_executors._common.torch_group import TorchGroup
+from fwk_executors.processes.messages import (
+    Call,
+    Called,
+    Failed,
+    Frames,
+    FromRank,
+    Loaded,
+    Ran,
+    Run,
+    Start,
+    ToRank,
+    frame,
+)
+
+
+def digest(result: StepResult) -> int:
+    """A number that ranks which chose the same tokens have in common."""
+    chosen = [(s.slot, s.token_ids, s.draft_token_ids, s.error is None) for s in result.sequences]
+    return zlib.crc32(msgspec.msgpack.encode(chosen))
+
+
+class Child:
+    """One rank's life."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._jobs: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
+        self._folder: Path | None = None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def run(self) -> None:
+        """Serve until the other side is gone."""
+        start = self._jobs.get()
+        assert isinstance(start, Start)
+        self._folder = Path(start.store).parent
+        try:
+            worker = start.recipe.make(TorchGroup(start.rank, start.size, start.store))
+            info = worker.load()
+        except Exception as error:
+            self._send(failure(start.number, error, is_refusal=isinstance(error, FwkError)))
+        else:
+            self._send(Loaded(start.number, info))
+            gc.collect()
+            gc.freeze()  # what is alive now stays; collections need not look at it again
+            while self._serve(worker, self._jobs.get(), is_first=start.rank == 0):
+                pass
+        threading.Event().wait()  # of no more use; the leash ends it
+
+    def _serve(self, worker: Worker, job: ToRank, *, is_first: bool) -> bool:
+        """Do a job and answer; False when the worker can do no more."""
+        try:
+            if isinstance(job, Run):
+                result = worker.execute(job.batch)
+                self._send(Ran(job.number, digest(result), result if is_first else None))
+            else:
+                assert isinstance(job, Call)
+                self._send(Called(job.number, worker.call(job.name, *job.arguments)))
+        except Exception as error:
+            is_refusal = isinstance(error, FwkError) and isinstance(job, Call)
+            self._send(failure(job.number, error, is_refusal=is_refusal))
+            return is_refusal
+        return True
+
+    def _send(self, message: FromRank) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more: the leash is about to end us
+            self._connection.sendall(frame(message))
+
+    def _read(self) -> None:
+        """Take in messages as they come, so that the sender never waits for a step."""
+        frames: Frames[ToRank] = Frames(self._connection, ToRank)
+        while (messages := frames.receive()) is not None:
+            for message in messages:
+                self._jobs.put(message)
+        if self._folder is not None:  # still there if the engine was killed while we loaded
+            with contextlib.suppress(OSError):
+                for path in self._folder.iterdir():
+                    path.unlink()
+                self._folder.rmdir()
+        os._exit(0)
+
+
+def failure(number: int, error: Exception, *, is_refusal: bool) -> Failed:
+    """The answer to a job that raised."""
+    return Failed(number, type(error).__name__, str(error), is_refusal, traceback.format_exc())
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the server decides
+    Child(socket.socket(fileno=int(sys.argv[1]))).run()

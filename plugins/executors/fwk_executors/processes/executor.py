@@ -1,0 +1,172 @@
+"""Runs a step on all ranks of a tensor-parallel group, each a process of its own."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import selectors
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fwk import errors
+from fwk.errors import EngineDead, FwkError
+from fwk.interfaces.executor import Executor, ExecutorContext, WorkerInfo
+from fwk.types import Batch, StepResult
+from fwk_executors.processes import ProcessesOptions
+from fwk_executors.processes.messages import Call, Called, Failed, FromRank, Loaded, Ran, Run, Start, ToRank, frame
+from fwk_executors.processes.rank import Rank, environment_of_ranks
+
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 2.0
+BLAME_SECONDS = 0.5
+"""A rank whose peer has died fails, too, and may be heard first: how long to wait for news of a death."""
+
+
+class ProcessesExecutor(Executor):
+    """Every rank gets every message; its answers carry the message's number. One thread, the engine's, does it all.
+
+    Messages wait in the ranks' processes, so a step is launched while another runs. Every rank samples for itself;
+    a digest of what it chose comes back with each step, and ranks that disagree end the engine.
+    """
+
+    depth = 2
+
+    def __init__(self, context: ExecutorContext) -> None:
+        super().__init__(context)
+        options = context.options or ProcessesOptions()
+        self._timeout: float = options.watchdog_timeout
+        self._ranks: list[Rank] = []
+        self._selector = selectors.DefaultSelector()
+        self._numbers = itertools.count()
+        self._answers: dict[int, dict[int, FromRank]] = {}
+        self._dead: str | None = None
+
+    def load(self) -> WorkerInfo:
+        size = self.context.tp_size
+        environment = environment_of_ranks(size, os.environ)
+        folder = tempfile.mkdtemp(prefix="fwk-ranks-")  # mode 0700
+        try:
+            for index in range(size):
+                rank = Rank(index, environment)
+                self._ranks.append(rank)
+                rank.connection.settimeout(self._timeout)
+                self._selector.register(rank.connection, selectors.EVENT_READ, rank)
+            store, recipe = os.path.join(folder, "store"), self.context.recipe
+            number = self._send(lambda number, rank: Start(number, rank, size, store, recipe))
+            answers = self._wait(number, timeout=None)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        infos = [answer.info for answer in answers if isinstance(answer, Loaded)]
+        if any(info.num_blocks != infos[0].num_blocks or info.chosen != infos[0].chosen for info in infos):
+            raise EngineDead(f"the ranks are set up differently: {infos}")
+        return infos[0]
+
+    def launch(self, batch: Batch) -> int:
+        return self._send(lambda number, _: Run(number, batch), is_same=True)
+
+    def collect(self, pending: int) -> StepResult:
+        answers = [answer for answer in self._wait(pending, self._timeout) if isinstance(answer, Ran)]
+        for rank, answer in enumerate(answers):
+            if answer.digest != answers[0].digest:
+                raise self._die(f"ranks 0 and {rank} chose different tokens: their computations have come apart")
+        assert answers[0].result is not None
+        return answers[0].result
+
+    def call(self, name: str, *args: Any) -> list[Any]:
+        number = self._send(lambda number, _: Call(number, name, list(args)), is_same=True)
+        return [
+            answer.result
+            for answer in self._wait(number, self._timeout, is_each_needed=False)
+            if isinstance(answer, Called)
+        ]
+
+    def check(self) -> None:
+        self._pump(0)
+
+    def close(self) -> None:
+        self._dead = self._dead or "the executor is closed"
+        ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            self._selector.unregister(rank.connection)
+            rank.let_go()
+        end = time.monotonic() + CLOSE_SECONDS
+        for rank in ranks:
+            rank.reap(max(0.0, end - time.monotonic()))
+
+    def _send(self, make: Callable[[int, int], ToRank], *, is_same: bool = False) -> int:
+        """Send each rank its message (one for all if they are the same); returns their number."""
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+        number = next(self._numbers)
+        self._answers[number] = {}
+        data = b""
+        for rank in self._ranks:
+            if not data or not is_same:
+                data = frame(make(number, rank.rank))
+            try:
+                rank.connection.sendall(data)
+            except TimeoutError:
+                raise self._die(f"{rank.name} has taken no message for {self._timeout:g} seconds") from None
+            except OSError:
+                raise self._die(rank.obituary()) from None
+        return number
+
+    def _wait(self, number: int, timeout: float | None, *, is_each_needed: bool = True) -> list[FromRank]:
+        """Every rank's answer to a message, in their order. Raises a rank's refusal, or ``EngineDead``.
+
+        ``is_each_needed`` is False for operations, which a rank may refuse and live on: then all answers are awaited.
+        """
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+        answers = self._answers[number]
+        end = None if timeout is None else time.monotonic() + timeout
+        while len(answers) < len(self._ranks):
+            failed = [answer for answer in answers.values() if isinstance(answer, Failed)]
+            if any(is_each_needed or not answer.is_refusal for answer in failed):
+                break  # the others may wait for that rank for ever
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                raise self._die(self._silence(answers))
+            self._pump(left)
+        del self._answers[number]
+        for rank in self._ranks:
+            answer = answers.get(rank.rank)
+            if isinstance(answer, Failed):
+                raise self._failure(rank, answer)
+        return [answers[rank.rank] for rank in self._ranks]
+
+    def _pump(self, timeout: float | None) -> None:
+        """Take in what has come from any rank within that time. Raises ``EngineDead`` when one is gone."""
+        for key, _ in self._selector.select(timeout):
+            rank: Rank = key.data
+            messages = rank.frames.receive()
+            if messages is None:
+                raise self._die(rank.obituary())
+            for message in messages:
+                if message.number in self._answers:
+                    self._answers[message.number][rank.rank] = message
+
+    def _failure(self, rank: Rank, failed: Failed) -> Exception:
+        """What to raise for a rank's exception: a refusal as it was; anything else is the engine's end."""
+        if failed.is_refusal:
+            kind = getattr(errors, failed.kind, FwkError)
+            return kind(failed.message)
+        end = time.monotonic() + BLAME_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            self._pump(left)
+        log.error("%s failed: %s\n%s", rank.name, failed.message, failed.traceback)
+        return self._die(f"{rank.name} failed: {failed.kind}")
+
+    def _silence(self, answers: dict[int, FromRank]) -> str:
+        """Who has not answered."""
+        silent = [f"{rank.name} is {rank.state()}" for rank in self._ranks if rank.rank not in answers]
+        return f"no answer for {self._timeout:g} seconds: {', '.join(silent)}"
+
+    def _die(self, sentence: str) -> EngineDead:
+        self._dead = self._dead or sentence
+        return EngineDead(self._dead)

@@ -1,0 +1,180 @@
+"""Two ranks say what one says, whatever else is going on; a rank that dies takes the server down loudly."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import fwk
+from fwk import SamplingParams
+from fwk.errors import ModelLoadError, PluginError
+from tests.faults.client import connect
+from tests.faults.fixtures import Start
+from tests.faults.rig import Server, is_alive, until
+from tests.faults.test_engine_death import begin, check_dead, check_ended
+
+PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 40, 1, 90, 16, 33, 64)]
+Tiny = Callable[..., fwk.LLM]
+SMALL: dict[str, Any] = {"max_total_tokens": 108, "page_size": 4, "chunked_prefill_size": 16}
+
+
+def check_same(one: fwk.LLM, two: fwk.LLM, sampling: SamplingParams, n: int = 1) -> None:
+    for expected, found in zip(one.generate(PROMPTS, sampling, n), two.generate(PROMPTS, sampling, n), strict=True):
+        assert found.token_ids == expected.token_ids
+        for theirs, ours in (
+            (expected.logprobs, found.logprobs),
+            (expected.prompt_logprobs, found.prompt_logprobs),
+        ):
+            assert (theirs is None) == (ours is None)
+            for a, b in zip(theirs or [], ours or [], strict=True):
+                assert (a is None) == (b is None)
+                if a is not None and b is not None:
+                    assert a.token_id == b.token_id
+                    assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def small_pool(tiny_llm: Tiny) -> fwk.LLM:
+    """Two ranks, with blocks for a few of the prompts at once, which are computed in chunks."""
+    return tiny_llm(tensor_parallel_size=2, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("settings", "n"),
+    [
+        ({"temperature": 0.0, "logprobs": 3}, 1),
+        ({"temperature": 0.0, "logprobs": 0, "prompt_logprobs": 2}, 1),
+        ({"temperature": 1.0, "seed": 5, "top_p": 0.9, "repetition_penalty": 1.1}, 2),
+        ({"temperature": 0.8, "seed": 6, "min_tokens": 3, "logit_bias": {7: 2.0}}, 1),
+    ],
+)
+def test_two_ranks_say_what_one_says(tiny_llm: Tiny, small_pool: fwk.LLM, settings: dict[str, Any], n: int) -> None:
+    """With a small pool: chunks, the prefix cache and pre-emption are all in it."""
+    one = tiny_llm(prefix_cache="none")
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True, **settings)
+    before = small_pool.engine.stats()
+    check_same(one, small_pool, sampling, n)
+    after = small_pool.engine.stats()
+    assert after.preemptions > before.preemptions
+    assert small_pool.engine.info.chosen["executors"] == "processes"
+
+
+def test_a_prefix_found_in_the_cache_says_the_same(tiny_llm: Tiny, small_pool: fwk.LLM) -> None:
+    prompt, sampling = [9] * 41, SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    [expected] = tiny_llm(prefix_cache="none").generate([prompt], sampling)
+    first, second = (small_pool.generate([prompt], sampling)[0] for _ in range(2))
+    assert (second.cached_tokens, second.token_ids) == (40, expected.token_ids)
+    assert first.token_ids == expected.token_ids
+
+
+def test_ranks_that_share_a_head_of_keys_and_values(tiny_llm: Tiny) -> None:
+    override = json.dumps({"num_key_value_heads": 1, "vocab_size": 321, "tie_word_embeddings": True})
+    one = tiny_llm(json_model_override_args=override)
+    two = tiny_llm(json_model_override_args=override, tensor_parallel_size=2, disable_overlap_schedule=True)
+    check_same(one, two, SamplingParams(max_tokens=12, temperature=0.0, logprobs=1, ignore_eos=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"tensor_parallel_size": 3},
+            ModelLoadError,
+            r"q_proj: 4 heads cannot be shared by 3 ranks; choose a",
+        ),
+        (
+            {"tensor_parallel_size": 2, "executor": "inprocess"},
+            PluginError,
+            "executor 'inprocess' .* runs one worker, but --tensor-parallel-size is 2: leave --executor out",
+        ),
+        ({"tensor_parallel_size": 2, "executor": "threaded"}, PluginError, "runs one worker"),
+        ({"tensor_parallel_size": 2, "attention_backend": "flash"}, PluginError, "unknown attention backend 'flash'"),
+    ],
+)
+def test_what_cannot_be_is_said_before_serving(
+    tiny_folder: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        fwk.LLM(str(tiny_folder), load_format="dummy", **options)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tp", "0"], "--tensor-parallel-size: Input should be greater than or equal to 1, not '0'"),
+        (["--tp-size", "two"], "--tensor-parallel-size: Input should be a valid integer"),
+        (["--tp", "3"], "4 heads cannot be shared by 3 ranks"),
+        (["--executor", "inprocess", "--watchdog-timeout", "5"], "--watchdog-timeout belongs to executors.processes"),
+        (["--watchdog-timeout", "0"], "--watchdog-timeout: Input should be greater than 0"),
+    ],
+)
+def test_the_server_says_it_in_one_line(tiny_folder: Path, flags: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "fwk", "serve", str(tiny_folder), "--load-format", "dummy", "--port", "0"]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+@pytest.fixture
+def pair(spawn: Start) -> Server:
+    """A server whose engine has two ranks."""
+    return spawn("--tensor-parallel-size", "2")
+
+
+def ranks_of(server: Server) -> list[psutil.Process]:
+    assert server.engine is not None
+    ranks = server.engine.children()
+    assert len(ranks) == 2
+    return ranks
+
+
+async def test_a_killed_rank_takes_the_server_down_loudly(pair: Server, tiny: Server) -> None:
+    assert pair.golden == tiny.golden
+    victim = ranks_of(pair)[1]
+    async with connect(pair) as client:
+        streams, running = await begin(client, 8, max_tokens=1500)
+        victim.send_signal(signal.SIGKILL)
+        await running
+    assert all(len(stream.errors) == 1 for stream in streams)
+    check_dead(pair)
+    said = [line for line in pair.log.splitlines() if "rank 1" in line and "ERROR" in line]
+    assert said
+    assert all(f"(pid {victim.pid}) was killed by signal 9 (SIGKILL)" in line for line in said)
+    until(lambda: pair.children() == [], 5, "no process is left")
+    check_ended(pair)
+
+
+def test_a_rank_killed_while_idle_is_noticed_and_no_rank_outlives_a_killed_server(spawn: Start) -> None:
+    server = spawn("--tensor-parallel-size", "2")
+    ranks_of(server)[0].send_signal(signal.SIGKILL)
+    until(lambda: server.health() == 503, 1 + 2, "health 503 within a second, on a quiet machine")
+    assert "rank 0" in server.get("/health").json()["reason"]
+    check_ended(server)
+    server = spawn("--tensor-parallel-size", "2")
+    ranks = ranks_of(server)
+    psutil.Process(server.process.pid).kill()
+    server.process.wait(5)
+    until(lambda: not any(map(is_alive, [server.engine, *ranks])), 5, "the end of engine and ranks")
+    assert not server.leftovers, server.leftovers
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_smollm2_on_three_ranks() -> None:
+    """Nine heads, three of keys and values: a third of them each."""
+    prompts = ["The capital of France is", "def fibonacci(n):", "Once upon a time"]
+    sampling = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    found: list[list[list[int]]] = []
+    for size in (1, 3):
+        with fwk.LLM(dtype="float32", max_total_tokens=1024, tensor_parallel_size=size) as llm:
+            found.append([done.token_ids for done in llm.generate(prompts, sampling)])
+    assert found[0] == found[1]
