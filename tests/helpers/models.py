@@ -7,19 +7,25 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from fwk.config import EngineOptions
 from fwk.errors import ModelLoadError
 from fwk.interfaces.attention import AttentionContext, AttentionLayer
-from fwk.interfaces.loader import WeightSource
+from fwk.interfaces.declaration import Facts
+from fwk.interfaces.loader import LoaderContext, WeightSource
 from fwk.interfaces.model import Model, ModelContext
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
-from fwk.interfaces.quant import QuantContext
-from fwk.plugins import discover, find, load_object
+from fwk.interfaces.quant import OneFormat, QuantContext, QuantMethod
+from fwk.plugins import Registered, build, discover, find, load_object
+from fwk.plugins.selection import plugin_options as plugin_options_of
 from fwk.types import ModelConfig
+from fwk.worker.quantization import ChosenQuantization
+from fwk.worker.weights import TrackedWeights
 from tests.helpers.batches import block_tables, make_batch
 
 
@@ -44,6 +50,10 @@ class Tensors(WeightSource):
             raise ModelLoadError(f"{name} is {tuple(found.shape)}, not {shape}")
         return found
 
+    def raw(self, name: str) -> Tensor:
+        self.asked.add(name)
+        return self.tensors[name]
+
     def has(self, name: str) -> bool:
         return name in self.tensors
 
@@ -66,7 +76,7 @@ def make_context(
     attention = load_object(find(plugins, "attention", "torch"))(AttentionContext(device, dtype, "auto", block_size))
     group = SingleRank() if tp is None else tp
     runner = load_object(find(plugins, "moe", "torch"))
-    return ModelContext(config, weights, dtype, device, plain, plain, attention, group, max_model_len, runner)
+    return ModelContext(config, weights, dtype, device, OneFormat(plain), plain, attention, group, max_model_len, runner)
 
 
 class ThreadRank(ParallelGroup):
@@ -103,6 +113,34 @@ def on_ranks(size: int, work: Callable[[ParallelGroup], Tensor]) -> list[Tensor]
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(run, range(size)))
+
+
+def make_quantised_context(
+    path: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    tp: ParallelGroup | None = None,
+    plugin_options: dict[str, dict[str, object]] | None = None,
+    **options: Any,
+) -> ModelContext:
+    """A context on a real checkpoint, with the quantisation chosen as a worker chooses it. options: of the engine."""
+    plugins, device = discover(), torch.device("cpu")
+    loader = next(
+        load_object(item)
+        for item in plugins.family("loaders")
+        if item.name == ("gguf" if path.is_file() else "safetensors")
+    )
+    checkpoint = loader(LoaderContext()).open(path)
+    config = ModelConfig.from_dict(checkpoint.config(), str(path))
+    weights = TrackedWeights(checkpoint.weights())
+    context = make_context(config, weights, dtype=dtype, tp=tp)
+
+    def build_method(item: Registered) -> QuantMethod:
+        raw = config.raw.get("quantization_config") or {}
+        return build(item, QuantContext(device, dtype, raw, plugin_options_of(item, plugin_options or {})))
+
+    context.quant = ChosenQuantization(EngineOptions(**options), plugins, Facts(), weights, context.plain, build_method)
+    return context
 
 
 class RunnableModel:

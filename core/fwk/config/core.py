@@ -66,7 +66,17 @@ class EngineOptions(Options):
         False, "Plan a step only when the one before has come back, also with an executor that could overlap the two."
     )
     attention_backend: str = option("auto", "Attention kernels.")
-    quantization: str = option("auto", "Weight format the linear layers compute with; auto: what the checkpoint holds.")
+    quantization: str = option(
+        "auto",
+        "Weight format the linear layers compute with; auto: what the checkpoint holds.",
+        aliases=["quant-type"],
+    )
+    quantization_exclude: tuple[str, ...] = option(
+        (), "Layers that stay unquantised, by patterns of their names: lm_head '*.down_proj' 'model.layers.0.*'."
+    )
+    quantization_layers: tuple[str, ...] = option(
+        (), "Weight formats of single layers: PATTERN=METHOD, as in lm_head=none; the first that matches counts."
+    )
     moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.")
     sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")
     schedule_policy: str = option("fcfs", "Order, admission and pre-emption of requests.")

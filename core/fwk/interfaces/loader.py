@@ -22,7 +22,8 @@ class WeightSource(ABC):
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read one tensor, on the CPU, in the checkpoint's own dtype (packed formats come de-quantised).
 
-        Raises ``ModelLoadError`` naming file and tensor when it is missing, damaged, or not of ``shape``.
+        Raises ``ModelLoadError`` naming file and tensor when it is missing, damaged, or not of ``shape``, and when it
+        is quantised in a way that only ``raw`` can read.
         """
 
     @abstractmethod
@@ -33,12 +34,17 @@ class WeightSource(ABC):
     def names(self) -> Iterable[str]:
         """All tensors, to find those no layer asked for."""
 
-    def layout(self, prefix: str) -> str:
-        """How the weights below ``prefix`` are stored: ``plain``, or a quantiser's layout name."""
-        return "plain"
+    def layouts(self, prefix: str) -> tuple[str, ...]:
+        """How the weights below ``prefix`` can be read, the form they are stored in first.
+
+        ``plain`` is floating-point numbers through ``tensor``; any other name is a layout a quantiser declares, read
+        through ``raw``. With an empty prefix: all layouts of the checkpoint's quantised layers, and ``plain`` if every
+        layer can be read so.
+        """
+        return ("plain",)
 
     def raw(self, name: str) -> Tensor:
-        """The tensor as stored, for a quantiser that reads this layout itself."""
+        """The tensor as stored, for a quantiser that reads its layout itself: of any shape and type."""
         raise NotImplementedError(f"{type(self).__name__} has no packed form of {name}")
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fwk.interfaces.loader import WeightSource
     from fwk.interfaces.moe import MoERunnerFactory
     from fwk.interfaces.parallel import ParallelGroup
-    from fwk.interfaces.quant import QuantMethod
+    from fwk.interfaces.quant import Quantization, QuantMethod
     from fwk.types import ForwardBatch, ModelConfig
 
 
@@ -31,8 +31,8 @@ class ModelContext:
     weights: WeightSource
     dtype: torch.dtype
     device: torch.device
-    quant: QuantMethod
-    plain: QuantMethod  # for layers a quantiser leaves alone
+    quant: Quantization
+    plain: QuantMethod  # for layers that are never quantised
     attention: AttentionBackend
     tp: ParallelGroup
     max_model_len: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
@@ -12,6 +13,13 @@ from fwk.interfaces.declaration import Declaration
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+PLAIN = "plain"
+"""The layout of floating-point weights: one tensor ``weight``, [out_features, in_features]."""
+
+ALL = 2**31
+"""As a ``ParamSpec``'s block: one entry for all features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,8 @@ class LinearShape:
     out_features: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
-    prefix: str  # of the layer in the checkpoint, for per-layer choice
+    prefix: str  # of the layer's first part in the checkpoint
+    layout: str = PLAIN  # how the checkpoint holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +40,12 @@ class ParamSpec:
 
     ``output_dim`` and ``input_dim`` say along which dimensions it follows the layer's sides, so that core can
     shard it for tensor parallelism and join fused parts; None means the dimension is not there. One entry stands for
-    ``output_block`` or ``input_block`` features (a scale per group of 128, eight 4-bit numbers in an int32). Parts
-    without an output dimension are stacked: ``[num_parts, ...]``.
+    ``output_block`` or ``input_block`` features (a scale per group of 128, eight 4-bit numbers in an int32; ``ALL``).
+    Parts without an output dimension are stacked: ``[num_parts, ...]``.
+
+    shards_input: whether a rank that holds a part of the inputs reads only their entries.
+    is_uniform: whether the checkpoint may hold a single number that stands for all entries.
+    trailing: sizes of further dimensions (the bytes of a block).
     """
 
     output_dim: int | None
@@ -41,6 +54,9 @@ class ParamSpec:
     is_optional: bool = False
     output_block: int = 1
     input_block: int = 1
+    shards_input: bool = True
+    is_uniform: bool = False
+    trailing: tuple[int, ...] = ()
 
     def shape(self, out_features: int, in_features: int) -> tuple[int, ...]:
         """Of the tensor in the checkpoint, for one part of these sizes."""
@@ -48,7 +64,7 @@ class ParamSpec:
             self.output_dim: -(-out_features // self.output_block),
             self.input_dim: -(-in_features // self.input_block),
         }
-        return tuple(size for _, size in sorted((d, s) for d, s in sizes.items() if d is not None))
+        return (*(size for _, size in sorted((d, s) for d, s in sizes.items() if d is not None)), *self.trailing)
 
 
 Weights = Any
@@ -66,14 +82,30 @@ class QuantContext:
 
 
 class QuantMethod(ABC):
-    """Creates, repacks and applies the weights of linear layers; knows nothing of the model or other ranks."""
+    """Creates, repacks and applies the weights of linear layers; knows nothing of the model or other ranks.
+
+    ``LinearShape.layout`` says what the checkpoint holds: ``plain`` for a method that quantises while loading, or one
+    of the layouts it declares. ``can_embed``: it has ``rows``, so embeddings in its layouts stay packed too.
+    """
+
+    can_embed: ClassVar[bool] = False
 
     def __init__(self, context: QuantContext) -> None:
         self.context = context
 
     @abstractmethod
     def params(self, shape: LinearShape) -> Mapping[str, ParamSpec]:
-        """The tensors to read for each part, by their name after the layer's prefix (``weight``, ``scales``)."""
+        """The tensors to read for each part, by their name after the layer's prefix (``weight``, ``scales``).
+
+        In the layout ``plain``, these are the tensors ``encode`` makes.
+        """
+
+    def encode(self, weight: Tensor, prefix: str) -> Mapping[str, Tensor]:
+        """Quantise one part's plain weight, [out_features, in_features] as the checkpoint holds it.
+
+        It is whole, and cut for this rank afterwards, so that every number of ranks computes with the same values.
+        """
+        return {"weight": weight}
 
     @abstractmethod
     def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Weights:
@@ -83,17 +115,64 @@ class QuantMethod(ABC):
     def apply(self, weights: Weights, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [num_tokens, in_features] to [num_tokens, sum(out_features)] in x's dtype."""
 
+    def rows(self, weights: Weights, indices: Tensor) -> Tensor:
+        """indices: [n] int64 to the rows of the matrix they name, [n, in_features] in the context's dtype."""
+        raise NotImplementedError(f"{type(self).__name__} has no embeddings")
+
+
+class LayerKind(Enum):
+    """What a weight is used for."""
+
+    LINEAR = "linear"
+    EMBEDDING = "embedding"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFormat:
+    """How one layer is computed, and which of the layouts the checkpoint offers is read for it."""
+
+    method: QuantMethod
+    layout: str = PLAIN
+
+
+class Quantization(ABC):
+    """Chooses the format of every layer of a model."""
+
+    @abstractmethod
+    def choose(self, prefix: str, kind: LayerKind = LayerKind.LINEAR, stored: str | None = None) -> LayerFormat:
+        """The format of the layer ``prefix``, whose weights the checkpoint holds below ``stored`` (None: ``prefix``).
+
+        Raises ``ModelLoadError`` when what the checkpoint holds cannot be read as the user asked.
+        """
+
+
+class OneFormat(Quantization):
+    """The same for every layer."""
+
+    def __init__(self, method: QuantMethod, layout: str = PLAIN) -> None:
+        self._format = LayerFormat(method, layout)
+
+    def choose(self, prefix: str, kind: LayerKind = LayerKind.LINEAR, stored: str | None = None) -> LayerFormat:
+        return self._format
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizerSpec(Declaration):
     """Declares a weight format.
 
-    layouts: names of checkpoint layouts it reads (``quantization_config.quant_method``, or ``plain``); ``auto``
-    takes the best-ranked quantiser that reads the checkpoint's layout without changing its numbers.
-    is_lossless: whether the numbers stay those of the checkpoint.
+    layouts: names of checkpoint layouts it reads (``WeightSource.layouts``); with ``plain`` among them it can
+    compute any unquantised layer. For each layer ``auto`` takes the best-ranked quantiser that reads one of the
+    layouts the checkpoint offers without changing its numbers.
+    is_lossless: whether the numbers of layouts other than ``plain`` stay those of the checkpoint.
+    keeps_plain: whether those of ``plain`` do.
     """
 
     family: ClassVar[str] = "quant"
 
-    layouts: tuple[str, ...] = ("plain",)
+    layouts: tuple[str, ...] = (PLAIN,)
     is_lossless: bool = False
+    keeps_plain: bool = False
+
+    def keeps(self, layout: str) -> bool:
+        """Whether it reads ``layout`` without changing its numbers."""
+        return layout in self.layouts and (self.keeps_plain if layout == PLAIN else self.is_lossless)

@@ -8,11 +8,12 @@ from fwk.layers.activation import activation
 from fwk.layers.attention import Attention
 from fwk.layers.embedding import LMHead, VocabEmbedding
 from fwk.layers.heads import HeadMatrices
-from fwk.layers.linear import ColumnParallelLinear, Part, QKVLinear, RowParallelLinear
+from fwk.layers.linear import ColumnParallelLinear, QKVLinear, RowParallelLinear
 from fwk.layers.mlp import GatedMLP
 from fwk.layers.moe import MoE, Routing
 from fwk.layers.norm import OffsetRMSNorm, QKNorm, RMSNorm
 from fwk.layers.rope import RotaryEmbedding, RotaryRows, yarn_temperature
+from fwk.layers.sharding import Part
 
 __all__ = [
     "Attention",

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 
-from fwk.interfaces.quant import LinearShape
+from fwk.interfaces.quant import PLAIN, LayerKind, LinearShape, Weights
+from fwk.layers.sharding import PaddedRows, Part, load
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,43 +15,64 @@ if TYPE_CHECKING:
     from fwk.interfaces.model import ModelContext
 
 
-class _VocabMatrix:
-    """This rank's rows of a [vocab_size, hidden_size] matrix; the last rank's are padded with zeros."""
+class VocabEmbedding:
+    """Token ids to hidden states. The last rank's rows are padded with zeros.
+
+    ``matrix`` holds this rank's rows, [num_rows, hidden_size]; None where they stay packed (``form``, ``weights``).
+    """
 
     def __init__(self, context: ModelContext, prefix: str) -> None:
-        config, tp = context.config, context.tp
-        self.tp = tp
+        config = context.config
+        self.tp, self.prefix = context.tp, prefix
         self.vocab_size = config.vocab_size
-        self.num_rows = -(-config.vocab_size // tp.size)
-        self.first = min(tp.rank * self.num_rows, config.vocab_size)
-        whole = context.weights.tensor(f"{prefix}.weight", (config.vocab_size, config.hidden_size))
-        mine = whole[self.first : self.first + self.num_rows].to(context.dtype)
-        padding = self.num_rows - mine.shape[0]
-        self.matrix = (F.pad(mine, (0, 0, 0, padding)) if padding else mine.contiguous()).to(context.device)
-
-
-class VocabEmbedding(_VocabMatrix):
-    """Token ids to hidden states."""
+        self.rows = PaddedRows.of(config.vocab_size, context.tp)
+        self.form = context.quant.choose(prefix, LayerKind.EMBEDDING)
+        self.matrix: Tensor | None = None
+        self.weights: Weights = None
+        if self.form.layout == PLAIN:
+            name = f"{prefix}.weight"
+            whole = context.weights.tensor(name, (config.vocab_size, config.hidden_size))
+            self.matrix = self.rows.cut(whole, 0, 1, name).to(context.device, context.dtype).contiguous()
+        else:
+            self.weights = load(context, self.form, [(Part(prefix, config.vocab_size), self.rows)], config.hidden_size)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 to [num_tokens, hidden_size]."""
         if self.tp.size == 1:
-            return F.embedding(token_ids, self.matrix)
-        local = token_ids - self.first
-        is_other = (local < 0) | (local >= self.num_rows)
-        hidden = F.embedding(local.masked_fill(is_other, 0), self.matrix)
+            return self._look_up(token_ids)
+        local = token_ids - self.rows.first
+        is_other = (local < 0) | (local >= self.rows.num_rows)
+        hidden = self._look_up(local.masked_fill(is_other, 0))
         return self.tp.all_reduce(hidden.masked_fill_(is_other.unsqueeze(-1), 0))
+
+    def _look_up(self, rows: Tensor) -> Tensor:
+        if self.matrix is not None:
+            return F.embedding(rows, self.matrix)
+        return self.form.method.rows(self.weights, rows)
 
 
 class LMHead:
-    """Hidden states to logits. Tied to ``embedding`` it shares its numbers (the kernel may want its own copy)."""
+    """Hidden states to logits. Tied to ``embedding`` it shares its numbers.
+
+    It holds a copy of its own where the kernel wants another layout than the embedding's, or another format was chosen.
+    """
 
     def __init__(self, context: ModelContext, prefix: str, embedding: VocabEmbedding | None = None) -> None:
-        source = _VocabMatrix(context, prefix) if embedding is None else embedding
-        self.tp, self.vocab_size = context.tp, context.config.vocab_size
-        self.method = context.plain
-        shape = LinearShape(context.config.hidden_size, (source.num_rows,), context.dtype, context.device, prefix)
-        self.weights = self.method.finish({"weight": source.matrix}, shape)
+        config = context.config
+        self.tp, self.vocab_size = context.tp, config.vocab_size
+        stored = prefix if embedding is None else embedding.prefix
+        form = context.quant.choose(prefix, stored=stored)
+        self.method = form.method
+        self.weights: Weights = None
+        if embedding is None or form != embedding.form:
+            rows = PaddedRows.of(config.vocab_size, self.tp)
+            self.weights = load(context, form, [(Part(stored, config.vocab_size), rows)], config.hidden_size)
+        elif embedding.matrix is not None:
+            out = (embedding.rows.num_rows,)
+            shape = LinearShape(config.hidden_size, out, context.dtype, context.device, stored)
+            self.weights = form.method.finish({"weight": embedding.matrix}, shape)
+        else:
+            self.weights = embedding.weights
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] to [n, vocab_size], the same on all ranks."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.layers.activation import activation as activation_named
-from fwk.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
+from fwk.layers.linear import ColumnParallelLinear, RowParallelLinear
+from fwk.layers.sharding import Part
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import ExpertWeights, MoEContext
-from fwk.layers.linear import ColumnParallelLinear, Part, RowParallelLinear, output_shard
+from fwk.layers.linear import ColumnParallelLinear, RowParallelLinear
+from fwk.layers.sharding import Part, output_shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,10 +124,11 @@ class _Experts(ExpertWeights):
 
     def stacked(self) -> tuple[Tensor, Tensor]:
         context = self._context
-        if context.quant is not context.plain:
-            raise ModelLoadError(f"{self._prefix}: this MoE runner computes with plain weights only")
         gate_up, down = [], []
         for expert in range(self._num_experts):
+            for name in ("gate", "up", "down"):
+                if context.quant.choose(f"{self._prefix}.{expert}.{name}_proj").method is not context.plain:
+                    raise ModelLoadError(f"{self._prefix}: this MoE runner computes with plain weights only")
             pieces = [self._read(expert, name, 0) for name in ("gate", "up")]
             gate_up.append(torch.cat(pieces))
             down.append(self._read(expert, "down", 1))
@@ -136,4 +138,4 @@ class _Experts(ExpertWeights):
         full = f"{self._prefix}.{expert}.{name}_proj.weight"
         hidden = self._context.config.hidden_size
         shape = (hidden, self._inner) if sharded_dim else (self._inner, hidden)
-        return self.shard.cut(self._context.weights.tensor(full, shape), sharded_dim, full).to(self._context.dtype)
+        return self.shard.cut(self._context.weights.tensor(full, shape), sharded_dim, 1, full).to(self._context.dtype)

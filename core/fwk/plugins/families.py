@@ -30,6 +30,7 @@ class Family:
 
     option: the core option whose value names the plugin; None while no option chooses from the family.
     takes_all: every installed plugin takes part, so there is nothing to choose.
+    pattern_option: a core option with values ``PATTERN=NAME``, which choose plugins for parts of the model.
     """
 
     hook: str
@@ -37,11 +38,12 @@ class Family:
     spec: type[Declaration]
     option: str | None = None
     takes_all: bool = False
+    pattern_option: str | None = None
 
 
 _ALL = [
     Family("attention_backends", "attention backend", AttentionBackendSpec, "attention_backend"),
-    Family("quantizers", "quantizer", QuantizerSpec, "quantization"),
+    Family("quantizers", "quantizer", QuantizerSpec, "quantization", pattern_option="quantization_layers"),
     Family("models", "model", ModelSpec, "model_impl"),
     Family("schedule_policies", "schedule policy", SchedulePolicySpec, "schedule_policy"),
     Family("speculative_decoders", "speculative decoder", SpeculativeDecoderSpec, "speculative_algorithm"),

@@ -113,7 +113,9 @@ def _check_selected(config: Config, plugins: PluginSet) -> None:
             selected = next((s for part in parts if (s := getattr(part, family.option or "", None))), None)
             others = [o for o in option_owners(plugins) if o.item and set(given) <= set(o.model.model_fields)]
             names = {o.item.name for o in others if o.item and o.item.family == owner.item.family}
-            if selected not in (owner.item.name, "auto") and selected not in names:
+            patterns = getattr(config.engine, family.pattern_option) if family.pattern_option else ()
+            names_by_pattern = {text.rpartition("=")[2] for text in patterns}
+            if selected not in (owner.item.name, "auto") and not names & {selected, *names_by_pattern}:
                 how = (
                     f"select it with {flag(family.option)} {owner.item.name}" if family.option else "nothing selects it"
                 )

@@ -32,8 +32,8 @@ class TrackedWeights(WeightSource):
     def names(self) -> Iterable[str]:
         return self._source.names()
 
-    def layout(self, prefix: str) -> str:
-        return self._source.layout(prefix)
+    def layouts(self, prefix: str) -> tuple[str, ...]:
+        return self._source.layouts(prefix)
 
     def unread(self, is_tied: bool) -> list[str]:
         """Tensors nobody read, less those known to repeat what is already there."""

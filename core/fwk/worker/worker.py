@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from fwk.config import Config
+from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, FwkError, ModelLoadError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer
 from fwk.interfaces.executor import Worker, WorkerInfo
 from fwk.interfaces.model import Model, ModelContext
 from fwk.interfaces.moe import MoEContext, MoERunner
 from fwk.interfaces.parallel import ParallelGroup
-from fwk.interfaces.quant import QuantContext, QuantizerSpec, QuantMethod
+from fwk.interfaces.quant import QuantContext, QuantMethod
 from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, SamplingContext
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
 from fwk.plugins import PluginSet, Registered, build, choose, find
@@ -30,6 +30,7 @@ from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_setup import ModelSetup, model_facts
 from fwk.worker.opened_model import OpenedModel, open_model
+from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.runner import ModelRunner
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.table import SequenceTable
@@ -89,8 +90,9 @@ class LocalWorker(Worker):
         model_item, decoder_item = self._choose("models", self._config.model.model_impl), self._decoder_item()
         attention_item = self._choose("attention", options.attention_backend)
         attention = self._attention(attention_item)
-        context = self._model_context(opened, attention, [])
+        context = self._model_context(opened, attention, [], options)
         model: Model = build(model_item, context)
+        self._report(context)
         self._check_all_read(opened, model_item, context.weights)
         if self._moe is None and options.moe_runner_backend != "auto":
             raise ConfigError(f"--moe-runner-backend {options.moe_runner_backend}: this model has no layers of experts")
@@ -152,16 +154,20 @@ class LocalWorker(Worker):
         return build(item, context)
 
     def _model_context(
-        self, opened: OpenedModel, attention: AttentionBackend, layers: list[AttentionLayer]
+        self, opened: OpenedModel, attention: AttentionBackend, layers: list[AttentionLayer], options: EngineOptions
     ) -> ModelContext:
+        def build_method(item: Registered) -> QuantMethod:
+            return self._quant(item, opened)
+
         weights = TrackedWeights(opened.checkpoint.weights())
+        plain = build_method(find(self._plugins, "quant", UNQUANTISED))
         return ModelContext(
             config=opened.config,
             weights=weights,
             dtype=self._dtype,
             device=self._device,
-            quant=self._quant(self._quantizer(weights.layout("")), opened),
-            plain=self._quant(find(self._plugins, "quant", "none"), opened),
+            quant=ChosenQuantization(options, self._plugins, self._facts, weights, plain, build_method),
+            plain=plain,
             attention=attention,
             tp=self._tp,
             max_model_len=self._setup.max_model_len,
@@ -175,27 +181,15 @@ class LocalWorker(Worker):
             self._moe = self._choose("moe", self._config.engine.moe_runner_backend)
         return build(self._moe, replace(context, options=self._options(self._moe)))
 
-    def _quantizer(self, layout: str) -> Registered:
-        requested = self._config.engine.quantization
-        if requested != "auto":
-            return self._choose("quant", requested)
-        readers = [
-            item
-            for item in self._plugins.family("quant")
-            if isinstance(item.declaration, QuantizerSpec)
-            and layout in item.declaration.layouts
-            and item.declaration.is_lossless
-            and item.declaration.refusal(self._facts) is None
-        ]
-        if not readers:
-            raise ModelLoadError(f"no installed quantizer reads weights stored as {layout!r}")
-        best = max(readers, key=lambda item: item.declaration.rank)
-        self._chosen["quant"] = best.name
-        return best
-
     def _quant(self, item: Registered, opened: OpenedModel) -> QuantMethod:
         config = opened.config.raw.get("quantization_config") or {}
         return build(item, QuantContext(self._device, self._dtype, config, self._options(item)))
+
+    def _report(self, context: ModelContext) -> None:
+        """Say how the layers were quantised in the end."""
+        assert isinstance(context.quant, ChosenQuantization)
+        self._chosen["quant"] = context.quant.chosen()
+        self._reasons.extend(context.quant.reasons())
 
     def _check_all_read(self, opened: OpenedModel, item: Registered, weights: Any) -> None:
         left = weights.unread(opened.config.tie_word_embeddings)
@@ -275,7 +269,11 @@ class LocalWorker(Worker):
             raise ConfigError(
                 f"attention backend {attention_item.name!r} cannot serve the draft model {name}: it {refusal}"
             )
-        context = self._model_context(opened, target.attention, target.attention_layers)
+        # How the served model is quantised says nothing of this one, which is computed as it is stored.
+        as_stored = self._config.engine.model_copy(
+            update={"quantization": AUTO, "quantization_exclude": (), "quantization_layers": ()}
+        )
+        context = self._model_context(opened, target.attention, target.attention_layers, as_stored)
         model: Model = build(model_item, context)
         self._check_all_read(opened, model_item, context.weights)
         return model

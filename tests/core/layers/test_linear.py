@@ -14,7 +14,7 @@ from torch import Tensor
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
 from fwk.interfaces.parallel import ParallelGroup
-from fwk.interfaces.quant import LinearShape, ParamSpec, QuantMethod
+from fwk.interfaces.quant import LinearShape, OneFormat, ParamSpec, QuantMethod
 from fwk.layers import ColumnParallelLinear, GatedMLP, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
 from fwk.types import ModelConfig
 
@@ -199,7 +199,7 @@ def test_packed_formats_shard_and_join_by_their_own_shape() -> None:
     }
     parts = [Part("g", 40), Part("u", 40)]
     for rank, context in enumerate(ranks(tensors, 2)):
-        context.quant = Grouped(context.quant.context)
+        context.quant = OneFormat(Grouped(context.plain.context), "grouped")
         loaded = ColumnParallelLinear(context, parts, 24).weights
         half = slice(10 * rank, 10 * rank + 10)
         assert torch.equal(loaded["packed"], torch.cat((tensors["g.packed"][:, half], tensors["u.packed"][:, half]), 1))
@@ -211,6 +211,6 @@ def test_packed_formats_shard_and_join_by_their_own_shape() -> None:
         assert torch.equal(row["packed"], tensors["g.packed"][12 * rank : 12 * rank + 12])
     tensors["g.order"] = torch.arange(24, dtype=torch.int32)
     context = ranks(tensors, 1)[0]
-    context.quant = Grouped(context.quant.context)
+    context.quant = OneFormat(Grouped(context.plain.context), "grouped")
     with pytest.raises(ModelLoadError, match="'order' is there for some parts of g's fused layer, not for all"):
         ColumnParallelLinear(context, parts, 24)

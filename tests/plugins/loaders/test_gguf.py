@@ -138,7 +138,7 @@ def test_every_type_and_the_order_of_rows(kit, type_id: int):
         )
         again = interleave(found.float().numpy(), heads) if heads else found.float().numpy()
         np.testing.assert_array_equal(again, expected)
-        raw = weights.raw(f"model.layers.0.self_attn.{given}.weight").numpy()
+        raw = weights.raw(f"model.layers.0.self_attn.{given}.weight").flatten(1).numpy()
         np.testing.assert_array_equal(interleave(raw, heads) if heads else raw, stored)
 
 
@@ -148,6 +148,16 @@ def test_tensors_have_their_own_memory(kit):
     before = first.clone()
     first.zero_()
     assert torch.equal(weights.tensor("model.norm.weight", (32,)), before)
+
+
+def test_layouts(kit):
+    builder = kit.tiny(weight_type=3)
+    builder.add("output.weight", [32, 16], 1)
+    weights = kit.open(builder).weights()
+    assert weights.layouts("model.layers.0.self_attn.q_proj") == ("gguf:Q4_1", "plain")
+    assert weights.layouts("model.embed_tokens") == ("gguf:Q8_0", "plain")
+    assert weights.layouts("lm_head") == weights.layouts("model.norm") == weights.layouts("missing") == ("plain",)
+    assert set(weights.layouts("")) == {"gguf:Q4_1", "gguf:Q8_0", "plain"}
 
 
 def test_names_shapes_and_what_is_missing(kit):
@@ -174,7 +184,7 @@ def test_qwen2_has_biases_and_keeps_its_rows(kit):
     found = checkpoint.weights().tensor("model.layers.0.self_attn.q_proj.bias", (32,))
     np.testing.assert_array_equal(found.numpy(), np.frombuffer(bias.data, "<f4"))
     stored = np.frombuffer(builder.find("blk.0.attn_q.weight").data, np.uint8).reshape(32, -1)
-    raw = checkpoint.weights().raw("model.layers.0.self_attn.q_proj.weight")
+    raw = checkpoint.weights().raw("model.layers.0.self_attn.q_proj.weight").flatten(1)
     np.testing.assert_array_equal(raw.numpy(), stored)
 
 

@@ -167,12 +167,45 @@ def test_what_it_does_not_read(tmp_path: Path, write_json):
     assert SafetensorsLoader.reads(tmp_path / "file") == "needs a folder"
 
 
-def test_layout_of_quantised_layers(single: Path, config, write_json):
-    assert open_folder(single).weights().layout("model.layers.0.mlp.up_proj") == "plain"
-    write_json(single / "config.json", {**config, "quantization_config": {"quant_method": "awq"}})
-    weights = open_folder(single).weights()
-    assert weights.layout("model.layers.0.mlp.up_proj") == "plain", "this one was left out"
-    assert weights.layout("model.layers.0.mlp.down_proj") == "awq"
+def test_layouts_of_quantised_layers(single: Path, config, write_json):
+    """Read off the tensors where they tell, else named as config.json does."""
+    words = {f"a.{name}": torch.zeros(2, 2, dtype=torch.int32) for name in ("qweight", "qzeros")}
+    packed = {"b.weight_packed": torch.zeros(4, 8, dtype=torch.int32), "b.weight_shape": torch.tensor([4, 64])}
+    wide = {"c.weight_packed": torch.zeros(4, 16, dtype=torch.int32), "c.weight_shape": torch.tensor([4, 64])}
+    others = {
+        "d.weight": torch.zeros(2, 2, dtype=torch.int8),
+        "e.weight": torch.zeros(2, 2).to(torch.float8_e4m3fn),
+        "f.weight": torch.zeros(2, 2, dtype=torch.bfloat16),
+        "g.weight_packed": torch.zeros(2, 2, dtype=torch.uint8),
+    }
+    save_file({**words, **packed, **wide, **others}, single / "model.safetensors")
+
+    def layouts(name: str, **quantization):
+        write_json(single / "config.json", {**config, "quantization_config": quantization} if quantization else config)
+        return open_folder(single).weights().layouts(name)
+
+    assert layouts("a") == layouts("d") == layouts("") == ("plain",)
+    assert layouts("a", quant_method="gptq", bits=4) == ("gptq:4",)
+    assert layouts("a", quant_method="gptq", bits=8, checkpoint_format="gptq_v2") == ("gptq:8",)
+    assert layouts("a", quant_method="gptq", bits=4, checkpoint_format="marlin") == ("gptq-marlin:4",)
+    assert layouts("a", quant_method="awq", w_bit=4, version="GEMM") == ("awq:4",)
+    assert layouts("a", quant_method="awq", bits=4, version="gemv_fast") == ("awq-gemv_fast:4",)
+    assert layouts("e", quant_method="fp8") == ("fp8",)
+    assert layouts("d", quant_method="bitsandbytes") == ("bitsandbytes",)
+    assert layouts("f", quant_method="bitsandbytes") == layouts("missing", quant_method="gptq") == ("plain",)
+    compressed = {"quant_method": "compressed-tensors", "format": "mixed-precision"}
+    assert [layouts(name, **compressed)[0].removeprefix("compressed-tensors:") for name in "bcdefg"] == [
+        "pack-quantized:4", "pack-quantized:8", "int-quantized", "float-quantized", "plain", "mixed-precision",
+    ]  # fmt: skip
+    assert len(layouts("", **compressed)) == 5, "what was left out is not among them"
+
+
+def test_quantised_tensors_are_no_plain_ones(single: Path):
+    save_file({"a.weight": torch.zeros(2, 2, dtype=torch.int8)}, single / "model.safetensors")
+    with pytest.raises(
+        ModelLoadError, match=r"'a.weight' is quantised \(I8\), but this layer reads plain numbers only"
+    ):
+        open_folder(single).weights().tensor("a.weight", (2, 2))
 
 
 def test_tokenizer(single: Path):

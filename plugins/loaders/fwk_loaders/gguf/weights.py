@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import WeightSource
+from fwk.interfaces.quant import PLAIN
 from fwk_loaders.gguf.architectures import Architecture
 from fwk_loaders.gguf.quants import DamagedBlock, dequantise
 from fwk_loaders.gguf.reader import GGUFFile, TensorInfo
@@ -48,8 +49,20 @@ class GGUFWeights(WeightSource):
         return values.view(info.shape)
 
     def raw(self, name: str) -> Tensor:
-        """The blocks as stored: [rows, bytes of a row] uint8, the rows in Hugging Face's order."""
-        return self._rows(name, self._find(name)).clone()
+        """The blocks as stored: [rows, blocks of a row, bytes of a block] uint8, the rows in Hugging Face's order."""
+        info = self._find(name)
+        rows = self._rows(name, info)
+        return rows.view(rows.shape[0], -1, info.type.block_bytes).clone()
+
+    def layouts(self, prefix: str) -> tuple[str, ...]:
+        """``gguf:TYPE`` for block-quantised weights, which can be de-quantised too; all other types are plain."""
+        if prefix:
+            info = self._file.tensors.get(self._architecture.stored_name(f"{prefix}.weight") or "")
+            found = [] if info is None else [info]
+        else:
+            found = list(self._file.tensors.values())
+        packed = dict.fromkeys(f"gguf:{info.type.name}" for info in found if info.type.name not in _PLAIN)
+        return (*packed, PLAIN)
 
     def has(self, name: str) -> bool:
         """Whether the file holds this tensor."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import WeightSource
+from fwk.interfaces.quant import PLAIN
+from fwk_loaders.safetensors.layouts import FLOATING, WEIGHT_NAMES, layout_of
 from safetensors import SafetensorError, safe_open
-
-_FLOATING = ("F64", "F32", "F16", "BF16")
 
 
 class SafetensorsWeights(WeightSource):
@@ -22,7 +22,7 @@ class SafetensorsWeights(WeightSource):
         self, folder: Path, files: Mapping[Path, list[str] | None], quantization_config: Mapping[str, Any]
     ) -> None:
         self._folder = folder
-        self._quant_method = str(quantization_config.get("quant_method", "plain"))
+        self._quantization = quantization_config
         self._files = {path: _open(path) for path in files}
         self._where: dict[str, Path] = {}
         for path, promised in files.items():
@@ -38,10 +38,12 @@ class SafetensorsWeights(WeightSource):
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """As stored; its memory is the file's, so it must not be written to."""
         path = self._path(name)
-        try:
-            found = tuple(self._files[path].get_slice(name).get_shape())
-        except (SafetensorError, RuntimeError, ValueError) as error:
-            raise self._damaged(path, name, error) from error
+        found, stored = self.shape(name), self.dtype(name)
+        if stored not in FLOATING:
+            raise ModelLoadError(
+                f"{path}: tensor {name!r} is quantised ({stored}), but this layer reads plain numbers only: "
+                "config.json's 'quantization_config' is missing or leaves it out, or the layer cannot be quantised"
+            )
         if found != tuple(shape):
             raise ModelLoadError(
                 f"{path}: tensor {name!r} has the shape {found}, but the model needs {tuple(shape)}: config.json and "
@@ -65,14 +67,29 @@ class SafetensorsWeights(WeightSource):
         """All tensors."""
         return self._where.keys()
 
-    def layout(self, prefix: str) -> str:
-        """``quantization_config.quant_method``, but ``plain`` for layers that were left out and are still floats."""
-        if self._quant_method == "plain":
-            return "plain"
-        weight = f"{prefix}.weight"
-        if self.has(weight) and self._files[self._where[weight]].get_slice(weight).get_dtype() in _FLOATING:
-            return "plain"
-        return self._quant_method
+    def layouts(self, prefix: str) -> tuple[str, ...]:
+        """One: a safetensors file holds a layer in one way."""
+        if not self._quantization:
+            return (PLAIN,)
+        if prefix:
+            return (layout_of(prefix, self._quantization, self),)
+        prefixes = {name.rpartition(".")[0] for name in self._where if name.endswith(WEIGHT_NAMES)}
+        found = {layout_of(item, self._quantization, self) for item in prefixes}
+        return tuple(sorted(found - {PLAIN})) or (PLAIN,)
+
+    def dtype(self, name: str) -> str | None:
+        """The type of a tensor in the file's words; None when it is not there."""
+        if name not in self._where:
+            return None
+        return str(self._files[self._where[name]].get_slice(name).get_dtype())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The size of a tensor. Raises ``ModelLoadError`` when it is missing or damaged."""
+        path = self._path(name)
+        try:
+            return tuple(self._files[path].get_slice(name).get_shape())
+        except (SafetensorError, RuntimeError, ValueError) as error:
+            raise self._damaged(path, name, error) from error
 
     def _path(self, name: str) -> Path:
         path = self._where.get(name)

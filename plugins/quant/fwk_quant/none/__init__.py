@@ -11,6 +11,8 @@ def quantizers() -> list[QuantizerSpec]:
             load="fwk_quant.none.method:PlainMethod",
             layouts=("plain",),
             is_lossless=True,
+            keeps_plain=True,
+            rank=10,
             summary="Unquantised weights; on a CPU they are packed once for oneDNN.",
         )
     ]

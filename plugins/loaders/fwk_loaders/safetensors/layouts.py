@@ -1,0 +1,75 @@
+"""The names of the layouts in which published checkpoints hold quantised layers.
+
+==============================================  ==============================================================
+layout                                          tensors below a layer's prefix
+==============================================  ==============================================================
+``gptq:BITS``                                   qweight, qzeros, scales, sometimes g_idx
+``awq:BITS``                                    qweight, qzeros, scales, packed in another order
+``compressed-tensors:pack-quantized:BITS``      weight_packed, weight_scale, weight_shape, ...
+``compressed-tensors:int-quantized``            weight (int8), weight_scale, ...
+``compressed-tensors:float-quantized``          weight (float8), weight_scale, ...
+``fp8``                                         weight (float8), weight_scale, sometimes input_scale
+==============================================  ==============================================================
+
+Anything else keeps the name config.json gives it. What is said of one layer is read off its tensors where they tell:
+a checkpoint may hold layers in several ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fwk.interfaces.quant import PLAIN
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FLOATING = ("F64", "F32", "F16", "BF16")
+WEIGHT_NAMES = (".weight", ".qweight", ".weight_packed")
+
+
+class Header(Protocol):
+    """What can be asked of a checkpoint's tensors without reading weights."""
+
+    def dtype(self, name: str) -> str | None:
+        """The type of a tensor in the file's words; None when it is not there."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The size of a tensor that is there."""
+        ...
+
+    def raw(self, name: str) -> Tensor:
+        """A tensor's values."""
+        ...
+
+
+def layout_of(prefix: str, config: Mapping[str, Any], header: Header) -> str:
+    """How the layer is stored. config: ``quantization_config``."""
+    if header.dtype(f"{prefix}.weight") in FLOATING or all(
+        header.dtype(prefix + name) is None for name in WEIGHT_NAMES
+    ):
+        return PLAIN  # left out by the quantiser, or nothing a linear layer has
+    method = str(config.get("quant_method", "an unnamed quant_method"))
+    bits = config.get("bits", config.get("w_bit"))
+    if method == "gptq":
+        form = str(config.get("checkpoint_format") or "gptq")
+        return f"gptq:{bits}" if form in ("gptq", "gptq_v2") else f"gptq-{form}:{bits}"
+    if method == "awq":
+        version = str(config.get("version") or "gemm").lower()
+        return f"awq:{bits}" if version == "gemm" else f"awq-{version}:{bits}"
+    if method == "fp8":
+        return "fp8:block" if config.get("weight_block_size") else "fp8"
+    if method == "compressed-tensors":
+        return f"{method}:{_compressed_form(prefix, config, header)}"
+    return method
+
+
+def _compressed_form(prefix: str, config: Mapping[str, Any], header: Header) -> str:
+    packed, size = f"{prefix}.weight_packed", f"{prefix}.weight_shape"
+    if header.dtype(packed) == "I32" and header.dtype(size) in ("I64", "I32") and header.shape(size) == (2,):
+        columns, words = int(header.raw(size)[1]), header.shape(packed)[-1]
+        return f"pack-quantized:{32 // max(round(columns / max(words, 1)), 1)}"
+    stored = {"I8": "int-quantized", "F8_E4M3": "float-quantized"}.get(header.dtype(f"{prefix}.weight") or "")
+    return stored or str(config.get("format", "an unnamed format"))

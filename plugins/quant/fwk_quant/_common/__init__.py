@@ -1,0 +1,1 @@
+"""Shared by the quantisers: products with weights that are unpacked piece by piece, and integer layouts."""

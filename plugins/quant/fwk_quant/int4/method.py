@@ -1,0 +1,19 @@
+"""Four-bit weights, 16-bit or 32-bit activations."""
+
+from __future__ import annotations
+
+from fwk_quant._common.method import IntegerMethod
+
+
+class Int4Method(IntegerMethod):
+    """Groups of the options' size when quantised while loading, with or without zero points."""
+
+    bits = 4
+
+    @property
+    def group_size(self) -> int:
+        return self.context.options.int4_group_size
+
+    @property
+    def has_zeros(self) -> bool:
+        return self.context.options.int4_zero_point

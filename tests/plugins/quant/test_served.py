@@ -1,0 +1,82 @@
+"""Served with each method, a tiny model gives the tokens of its twin with the de-quantised weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.helpers.quantised import CHECKPOINTS, ONLINE, Twins, checkpoint_twins, gguf_twins, online_twins
+
+import fwk
+from fwk import SamplingParams
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=0)
+PROMPTS = [[72, 101, 108, 108, 111], [1, 2, 3] * 7, [250]]
+LIMITS: dict[str, Any] = {"max_total_tokens": 512, "max_running_requests": 8}
+
+
+def served(path: Path, **options: Any) -> tuple[list[fwk.Completion], str, list[str]]:
+    with fwk.LLM(str(path), **LIMITS, **options) as llm:
+        info = llm.engine.info
+        return llm.generate(PROMPTS, GREEDY), info.chosen["quant"], info.reasons
+
+
+def check(twins: Twins, chosen: str, **options: Any) -> list[str]:
+    """The reasons given."""
+    mine, name, reasons = served(twins.path, **twins.options, **options)
+    plain, _, _ = served(twins.plain)
+    assert name == chosen
+    assert [done.token_ids for done in mine] == [done.token_ids for done in plain]
+    for one, other in zip(mine, plain, strict=True):
+        assert one.logprobs is not None
+        assert other.logprobs is not None
+        for a, b in zip(one.logprobs, other.logprobs, strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=2e-4)
+    assert len({tuple(done.token_ids) for done in mine}) == len(PROMPTS)
+    return reasons
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_checkpoints_with_scales(name: str, tmp_path: Path) -> None:
+    assert check(checkpoint_twins(name, tmp_path), f"{CHECKPOINTS[name].method}, none") == []
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("method", ONLINE)
+def test_quantised_while_loading(method: str, is_tied: bool, tmp_path: Path) -> None:
+    assert check(online_twins(method, tmp_path, tie_word_embeddings=is_tied), method) == []
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+def test_gguf_blocks(kind: str, is_tied: bool, tmp_path: Path) -> None:
+    changes = WIDE if kind.endswith("K") else {}
+    assert check(gguf_twins(kind, tmp_path, tie_word_embeddings=is_tied, **changes), "gguf") == []
+
+
+def test_parts_of_other_types_are_computed_apart_and_unread_ones_unpacked(tmp_path: Path) -> None:
+    """As in real files: V in more bits than Q and K. Q5_0 is not read packed, F16 is plain anyway."""
+    types = {
+        "v_proj": "Q6_K",
+        "up_proj": "Q5_0",
+        "o_proj": "F16",
+        "embed_tokens": "Q5_K",
+        "lm_head": "Q6_K",
+        "*": "Q4_K",
+    }
+    reasons = check(gguf_twins(types, tmp_path, **WIDE), "gguf, none")
+    (reason,) = [reason for reason in reasons if "quantizer" in reason]
+    assert reason == "quantizer 'gguf' does not read gguf:Q5_0: 1 layers are computed unpacked, as plain weights"
+    from fwk.errors import PluginError
+
+    with pytest.raises(PluginError, match=r"--strict: .*gguf:Q5_0"):
+        served(tmp_path / "model.gguf", quantization="gguf", dtype="float32", strict=True)
+
+
+def test_gguf_is_plain_by_default(tmp_path: Path) -> None:
+    twins = gguf_twins("Q8_0", tmp_path)
+    assert served(twins.path, dtype="float32")[1] == "none"
