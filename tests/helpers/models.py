@@ -76,7 +76,9 @@ def make_context(
     attention = load_object(find(plugins, "attention", "torch"))(AttentionContext(device, dtype, "auto", block_size))
     group = SingleRank() if tp is None else tp
     runner = load_object(find(plugins, "moe", "torch"))
-    return ModelContext(config, weights, dtype, device, OneFormat(plain), plain, attention, group, max_model_len, runner)
+    return ModelContext(
+        config, weights, dtype, device, OneFormat(plain), plain, attention, group, max_model_len, runner
+    )
 
 
 class ThreadRank(ParallelGroup):

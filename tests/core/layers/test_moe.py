@@ -16,6 +16,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import ExpertWeights, MoERunner
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
+from fwk.interfaces.quant import OneFormat
 from fwk.layers import MoE, OffsetRMSNorm, QKNorm, Routing
 from fwk.types import ModelConfig
 
@@ -101,7 +102,7 @@ def test_a_rank_holds_its_part_of_every_expert() -> None:
 
 def test_stacked_weights_are_plain_or_refused() -> None:
     made = context()
-    made.quant = type(made.plain)(made.plain.context)
+    made.quant = OneFormat(type(made.plain)(made.plain.context))
     made.moe_runner = Keeping
     with pytest.raises(ModelLoadError, match=r"m\.experts: this MoE runner computes with plain weights only"):
         MoE(made, "m", Routing(EXPERTS, 2), intermediate_size=INNER)
