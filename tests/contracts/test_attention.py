@@ -183,7 +183,7 @@ E4M3 = e4m3_numbers()
 
 
 def as_stored(x: torch.Tensor, kv_dtype: str) -> torch.Tensor:
-    """[..., head_size] as it comes back from the cache: scaled, in the precision of x. Float64."""
+    """[..., head_size] as the cache holds it, scaled. Float64."""
     if kv_dtype == "auto":
         return x.double()
     numbers = x.float().numpy()
@@ -198,7 +198,7 @@ def as_stored(x: torch.Tensor, kv_dtype: str) -> torch.Tensor:
         down, up = parts - below, above - parts
         is_even = (at - 1 - len(E4M3) // 2) % 2 == 0  # of a tie's two, the one with the last bit clear
         parts = np.where((down < up) | ((down == up) & is_even), below, above)
-    return torch.from_numpy(parts.astype(np.float64) * scale).to(x.dtype).double()
+    return torch.from_numpy(parts.astype(np.float64) * scale)
 
 
 def check(
@@ -234,9 +234,9 @@ def check(
             q.split(list(num_new)), keys, values, pasts, parents or [None] * len(lens), strict=True
         )
     ]
-    torch.testing.assert_close(
-        out.double(), torch.cat(expected), atol=TOLERANCE[shape.dtype], rtol=RELATIVE[shape.dtype]
-    )
+    is_rounded = shape.dtype == "bfloat16" and shape.kv_dtype != "auto"  # a backend may compute with rounded numbers
+    atol = 0.08 if is_rounded else TOLERANCE[shape.dtype]
+    torch.testing.assert_close(out.double(), torch.cat(expected), atol=atol, rtol=RELATIVE[shape.dtype])
 
 
 STEPS = {
@@ -265,14 +265,21 @@ def test_equals_the_reference(registered: Registered, step: tuple[list[int], lis
     check(registered, Shape(dtype=dtype), *step)
 
 
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
-@pytest.mark.parametrize("window", [1, 10, 16, 40])
-def test_sliding_window(registered: Registered, step: tuple[list[int], list[int]], window: int) -> None:
-    check(registered, Shape(sliding_window=window), *step)
+WINDOWS = (1, 10, 16, 40)
+HEADS = [(1, 1), (2, 2), (3, 1), (9, 3), (8, 1), (16, 4), (40, 2)]
+SIZES = (16, 64, 80, 128)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (3, 1), (9, 3), (8, 1), (16, 4)], ids=str)
-@pytest.mark.parametrize("size", [16, 64, 80, 128])
+@pytest.mark.parametrize(
+    ("name", "window"), [(name, WINDOWS[(i + i // 4 + j) % 4]) for i, name in enumerate(STEPS) for j in (0, 2)]
+)
+def test_sliding_window(registered: Registered, name: str, window: int) -> None:
+    check(registered, Shape(sliding_window=window), *STEPS[name])
+
+
+@pytest.mark.parametrize(
+    ("heads", "size"), [(heads, SIZES[(i + j) % 4]) for i, heads in enumerate(HEADS) for j in (0, 1)], ids=str
+)
 def test_head_counts_and_sizes(registered: Registered, heads: tuple[int, int], size: int) -> None:
     shape = Shape(num_heads=heads[0], num_kv_heads=heads[1], head_size=size)
     check(registered, shape, [20, 5, 0, 17], [1, 3, 18, 20])
@@ -544,6 +551,7 @@ def test_chunks_make_no_difference(registered: Registered, kv_dtype: str) -> Non
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:(invalid|overflow).*encountered:RuntimeWarning")  # kernels run by numpy
 def test_a_broken_number_is_not_lost(registered: Registered, kv_dtype: str, bad: float) -> None:
     """One bad number in one value: whoever sees it notices, and nobody else."""
     shape = Shape(kv_dtype=kv_dtype)

@@ -1,0 +1,181 @@
+"""Launches the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+
+from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVKind, KVSpec
+from fwk_attention._common.rows import block_format, move_rows, rows_of
+from fwk_attention.triton_paged.kernels import attend_tiles, join_parts
+from fwk_attention.triton_paged.plan import INTERPRETED, Launch, LayerKind, device_sizes, plan_launches, power_of_two
+from fwk_attention.triton_paged.rows import FP8, INT8, PLAIN, store_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fwk.types import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """What the kernels know of a layer's cache."""
+
+    kind: LayerKind
+    cache: Tensor
+    scales: Tensor  # the same memory as float32, or the cache itself where nothing is scaled
+    value_offset: int  # elements from a row of K to that of V; 0 in a latent layer
+    rest: int  # of K beyond the value, in a latent layer
+    width: int
+    rest_width: int
+
+
+class TritonBackend(AttentionBackend):
+    """Paged attention in Triton."""
+
+    def __init__(self, context: AttentionContext) -> None:
+        super().__init__(context)
+        self._rows = rows_of(context)
+        self._format = {"auto": PLAIN, "int8": INT8, "fp8_e4m3": FP8}[context.kv_dtype].value
+        self._is_interpreted = context.device.type != "cuda"
+        self._parts = torch.empty(0, dtype=torch.float32, device=context.device)  # reused by every layer
+        self._stats = torch.empty(0, dtype=torch.float32, device=context.device)
+
+    def block_format(self, spec: KVSpec) -> BlockFormat:
+        return block_format(spec, self.context.block_size, self._rows)
+
+    def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> dict[LayerKind, list[Launch]]:
+        kinds = {self._state(layer).kind for layer in layers}
+        return {kind: plan_launches(batch, kind, self.context.device) for kind in kinds}
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        state = self._state(layer)
+        slots = batch.kv_groups[layer.kv_group].slot_mapping
+        self._store(k, 0, state, slots)
+        if v is not None:
+            self._store(v, state.value_offset, state, slots)
+        q = _unit_stride(q)
+        out = torch.empty((*q.shape[:2], layer.value_head_size), dtype=q.dtype, device=q.device)
+        for launch in batch.plan[state.kind]:
+            self._attend(q, out, layer, state, batch, launch)
+        return out
+
+    def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:
+        move_rows(layers, source, target)
+
+    def _kind(self, layer: AttentionLayer) -> LayerKind:
+        sizes = INTERPRETED
+        if not self._is_interpreted:
+            sizes = device_sizes(layer.head_size, layer.value_head_size, self.context.dtype.itemsize)
+        return LayerKind(layer.kv_group, layer.num_heads // layer.num_kv_heads, layer.sliding_window, sizes)
+
+    def _state(self, layer: AttentionLayer) -> LayerState:
+        state: LayerState | None = layer.state
+        if state is None or state.cache is not layer.kv_cache:
+            cache = layer.kv_cache
+            assert cache is not None, "plan before the KV cache was allocated"
+            rest = layer.head_size - layer.value_head_size
+            state = layer.state = LayerState(
+                kind=self._kind(layer),
+                cache=cache,
+                scales=cache if self._format == PLAIN.value else cache.view(torch.float32),
+                value_offset=0 if layer.kind is KVKind.LATENT else cache.stride(1),
+                rest=rest,
+                width=power_of_two(layer.value_head_size, 16),
+                rest_width=power_of_two(max(rest, 1), 16),
+            )
+        return state
+
+    def _store(self, x: Tensor, offset: int, state: LayerState, slots: Tensor) -> None:
+        """x: [num_tokens, num_kv_heads, head_size]"""
+        x, cache = _unit_stride(x), state.cache
+        num_tokens, heads, size = x.shape
+        at_once = state.kind.sizes.tokens
+        _launch(
+            store_rows,
+            (triton.cdiv(num_tokens, at_once), heads),
+            x,
+            x.stride(0),
+            x.stride(1),
+            cache,
+            state.scales,
+            slots,
+            num_tokens,
+            offset,
+            SIZE=size,
+            ROW=cache.shape[4],
+            BLOCK_SIZE=cache.shape[3],
+            BLOCK_STRIDE=cache.stride(0),
+            FORMAT=self._format,
+            TOKENS=at_once,
+            WIDTH=power_of_two(size, 16),
+        )
+
+    def _attend(
+        self, q: Tensor, out: Tensor, layer: AttentionLayer, state: LayerState, batch: ForwardBatch, launch: Launch
+    ) -> None:
+        kind, cache, table = state.kind, state.cache, batch.kv_groups[layer.kv_group].block_table
+        tree = batch.tree_mask
+        tree = batch.positions if tree is None else tree.view(torch.uint8)
+        programs = layer.num_kv_heads * triton.cdiv(kind.group, kind.heads)
+        size, rows = layer.value_head_size, launch.rows
+        parts, stats = self._workspace(launch.num_parts * programs * rows, size)
+        shared = {"GROUP": kind.group, "HEADS": kind.heads, "SIZE": size, "WIDTH": state.width, "ROWS": rows}
+        _launch(
+            attend_tiles,
+            (launch.tiles.shape[0], programs),
+            q,
+            q.stride(0),
+            q.stride(1),
+            out,
+            cache,
+            state.scales,
+            launch.tiles,
+            table,
+            table.stride(0),
+            batch.positions,
+            tree,
+            tree.stride(0),
+            parts,
+            stats,
+            layer.num_heads,
+            layer.scale,
+            layer.soft_cap or 1.0,
+            **shared,
+            REST=state.rest,
+            REST_WIDTH=state.rest_width,
+            ROW=cache.shape[4],
+            BLOCK_SIZE=cache.shape[3],
+            BLOCK_STRIDE=cache.stride(0),
+            VALUE_OFFSET=state.value_offset,
+            WINDOW=layer.sliding_window or 0,
+            HAS_CAP=layer.soft_cap is not None,
+            IS_TREE=batch.tree_mask is not None,
+            FORMAT=self._format,
+            KEYS=kind.sizes.keys,
+            IS_INTERPRETED=self._is_interpreted,
+            num_stages=2,
+        )
+        if launch.joins is not None:
+            grid = (launch.joins.shape[0], programs)
+            _launch(join_parts, grid, out, launch.joins, parts, stats, layer.num_heads, **shared)
+
+    def _workspace(self, rows: int, size: int) -> tuple[Tensor, Tensor]:
+        """Room for that many rows of partial outcomes, and for their maxima and sums."""
+        if self._parts.numel() < rows * size:
+            self._parts = torch.empty(rows * size * 5 // 4, dtype=torch.float32, device=self.context.device)
+        if self._stats.numel() < rows * 2:
+            self._stats = torch.empty(rows * 2 * 5 // 4, dtype=torch.float32, device=self.context.device)
+        return self._parts, self._stats
+
+
+def _launch(kernel: Any, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:
+    """Arguments of a kernel are what its decorator makes of them: no type checker knows it."""
+    kernel[grid](*arguments, **constants)
+
+
+def _unit_stride(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

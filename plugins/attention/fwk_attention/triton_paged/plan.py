@@ -1,0 +1,141 @@
+"""Cut a step into tiles, once for all layers of one kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fwk.types import ForwardBatch
+
+MAX_SHORT = 16
+"""New tokens up to which a sequence's tiles are small, and its keys split among programs."""
+
+SPLIT = 256
+"""Keys per part of a split tile. A constant: how a sequence is cut must not depend on its neighbours."""
+
+MAX_HEADS = 16
+"""Query heads of one KV head that a program computes together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much a program takes on at once; all powers of two."""
+
+    tokens: int  # whose K or V it stores
+    short_rows: int  # of a short sequence's tile: tokens times heads. At least 16, for the matrix units
+    rows: int  # of other tiles
+    keys: int  # per turn of its loop
+
+
+INTERPRETED = Sizes(tokens=128, short_rows=64, rows=128, keys=256)
+"""An operation takes the interpreter the same time on many numbers as on few."""
+
+
+def device_sizes(head_size: int, value_head_size: int, element_size: int) -> Sizes:
+    """What registers and shared memory (two turns' K and V) hold without spilling."""
+    row_bytes = head_size * element_size
+    keys = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
+    return Sizes(tokens=16, short_rows=16, rows=64 if value_head_size <= 128 else 32, keys=keys)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Layers alike in this share one plan."""
+
+    kv_group: int
+    group: int  # query heads per KV head
+    sliding_window: int | None
+    sizes: Sizes
+
+    @property
+    def heads(self) -> int:
+        """Query heads per program, a power of two."""
+        return min(power_of_two(self.group), MAX_HEADS)
+
+
+@dataclass(slots=True)
+class Launch:
+    """Tiles of one size."""
+
+    rows: int
+    tiles: Tensor  # [num_tiles, 8] int32, see ``kernels.TILE_FIELDS``
+    num_parts: int
+    joins: Tensor | None  # [num_joins, 5] int32, see ``kernels.JOIN_FIELDS``
+
+
+def power_of_two(n: int, least: int = 1) -> int:
+    """The smallest one that is no less than n."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def plan_launches(batch: ForwardBatch, kind: LayerKind, device: torch.device) -> list[Launch]:
+    """The step's tiles: those of short sequences, and those of the others."""
+    starts = batch.query_start_np[:-1].astype(np.int64)
+    num_new = np.diff(batch.query_start_np).astype(np.int64)
+    pasts = batch.seq_lens_np.astype(np.int64) - num_new
+    launches: list[Launch] = []
+    for is_short in (True, False):
+        chosen = np.flatnonzero((num_new <= MAX_SHORT) == is_short)
+        if not len(chosen):
+            continue
+        rows = kind.sizes.short_rows if is_short else kind.sizes.rows
+        tiles, joins = cut(
+            chosen,
+            starts[chosen],
+            num_new[chosen],
+            pasts[chosen],
+            tokens_per_tile=rows // kind.heads,
+            window=kind.sliding_window,
+            is_tree=batch.tree_mask is not None,
+            split=SPLIT if is_short else None,
+        )
+        num_parts = int(joins[:, 4].sum())
+        joined = _tensor(joins, device) if num_parts else None
+        launches.append(Launch(rows, _tensor(tiles, device), num_parts, joined))
+    return launches
+
+
+def cut(
+    sequences: Any,
+    starts: Any,
+    num_new: Any,
+    pasts: Any,
+    *,
+    tokens_per_tile: int,
+    window: int | None,
+    is_tree: bool,
+    split: int | None,
+) -> tuple[Any, Any]:
+    """(tiles [n, 8], joins [m, 5]) of sequences [k]: numpy int64."""
+    counts = -(-num_new // tokens_per_tile)
+    owner = np.repeat(np.arange(len(sequences)), counts)
+    first = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * tokens_per_tile
+    new, past = num_new[owner], pasts[owner]
+    # In a tree, places say nothing of who sees whom, and a token's position is no less than that of the first.
+    last_key = past + (new if is_tree else np.minimum(first + tokens_per_tile, new))
+    first_key = np.zeros_like(past)
+    if window is not None:
+        first_key = np.maximum(past + (0 if is_tree else first) - window + 1, 0)
+    num_parts = np.ones_like(past) if split is None else -(-(last_key - first_key) // split)
+    tile = np.repeat(np.arange(len(owner)), num_parts)
+    nth = np.arange(len(tile)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
+    is_split = num_parts > 1
+    held = np.where(is_split, num_parts, 0)
+    first_part = np.cumsum(held) - held
+    keys_from = first_key[tile] + nth * (split or 0)
+    keys_to = last_key[tile] if split is None else np.minimum(keys_from + split, last_key[tile])
+    part = np.where(is_split[tile], first_part[tile] + nth, -1)
+    begin = starts[owner]
+    columns = (sequences[owner][tile], begin[tile], new[tile], past[tile], first[tile], keys_from, keys_to, part)
+    joins = np.stack((begin, new, first, first_part, num_parts), 1)[is_split]
+    return np.stack(columns, 1), joins
+
+
+def _tensor(x: Any, device: torch.device) -> Tensor:
+    return torch.from_numpy(x.astype(np.int32)).to(device, non_blocking=True)

@@ -1,0 +1,232 @@
+"""The parts of the Triton backend that the contract does not see. Kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from tests.contracts.test_attention import STEPS, TREES, Cached, Shape, check
+from tests.helpers.batches import block_tables
+
+import fwk
+from fwk import SamplingParams
+from fwk.errors import PluginError
+from fwk.interfaces.declaration import Facts, Host
+from fwk.plugins import choose, discover, find
+from fwk_attention.triton_paged import backend
+from fwk_attention.triton_paged.plan import Sizes, cut, device_sizes, power_of_two
+from fwk_attention.triton_paged.rows import FP8, decode, encode_fp8
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="here is a GPU: tests/gpu looks at the kernels"
+)
+
+PLUGINS = discover()
+TRITON = find(PLUGINS, "attention", "triton")
+TORCH = find(PLUGINS, "attention", "torch")
+
+
+@pytest.fixture
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs as small as a GPU's: several per sequence, several turns of their loops."""
+    monkeypatch.setattr(backend, "INTERPRETED", device_sizes(32, 32, 4))
+
+
+@pytest.mark.parametrize("name", ["decode, lengths far apart", "everything", "long chunk", "drafts and decode"])
+@pytest.mark.usefixtures("as_on_a_device")
+def test_tiles_of_a_device(name: str) -> None:
+    check(TRITON, Shape(sliding_window=300), *STEPS[name])
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+def test_small_tiles_of_trees_and_latents() -> None:
+    pasts, parents = TREES["several"]
+    lens = [len(tree or []) for tree in parents]
+    check(TRITON, Shape(8, 1, 40, value_head_size=32, kv_dtype="int8"), pasts, lens, parents=parents)
+    check(TRITON, Shape(20, 1, 48, value_head_size=24, sliding_window=9), pasts, lens, parents=parents)
+    check(TRITON, Shape(kv_dtype="fp8_e4m3", soft_cap=3.0), [400, 33], [2, 21])
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8_e4m3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_writes_what_the_torch_backend_writes(kv_dtype: str, dtype: str) -> None:
+    """To the bit: small and large numbers, ties, rows of zeros, all of the format's codes."""
+    shape = Shape(head_size=64, kv_dtype=kv_dtype, dtype=dtype)
+    caches = []
+    for registered in (TORCH, TRITON):
+        cached = Cached(registered, shape, 4, is_dirty=False)
+        x = cached.tokens(40, 2).float()
+        x[0] = 0
+        x[1] *= 1e-20
+        x[2] *= 1e20
+        x[3] *= torch.logspace(-6, 0, 64)
+        x[4] = torch.arange(-31, 33) * 0.5  # halves of a scale that is a power of two
+        x[4, :, 0] = 127.0 if kv_dtype == "int8" else 448.0
+        cached.step([0], [40], [[2, 1, 3]], x.to(cached.dtype), -x.to(cached.dtype))
+        caches.append(cached.layer.kv_cache)
+    assert torch.equal(caches[0].view(torch.uint8), caches[1].view(torch.uint8))
+
+
+@triton.jit
+def code_kernel(codes, read, given, written):
+    i = tl.arange(0, 256)
+    tl.store(read + i, decode(tl.load(codes + i), FP8))
+    j = tl.arange(0, 1024)
+    tl.store(written + j, encode_fp8(tl.load(given + j)))
+
+
+def test_fp8_codes() -> None:
+    """Every finite code is read as torch reads it, and is what its number is written as."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    numbers = codes.view(torch.float8_e4m3fn).float()
+    finite = numbers.isfinite()
+    between = (numbers[:126] + numbers[1:127]) / 2  # ties
+    beside = torch.cat([between.nextafter(between * 0 + x) for x in (0.0, 1e9)])
+    given = torch.cat([numbers[finite], between, -between, beside, -beside])
+    given = torch.nn.functional.pad(given, (0, 1024 - len(given)))
+    read, written = torch.empty(256), torch.empty(1024, dtype=torch.uint8)
+    code_kernel[(1,)](codes, read, given, written)
+    assert torch.equal(read[finite], numbers[finite])
+    assert torch.equal(written.view(torch.float8_e4m3fn).float(), given.to(torch.float8_e4m3fn).float())
+
+
+def test_neighbours_do_not_change_a_bit() -> None:
+    """How a sequence is cut depends on itself alone."""
+    shape = Shape(dtype="bfloat16")
+    lens = [700, 40, 300]
+    tables = block_tables(lens)
+    outputs = []
+    for chosen in ([0], [1, 0, 2]):
+        cached = Cached(TRITON, shape, 80)
+        random = torch.Generator().manual_seed(1)
+        x = [torch.randn(n, 2, 32, generator=random).to(cached.dtype) for n in lens]
+        mine = [tables[i] for i in chosen]
+        past = torch.cat([x[i][:-1] for i in chosen])
+        cached.step([0] * len(chosen), [lens[i] - 1 for i in chosen], mine, past, past)
+        cached.tokens = lambda count, heads: torch.ones(count, heads, 32, dtype=torch.bfloat16)  # type: ignore[method-assign]
+        last = torch.cat([x[i][-1:] for i in chosen])
+        outputs.append(cached.step([lens[i] - 1 for i in chosen], [1] * len(chosen), mine, last, last)[1])
+    assert torch.equal(outputs[0][0], outputs[1][1])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tiles_cover_each_key_once(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    count = int(random.integers(1, 6))
+    num_new, pasts = random.integers(1, 90, count), random.integers(0, 900, count)
+    starts = np.cumsum(num_new) - num_new
+    window = int(random.integers(1, 400)) if seed % 2 else None
+    is_tree = seed % 3 == 0
+    split = 64 if seed % 5 else None
+    per_tile = int(2 ** random.integers(0, 6))
+    tiles, joins = cut(
+        np.arange(count), starts, num_new, pasts, tokens_per_tile=per_tile, window=window, is_tree=is_tree, split=split
+    )
+    seen: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for sequence, start, new, past, first, key, last, part in tiles.tolist():
+        assert (start, new, past) == (starts[sequence], num_new[sequence], pasts[sequence])
+        assert key < last
+        seen.setdefault((sequence, first), []).append((key, last, part))
+    for i in range(count):
+        assert [first for sequence, first in seen if sequence == i] == list(range(0, int(num_new[i]), per_tile))
+    places = []
+    for (sequence, first), parts in seen.items():
+        assert all(a[1] == b[0] for a, b in pairwise(parts))
+        past, new = int(pasts[sequence]), int(num_new[sequence])
+        assert parts[-1][1] == past + (new if is_tree else min(first + per_tile, new))
+        reach = 0 if window is None else max(0, past + (0 if is_tree else first) - window + 1)
+        assert parts[0][0] == reach
+        if len(parts) == 1:
+            assert parts[0][2] == -1
+            continue
+        assert split is not None
+        assert all(last - key <= split for key, last, _ in parts)
+        own = [part for _, _, part in parts]
+        places += own
+        assert [int(starts[sequence]), new, first, own[0], len(own)] in joins.tolist()
+    assert places == list(range(len(places)))
+    assert int(joins[:, 4].sum()) == len(places)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 16, 17, 576])
+def test_power_of_two(n: int) -> None:
+    found = power_of_two(n)
+    assert found >= n > found // 2
+    assert found & (found - 1) == 0
+
+
+@pytest.mark.parametrize("sizes", [(64, 64, 2), (128, 128, 4), (256, 256, 2), (576, 512, 2)])
+def test_device_sizes_are_powers_of_two(sizes: tuple[int, int, int]) -> None:
+    found: Sizes = device_sizes(*sizes)
+    for n in (found.tokens, found.short_rows, found.rows, found.keys):
+        assert n >= 16
+        assert power_of_two(n) == n
+
+
+def test_serves_a_model(tiny_llm: Callable[..., fwk.LLM]) -> None:
+    greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    prompts = [[7, 8, 9] * 3, [5] * 20]
+    for kv_cache_dtype in ("auto", "int8"):
+        plain, ours = (
+            tiny_llm(attention_backend=name, kv_cache_dtype=kv_cache_dtype, chunked_prefill_size=16)
+            for name in ("torch", "triton")
+        )
+        assert ours.engine.info.chosen["attention"] == "triton"
+        expected = [done.token_ids for done in plain.generate(prompts, greedy)]
+        assert [done.token_ids for done in ours.generate(prompts, greedy)] == expected
+
+
+def test_never_chosen_by_itself_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = choose(PLUGINS, "attention", "auto", Facts()).chosen
+    assert chosen is not None
+    assert chosen.name == "torch"
+    assert TRITON.declaration.refusal(Facts()) is None
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(PluginError, match="needs a cuda device, or TRITON_INTERPRET=1 to run its kernels in"):
+        choose(PLUGINS, "attention", "triton", Facts())
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (Facts(host=Host("cuda", (7, 5))), "needs compute capability 8.0 or newer"),
+        (Facts(kv_dtype="fp5"), "keeps K/V as auto, int8, fp8_e4m3, not fp5"),
+        (Facts(features=frozenset({"graph_capture"})), "lacks graph_capture"),
+        (Facts(host=Host("cuda", (9, 0)), kv_dtype="int8", features=frozenset({"latent", "tree_mask"})), None),
+    ],
+)
+def test_refusals(facts: Facts, message: str | None) -> None:
+    refusal = TRITON.declaration.refusal(facts)
+    assert refusal is None if message is None else message in (refusal or "")
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "90 bf16 plain full short",
+        "80 fp16 fp8 latent short",
+        *(
+            pytest.param(f"90 {dtype} {form} {kind} long", marks=pytest.mark.slow)
+            for dtype in ("bf16", "fp32")
+            for form in ("plain", "int8", "fp8")
+            for kind in ("full", "tree", "latent")
+        ),
+    ],
+)
+def test_kernels_compile_for_gpus(variant: str) -> None:
+    """No GPU is needed to compile for one; that they fit into its shared memory is checked, too."""
+    pytest.importorskip("triton.backends.nvidia")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.helpers.compile_triton", *variant.split()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    limit = {"80": 163, "90": 227}[variant[:2]] * 1024
+    assert 0 < max(int(line) for line in done.stdout.split()) <= limit
