@@ -82,7 +82,7 @@ def prefix_caches() -> list[PrefixCacheSpec]:
 
 @hookspec
 def cache_tiers() -> list[CacheTierSpec]:
-    """Declare stores that keep K/V outside the device (host memory, files, ...)."""
+    """Declare stores that keep K/V outside the device: host memory, files, ... (``--cache-tiers``)."""
     return []
 
 

@@ -6,23 +6,27 @@ computed) changes what is read, and so the output.
 
 from __future__ import annotations
 
+import copy
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from fwk.engine.blocks import BlockAllocator
 from fwk.engine.core import Engine, EngineInfo
 from fwk.engine.plan import Limits
 from fwk.engine.scheduler import Scheduler
-from fwk.interfaces.cache import CacheContext
+from fwk.engine.transfer import WorkerTransfer
+from fwk.interfaces.cache import CacheContext, CacheTier, CacheTierContext
 from fwk.interfaces.executor import Executor, Worker, WorkerInfo
 from fwk.interfaces.schedule import ScheduleContext
 from fwk.plugins import PluginSet, build, discover, find
 from fwk.plugins.selection import plugin_options
 from fwk.types import Batch, SequenceResult, StepResult
 from fwk.worker.table import SequenceTable
+from fwk.worker.transfer import BlockStore
 from fwk.worker.verify import accepted
 
 VOCAB = 97
@@ -56,6 +60,13 @@ class FakeWorker(Worker):
         self.num_blocks = num_blocks
         self.draft = draft
         self.batches: list[Batch] = []
+        self.store: BlockStore | None = None
+
+    def use_tiers(self, make: Callable[[CacheTierContext], list[CacheTier]]) -> None:
+        """Keep blocks in tiers too, with the real worker's code on the fake memory."""
+        blocks = torch.from_numpy(self.memory).view(self.num_blocks, -1)
+        context = CacheTierContext(self.num_blocks, blocks[0].nbytes, bytes(32))
+        self.store = BlockStore([blocks], [(str(i), tier) for i, tier in enumerate(make(context))])
 
     def load(self) -> WorkerInfo:
         return WorkerInfo(self.num_blocks, VOCAB, {})
@@ -67,6 +78,14 @@ class FakeWorker(Worker):
 
     def execute(self, batch: Batch) -> StepResult:
         self.batches.append(batch)
+        if self.store is None or batch.saves is None:
+            return self._run(batch)
+        self.store.save(batch.saves.before)
+        result = self._run(batch)
+        self.store.save(batch.saves.after)
+        return result
+
+    def _run(self, batch: Batch) -> StepResult:
         table = self.table
         table.begin(batch)
         starts = {s.slot: int(table.num_computed[s.slot]) for s in batch.sequences}
@@ -94,7 +113,10 @@ class FakeWorker(Worker):
         return StepResult(batch.step, results)
 
     def call(self, name: str, *args: Any) -> Any:
-        raise AssertionError(name)
+        assert self.store is not None
+        saves, *rest = args
+        self.store.save(saves)
+        return {"find_blocks": self.store.find, "load_blocks": self.store.load}[name](*rest)
 
 
 class FakeExecutor(Executor):
@@ -114,9 +136,36 @@ class FakeExecutor(Executor):
         return pending
 
     def call(self, name: str, *args: Any) -> list[Any]:
-        return []
+        return [self.worker.call(name, *args)]
 
     def close(self) -> None: ...
+
+
+class LateExecutor(FakeExecutor):
+    """Runs a step as late as it may: when its result is wanted, or something that comes after it."""
+
+    def __init__(self, worker: FakeWorker, depth: int = 1) -> None:
+        super().__init__(worker, depth)
+        self._launched: list[Batch] = []
+        self._results: dict[int, StepResult] = {}
+
+    def launch(self, batch: Batch) -> StepResult:
+        self._launched.append(copy.deepcopy(batch))
+        return StepResult(batch.step, [])
+
+    def collect(self, pending: StepResult) -> StepResult:
+        while pending.step not in self._results:
+            self._run_one()
+        return self._results.pop(pending.step)
+
+    def call(self, name: str, *args: Any) -> list[Any]:
+        while self._launched:
+            self._run_one()
+        return super().call(name, *args)
+
+    def _run_one(self) -> None:
+        result = self.worker.execute(self._launched.pop(0))
+        self._results[result.step] = result
 
 
 _PLUGINS: list[PluginSet] = []
@@ -143,11 +192,19 @@ def make_engine(
     depth: int = 1,
     draft: Draft | None = None,
     eos: frozenset[int] = frozenset(),
+    cache_options: Mapping[str, object] | None = None,
+    tiers: Callable[[CacheTierContext], list[CacheTier]] | None = None,
+    is_late: bool = False,
 ) -> Engine:
     """An engine on a fake worker, with the real scheduler, cache and policy, checking its books every step."""
     plugins = installed()
     cache_item, policy_item = find(plugins, "cache", cache), find(plugins, "schedulers", policy)
-    cache_object = build(cache_item, CacheContext(block_size, plugin_options(cache_item, {})))
+    worker = FakeWorker(num_blocks, block_size, max_running, max_len, draft)
+    if tiers is not None:
+        worker.use_tiers(tiers)
+    executor = (LateExecutor if is_late else FakeExecutor)(worker, depth)
+    own = plugin_options(cache_item, {cache_item.key: cache_options or {}})
+    cache_object = build(cache_item, CacheContext(block_size, own, WorkerTransfer(executor)))
     policy_object = policy_object or build(policy_item, ScheduleContext(plugin_options(policy_item, {})))
     limits = Limits(
         max_model_len=max_len,
@@ -163,6 +220,5 @@ def make_engine(
     scheduler = Scheduler(
         limits, BlockAllocator(num_blocks, cache_object), cache_object, policy_object, now=lambda: float(next(clock))
     )
-    worker = FakeWorker(num_blocks, block_size, max_running, max_len, draft)
     info = EngineInfo(num_blocks, block_size, max_len, VOCAB, {}, [])
-    return Engine(scheduler, FakeExecutor(worker, depth), info)
+    return Engine(scheduler, executor, info)

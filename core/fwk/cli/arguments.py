@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fwk.cli.flags import Parser, type_name
 from fwk.config import aliases_of, stability_of, turned_by
 from fwk.plugins import PluginSet, discover, option_owners
-from fwk.plugins.options import flag, normal
+from fwk.plugins.options import flag, normal, switches
 
 HEAD = """# Arguments
 
@@ -20,6 +20,7 @@ Every argument works as a flag (`--page-size 32`, underscores are fine too), as 
 def page(plugins: PluginSet, package: str | None = "fwk") -> str:
     """The Markdown page; only plugins of ``package``, or of all packages for None."""
     lines = [HEAD]
+    selecting = switches(plugins)
     for owner in option_owners(plugins):
         if owner.item is not None and package not in (None, owner.item.package):
             continue
@@ -29,7 +30,8 @@ def page(plugins: PluginSet, package: str | None = "fwk") -> str:
         lines += ["| argument | type | default | meaning |", "| --- | --- | --- | --- |"]
         for name, field in owner.model.model_fields.items():
             others = [f"`{flag(normal(alias))}`" for alias in aliases_of(field)]
-            turns = [f"`{flag(normal(turn))}` sets it to `{value}`" for turn, value in turned_by(field).items()]
+            constants = turned_by(field) | selecting.get(name, {})
+            turns = [f"`{flag(normal(turn))}` sets it to `{value}`" for turn, value in constants.items()]
             meaning = field.description or ""
             if others:
                 meaning += f" Also {', '.join(others)}."

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from fwk.config import aliases_of, stability_of, turned_by
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, option_owners
-from fwk.plugins.options import flag, normal
+from fwk.plugins.options import flag, normal, switches
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,16 +28,17 @@ class Parser(argparse.ArgumentParser):
 def add_option_flags(parser: argparse.ArgumentParser, plugins: PluginSet) -> None:
     """A flag for every option, in a group for each owner. A flag that was not given leaves no trace."""
     seen: set[str] = set()
+    turns = switches(plugins)
     for owner in option_owners(plugins):
         group = parser.add_argument_group(owner.title)
         for name, field in owner.model.model_fields.items():
             if name in seen:
                 continue
             seen.add(name)
-            _add(group, name, field)
+            _add(group, name, field, [*turned_by(field), *turns.get(name, {})])
 
 
-def _add(group: Any, name: str, field: FieldInfo) -> None:
+def _add(group: Any, name: str, field: FieldInfo, turns: Sequence[str]) -> None:
     names = [flag(name), *(flag(normal(alias)) for alias in aliases_of(field))]
     settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_text(field)}
     if field.annotation is bool:
@@ -51,7 +52,7 @@ def _add(group: Any, name: str, field: FieldInfo) -> None:
             else type_name(field.annotation)
         }
     group.add_argument(*names, **settings)
-    for turn in turned_by(field):
+    for turn in turns:
         group.add_argument(
             flag(normal(turn)),
             dest=normal(turn),

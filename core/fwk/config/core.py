@@ -80,10 +80,11 @@ class EngineOptions(Options):
     moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.")
     sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")
     schedule_policy: str = option("fcfs", "Order, admission and pre-emption of requests.")
-    prefix_cache: str = option(
-        "radix",
-        "Reuse of K/V between requests with a common prefix.",
-        turns={"disable-radix-cache": "none", "disable-dynamic-prompt-cache": "none", "reuse-cache": "radix"},
+    prefix_cache: str = option("radix", "Reuse of K/V between requests with a common prefix.")
+    cache_tiers: tuple[str, ...] = option(
+        (),
+        "Stores of K/V outside the device, fastest first, for a prefix cache that uses them; its own come before.",
+        aliases=["hicache-storage-backend"],
     )
     speculative_algorithm: str = option(
         "none", "Speculative decoder that drafts tokens for the model to verify.", stability="beta"

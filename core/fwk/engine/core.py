@@ -11,13 +11,14 @@ from fwk.engine.blocks import BlockAllocator
 from fwk.engine.gate import GrammarGate
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
+from fwk.engine.transfer import WorkerTransfer
 from fwk.errors import InvalidRequest, PluginError
 from fwk.interfaces.cache import CacheContext, PrefixCache
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.schedule import ScheduleContext
-from fwk.plugins import PluginSet, build, choose
-from fwk.plugins.selection import plugin_options
+from fwk.plugins import PluginSet, Registered, build, choose
+from fwk.plugins.selection import choose_tiers, plugin_options
 from fwk.types import EngineStats, Request, TokenEvent
 from fwk.worker.model_setup import ModelSetup
 from fwk.worker.remote import worker_recipe
@@ -95,6 +96,9 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup) -> Engin
     def make_worker(group: ParallelGroup) -> Worker:
         return LocalWorker(config, plugins, setup, group)
 
+    cache_item = choose(plugins, "cache", options.prefix_cache, setup.facts).chosen
+    assert cache_item is not None
+    choose_tiers(plugins, cache_item, options.cache_tiers, setup.facts)  # what is wrong is said before weights load
     item = choose(plugins, "executors", options.executor, setup.facts).chosen
     assert item is not None
     context = ExecutorContext(
@@ -106,22 +110,27 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup) -> Engin
         reasons = [*setup.reasons, *loaded.reasons]
         if config.plugins.strict and reasons:
             raise PluginError(f"--strict: {'; '.join(reasons)}. Choose by name, or leave --strict out")
-        return _assemble(config, plugins, setup, executor, item.name, loaded)
+        return _assemble(config, plugins, setup, executor, loaded, item, cache_item)
     except BaseException:
         executor.close()
         raise
 
 
 def _assemble(
-    config: Config, plugins: PluginSet, setup: ModelSetup, executor: Executor, executor_name: str, loaded: WorkerInfo
+    config: Config,
+    plugins: PluginSet,
+    setup: ModelSetup,
+    executor: Executor,
+    loaded: WorkerInfo,
+    executor_item: Registered,
+    cache_item: Registered,
 ) -> Engine:
     options = config.engine
     given = config.plugin_options
-    cache_item = choose(plugins, "cache", options.prefix_cache, setup.facts).chosen
     policy_item = choose(plugins, "schedulers", options.schedule_policy, setup.facts).chosen
-    assert cache_item is not None
     assert policy_item is not None
-    cache: PrefixCache = build(cache_item, CacheContext(options.page_size, plugin_options(cache_item, given)))
+    context = CacheContext(options.page_size, plugin_options(cache_item, given), WorkerTransfer(executor))
+    cache: PrefixCache = build(cache_item, context)
     policy = build(policy_item, ScheduleContext(plugin_options(policy_item, given)))
     limits = Limits(
         max_model_len=setup.max_model_len,
@@ -141,7 +150,7 @@ def _assemble(
         **loaded.chosen,
         "cache": cache_item.name,
         "schedulers": policy_item.name,
-        "executors": executor_name,
+        "executors": executor_item.name,
     }
     reasons = [*setup.reasons, *loaded.reasons]
     info = EngineInfo(

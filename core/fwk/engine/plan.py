@@ -44,6 +44,7 @@ class Counters:
     aborted: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    restored_prompt_tokens: int = 0
 
 
 @dataclass(slots=True)

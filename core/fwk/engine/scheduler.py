@@ -140,7 +140,13 @@ class Scheduler:
             self._gate.wait()
             return None
         self._counters.steps += 1
-        batch = Batch(self._counters.steps, self._freed_slots, list(plan.new.values()), list(plan.scheduled.values()))
+        batch = Batch(
+            self._counters.steps,
+            self._freed_slots,
+            list(plan.new.values()),
+            list(plan.scheduled.values()),
+            self._cache.take_saves(),
+        )
         self._freed_slots = []
         if self.limits.check_blocks:
             self.check()
@@ -189,6 +195,7 @@ class Scheduler:
             aborted=c.aborted,
             draft_tokens=c.draft_tokens,
             accepted_draft_tokens=c.accepted_draft_tokens,
+            restored_prompt_tokens=c.restored_prompt_tokens,
         )
 
     def check(self) -> None:
@@ -267,37 +274,61 @@ class Scheduler:
         num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, plan.budget)
         count = self._num_blocks(sequence, match.num_tokens + num_new) - len(match.block_ids)
         may_start = not self._running or self._policy.admit(sequence, count, self)
-        try:
-            blocks = self._allocator.allocate(count) if may_start else None
-        except OutOfBlocks:
-            blocks = None
-        if blocks is None:
-            self._cache.unlock(match.node)
+        if not may_start or count > self._allocator.num_available:
+            self._cache.unlock(match.node, is_used=False)
             return False
         sequence.status = Status.RUNNING
         sequence.slot = self._free_slots.pop()
         sequence.node = match.node
         sequence.blocks = list(match.block_ids)
         sequence.is_owned = [False] * len(match.block_ids)
-        sequence.num_shared_blocks = len(match.block_ids)
         sequence.num_computed_tokens = match.num_tokens
+        self._restore(sequence, count)
+        computed = sequence.num_computed_tokens
+        sequence.num_shared_blocks = len(sequence.blocks)
         if not sequence.was_admitted:
             sequence.was_admitted = True
-            sequence.cached_tokens = match.num_tokens
+            sequence.cached_tokens = computed
             self._counters.prompt_tokens += sequence.num_prompt_tokens
-            self._counters.cached_prompt_tokens += match.num_tokens
+            self._counters.cached_prompt_tokens += computed
+            self._counters.restored_prompt_tokens += computed - match.num_tokens
         insort(self._running, sequence, key=lambda s: s.order)
         plan.new[sequence] = NewSequence(
             sequence.slot,
             sequence.token_ids,
             sequence.num_prompt_tokens,
-            match.num_tokens,
-            match.block_ids,
+            computed,
+            list(sequence.blocks),
             self._sampling(sequence),
             self._seed(sequence),
         )
+        # After what came back, the first chunk needs no more blocks than it would have without.
+        num_new = min(num_new, self._chunk(sequence, len(sequence.token_ids) - computed, plan.budget))
+        blocks = self._allocator.allocate(self._num_blocks(sequence, computed + num_new) - len(sequence.blocks))
         self._schedule(sequence, num_new, blocks, [], plan)
         return True
+
+    def _restore(self, sequence: Sequence, count: int) -> None:
+        """Bring back what cache tiers hold of the tokens after the matched ones, as far as blocks go round.
+
+        A tier never decides whether a sequence starts: unless all of its tokens fit, ``count`` blocks for its first
+        chunk are left, and always one for each running sequence to grow. What does not come back is computed.
+        """
+        room = self._allocator.num_available - len(self._running)
+        whole = self._num_blocks(sequence, len(sequence.token_ids)) - len(sequence.blocks)
+        spare = whole if whole <= room else room - count
+        start = sequence.num_computed_tokens
+        end = min(self._matchable(sequence), start + spare * self.block_size)
+        wanted = self._cache.restorable(sequence.node, sequence.token_ids[start : max(start, end)])
+        if not wanted:
+            return
+        blocks = self._allocator.allocate(wanted)
+        tokens = sequence.token_ids[start : start + wanted * self.block_size]
+        sequence.node, taken = self._cache.restore(sequence.node, tokens, blocks)
+        sequence.blocks.extend(blocks[: len(taken)])
+        sequence.is_owned.extend(not was_taken for was_taken in taken)
+        sequence.num_computed_tokens += len(taken) * self.block_size
+        self._allocator.free(blocks[len(taken) :])
 
     def _schedule(self, sequence: Sequence, num_new: int, blocks: list[int], drafts: list[int], plan: StepPlan) -> None:
         sequence.blocks.extend(blocks)

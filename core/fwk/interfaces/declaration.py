@@ -90,6 +90,7 @@ class Declaration:
         what ``load`` names is not imported, until one of them is set.
     api: the family's API version the plugin was written for.
     override: may take a name another package has, if the user also says ``--allow-override FAMILY.NAME``.
+    switches: flags without a value that select it, for families that an option chooses from.
     """
 
     family: ClassVar[str] = ""
@@ -103,6 +104,7 @@ class Declaration:
     enabled_by: tuple[str, ...] = ()
     api: int = 1
     override: bool = False
+    switches: tuple[str, ...] = ()
     summary: str = ""
 
     def __init_subclass__(cls) -> None:

@@ -34,6 +34,9 @@ class Worker(ABC):
         ``FwkError`` refuses the operation and harms nothing; any other exception leaves the worker unusable.
         """
 
+    def close(self) -> None:
+        """Finish or give up what is under way outside of steps, within a second. The worker is not used again."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
@@ -100,14 +103,17 @@ class Executor(ABC):
 
     @abstractmethod
     def call(self, name: str, *args: Any) -> list[Any]:
-        """Run an out-of-step operation on every worker, between steps; their results in the order of ranks."""
+        """Run an out-of-step operation on every worker: after each step launched so far, before any launched later.
+
+        Returns the answers in the order of ranks.
+        """
 
     def check(self) -> None:
         """Raise ``EngineDead`` when a worker is gone. Called about twice a second while no step is in flight."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop the workers. Idempotent; never hangs."""
+        """Stop the workers, with ``Worker.close`` for those that still answer. Idempotent; never hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from fwk.interfaces.speculative import SpeculativeDecoderSpec
 class Family:
     """One kind of plugin.
 
-    option: the core option whose value names the plugin; None while no option chooses from the family.
+    option: the core option whose value names the plugin (or plugins); None while no option chooses from the family.
     takes_all: every installed plugin takes part, so there is nothing to choose.
     pattern_option: a core option with values ``PATTERN=NAME``, which choose plugins for parts of the model.
     """
@@ -50,7 +50,7 @@ _ALL = [
     Family("lora_backends", "LoRA backend", LoRABackendSpec),
     Family("lora_sources", "LoRA source", LoRASourceSpec, takes_all=True),
     Family("prefix_caches", "prefix cache", PrefixCacheSpec, "prefix_cache"),
-    Family("cache_tiers", "cache tier", CacheTierSpec),
+    Family("cache_tiers", "cache tier", CacheTierSpec, "cache_tiers"),
     Family("samplers", "sampler", SamplerSpec, "sampling_backend"),
     Family("logits_processors", "logits processor", LogitsProcessorSpec, takes_all=True),
     Family("grammar_backends", "grammar backend", GrammarBackendSpec, "grammar_backend"),

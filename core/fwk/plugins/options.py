@@ -21,8 +21,9 @@ from fwk.config import (
     turned_by,
 )
 from fwk.errors import ConfigError, PluginError
+from fwk.interfaces.cache import CacheTierSpec
 from fwk.plugins.discovery import PluginSet, Registered
-from fwk.plugins.families import FAMILIES
+from fwk.plugins.families import FAMILIES, Family
 from fwk.plugins.selection import is_enabled
 
 _CORE: dict[str, type[Options]] = {
@@ -76,6 +77,16 @@ def option_owners(plugins: PluginSet) -> list[OptionOwner]:
     return owners
 
 
+def switches(plugins: PluginSet) -> dict[str, dict[str, str]]:
+    """Flags without a value that select a plugin: by the option they set, the flag and the plugin's name."""
+    found: dict[str, dict[str, str]] = {}
+    for item in plugins.all():
+        option = FAMILIES[item.family].option
+        for name in item.declaration.switches if option is not None else ():
+            found.setdefault(option or "", {})[name] = item.name
+    return found
+
+
 def build_config(plugins: PluginSet, given: Mapping[str, Any]) -> Config:
     """Validate options given by any name they are known by. Raises ``ConfigError`` for the first that is wrong."""
     meanings = _meanings(plugins)
@@ -109,13 +120,12 @@ def _check_selected(config: Config, plugins: PluginSet) -> None:
         given = config.plugin_options[owner.key]
         first = flag(next(iter(given)))
         if not family.takes_all:
-            parts = (config.engine, config.model, config.server)
-            selected = next((s for part in parts if (s := getattr(part, family.option or "", None))), None)
+            selected = _selected(config, plugins, family)
             others = [o for o in option_owners(plugins) if o.item and set(given) <= set(o.model.model_fields)]
             names = {o.item.name for o in others if o.item and o.item.family == owner.item.family}
             patterns = getattr(config.engine, family.pattern_option) if family.pattern_option else ()
             names_by_pattern = {text.rpartition("=")[2] for text in patterns}
-            if selected not in (owner.item.name, "auto") and not names & {selected, *names_by_pattern}:
+            if not selected & {owner.item.name, "auto"} and not names & (selected | names_by_pattern):
                 how = (
                     f"select it with {flag(family.option)} {owner.item.name}" if family.option else "nothing selects it"
                 )
@@ -127,6 +137,19 @@ def _check_selected(config: Config, plugins: PluginSet) -> None:
                 ways = " or ".join(map(flag, switches))
                 raise ConfigError(f"{flag(others[0])} belongs to {owner.key}, which is off: turn it on with {ways}")
         _validated(owner.model, given)
+
+
+def _selected(config: Config, plugins: PluginSet, family: Family) -> set[str]:
+    """Names chosen from a family, or ``auto``."""
+    if family.option is None:
+        return set()
+    parts = (config.engine, config.model, config.server)
+    value: Any = next((found for part in parts if (found := getattr(part, family.option, None))), None)
+    names = {value} if isinstance(value, str) else set[str](value or ())
+    if family.spec is CacheTierSpec:
+        cache = plugins.by_family.get("cache", {}).get(config.engine.prefix_cache)
+        names |= set(getattr(cache.declaration, "tiers", None) or ()) if cache is not None else set()
+    return names
 
 
 def _validated(model: type[Options], values: Mapping[str, Any]) -> Any:
@@ -156,6 +179,9 @@ def _meanings(plugins: PluginSet) -> dict[str, _Meaning]:
                 found.setdefault(normal(alias), found[name])
             for turn, constant in turned_by(field).items():
                 found.setdefault(normal(turn), _Meaning(name, found[name].owners, constant, True))
+    for name, turns in switches(plugins).items():
+        for turn, plugin in turns.items():
+            found.setdefault(normal(turn), _Meaning(name, found[name].owners, plugin, True))
     return found
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from fwk.errors import ConfigError, FwkError, PluginError, PluginLoadError
+from fwk.interfaces.cache import PrefixCacheSpec
 from fwk.interfaces.declaration import Declaration, Facts, Host
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES
@@ -80,6 +81,31 @@ def choose(plugins: PluginSet, family: str, requested: str, facts: Facts) -> Sel
         broken = [b.sentence() for b in plugins.broken if b.plugin.startswith(f"{family}.")]
         raise PluginError(f"no {noun} can serve this run: {'; '.join([why, *broken])}")
     return selection
+
+
+def choose_tiers(plugins: PluginSet, cache: Registered, given: Sequence[str], facts: Facts) -> list[Registered]:
+    """The cache tiers of a run, fastest first: those the prefix cache brings, then ``given``.
+
+    Raises ``ConfigError`` when tiers are given to a prefix cache that uses none, ``PluginError`` as ``choose`` does.
+    """
+    assert isinstance(cache.declaration, PrefixCacheSpec)
+    own = cache.declaration.tiers
+    if own is None and given:
+        able = [
+            item.name
+            for item in plugins.family("cache")
+            if isinstance(item.declaration, PrefixCacheSpec) and item.declaration.tiers is not None
+        ]
+        raise ConfigError(
+            f"--cache-tiers {' '.join(given)}: the prefix cache '{cache.name}' uses no tiers; choose with "
+            f"--prefix-cache one that does ({', '.join(able) or 'none is installed'}), or leave --cache-tiers out"
+        )
+    chosen: list[Registered] = []
+    for name in dict.fromkeys((*(own or ()), *given)):
+        item = choose(plugins, "cache_tiers", name, facts).chosen
+        if item is not None:
+            chosen.append(item)
+    return chosen
 
 
 def load_object(item: Registered) -> Any:

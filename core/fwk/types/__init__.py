@@ -1,6 +1,6 @@
 """Plain data: what moves between the parts of fwk. No behaviour, no torch at import."""
 
-from fwk.types.batch import Batch, ForwardBatch, NewSequence, ScheduledSequence, SequenceResult, StepResult
+from fwk.types.batch import Batch, BlockSaves, ForwardBatch, NewSequence, ScheduledSequence, SequenceResult, StepResult
 from fwk.types.messages import (
     Abort,
     AddRequest,
@@ -23,6 +23,7 @@ __all__ = [
     "Abort",
     "AddRequest",
     "Batch",
+    "BlockSaves",
     "EngineFailed",
     "EngineReady",
     "EngineStats",

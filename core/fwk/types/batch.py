@@ -41,6 +41,13 @@ class ScheduledSequence(msgspec.Struct, array_like=True):
     draft_token_ids: list[int]  # the last of the new tokens, to be verified
 
 
+class BlockSaves(msgspec.Struct, array_like=True):
+    """Blocks to copy to the cache tiers: content key and block id."""
+
+    before: list[tuple[bytes, int]]  # as they are before the step, which may overwrite them
+    after: list[tuple[bytes, int]]  # as the step leaves them
+
+
 class Batch(msgspec.Struct, array_like=True):
     """The scheduler's plan of one step."""
 
@@ -48,6 +55,7 @@ class Batch(msgspec.Struct, array_like=True):
     freed_slots: list[int]  # slots to forget before anything else
     new: list[NewSequence]
     sequences: list[ScheduledSequence]
+    saves: BlockSaves | None = None
 
 
 class SequenceResult(msgspec.Struct, array_like=True):

@@ -68,6 +68,7 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     aborted: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    restored_prompt_tokens: int = 0
 
 
 class StepOutputs(msgspec.Struct, tag=True, frozen=True):

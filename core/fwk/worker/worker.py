@@ -34,6 +34,7 @@ from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.runner import ModelRunner
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.table import SequenceTable
+from fwk.worker.transfer import BlockStore, open_store
 from fwk.worker.weights import TrackedWeights
 
 log = logging.getLogger(__name__)
@@ -73,11 +74,14 @@ class LocalWorker(Worker):
         self._tp = group
         self._runner: ModelRunner | None = None
         self._moe: Registered | None = None
+        self._store: BlockStore | None = None
         self._chosen: dict[str, str] = {}
         self._reasons: list[str] = []
         self._facts = setup.facts
         self._grammars = self._grammar_store()
         self._operations: dict[str, Callable[..., Any]] = {
+            "find_blocks": self._find_blocks,
+            "load_blocks": self._load_blocks,
             "prepare_grammar": self._grammars.prepare,
             "grammars_ready": self._grammars.ready,
             "release_grammar": self._grammars.release,
@@ -108,6 +112,9 @@ class LocalWorker(Worker):
         )
         num_blocks = kv_cache.agree(num_blocks, self._tp, self._device)
         kv_cache.allocate(attention, layers, num_blocks, self._device)
+        self._store = open_store(
+            self._config, self._plugins, self._setup, self._chosen, layers, self._tp, num_blocks=num_blocks
+        )
         table = SequenceTable(options.max_running_requests, opened.max_model_len, options.page_size)
         inputs = InputBuffers(table, options.max_prefill_tokens, options.max_running_requests, self._device)
         sampling = self._sampling(table)
@@ -125,13 +132,32 @@ class LocalWorker(Worker):
 
     def execute(self, batch: Batch) -> StepResult:
         assert self._runner is not None, "load comes first"
-        return self._runner.execute(batch)
+        if batch.saves is None or self._store is None:
+            return self._runner.execute(batch)
+        self._store.save(batch.saves.before)
+        result = self._runner.execute(batch)
+        self._store.save(batch.saves.after)
+        return result
 
     def call(self, name: str, *args: Any) -> Any:
         operation = self._operations.get(name)
         if operation is None:
             raise FwkError(f"unknown worker operation {name!r}; there are {', '.join(self._operations)}")
         return operation(*args)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    def _find_blocks(self, saves: list[tuple[bytes, int]], keys: list[bytes]) -> int:
+        assert self._store is not None, "this run has no cache tiers"
+        self._store.save(saves)
+        return self._store.find(keys)
+
+    def _load_blocks(self, saves: list[tuple[bytes, int]], keys: list[bytes], block_ids: list[int]) -> int:
+        assert self._store is not None, "this run has no cache tiers"
+        self._store.save(saves)
+        return self._store.load(keys, block_ids)
 
     def _choose(self, family: str, requested: str) -> Registered:
         selection = choose(self._plugins, family, requested, self._facts)

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fwk.interfaces.cache import CacheContext
+from fwk_cache._common.options import EvictionOptions
+from fwk_cache._common.radix import RadixPrefixCache
 from fwk_cache.none.cache import NoPrefixCache
-from fwk_cache.radix.cache import RadixPrefixCache
 
 SIZE = 2
 Path = tuple[str, tuple[tuple[int, ...], ...]]  # namespace, blocks from the root
 
 
-def make(size: int = SIZE) -> RadixPrefixCache:
-    return RadixPrefixCache(CacheContext(block_size=size))
+def make(size: int = SIZE, policy: str = "lru") -> RadixPrefixCache:
+    options = EvictionOptions(radix_eviction_policy=policy)  # type: ignore[arg-type]
+    return RadixPrefixCache(CacheContext(block_size=size, options=options))
 
 
 def add(cache: RadixPrefixCache, namespace: str, tokens: list[int], block_ids: list[int]) -> tuple[object, list[bool]]:
@@ -34,7 +36,9 @@ def add(cache: RadixPrefixCache, namespace: str, tokens: list[int], block_ids: l
 class NaiveCache:
     """The same promises, spelled out over a flat dict of paths: no trie, no order kept, everything searched."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.uses: Counter[Path] = Counter()
         self.blocks: dict[Path, int] = {}
         self.locks: Counter[Path] = Counter()
         self.let_go: dict[Path, int] = {}
@@ -49,8 +53,17 @@ class NaiveCache:
             for other, count in self.locks.items()
         )
 
-    def unlock(self, path: Path) -> None:
+    def lock(self, path: Path) -> None:
+        self.locks[path] += 1
+        self.uses.update(self.prefixes(path))
+
+    def worth(self, path: Path) -> tuple[int, int]:
+        return (self.uses[path] if self.policy == "lfu" else 0), self.let_go[path]
+
+    def unlock(self, path: Path, is_used: bool) -> None:
         self.locks[path] -= 1
+        if not is_used:
+            self.uses.subtract(self.prefixes(path))
         for prefix in self.prefixes(path):
             if not self.is_locked(prefix):
                 self.clock += 1
@@ -63,20 +76,23 @@ class NaiveCache:
             leaves = [path for path in self.blocks if path not in parents and not self.is_locked(path)]
             if not leaves:
                 break
-            out.append(self.blocks.pop(min(leaves, key=lambda path: self.let_go[path])))
+            path = min(leaves, key=self.worth)
+            out.append(self.blocks.pop(path))
+            del self.uses[path]
         return out
 
 
 class RadixMachine(RuleBasedStateMachine):
     """Sequences come, grow and go; blocks are evicted; the cache and the model must agree at every turn."""
 
+    policy = "lru"
     tokens = st.lists(st.integers(0, 2), max_size=9)
     namespaces = st.sampled_from(["", "a", "a\0b"])
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = make()
-        self.model = NaiveCache()
+        self.cache = make(policy=self.policy)
+        self.model = NaiveCache(self.policy)
         self.next_block = 0
         self.held: list[tuple[object, Path]] = []  # node and path of each lock
 
@@ -98,7 +114,7 @@ class RadixMachine(RuleBasedStateMachine):
         assert found.num_tokens == len(expected[1]) * SIZE
         if lock:
             self.cache.lock(found.node)
-            self.model.locks[expected] += 1
+            self.model.lock(expected)
             self.held.append((found.node, expected))
 
     @precondition(lambda self: self.held)
@@ -116,6 +132,7 @@ class RadixMachine(RuleBasedStateMachine):
             prefix = (path[0], longer[1][:depth])
             assert was_taken == (prefix not in self.model.blocks)
             self.model.blocks.setdefault(prefix, block_id)
+            self.model.uses[prefix] += 1
         self.model.locks[path] -= 1
         self.model.locks[longer] += 1
         self.held[at] = (new, longer)
@@ -125,15 +142,15 @@ class RadixMachine(RuleBasedStateMachine):
     def relock(self, data: st.DataObject) -> None:
         node, path = data.draw(st.sampled_from(self.held))
         self.cache.lock(node)
-        self.model.locks[path] += 1
+        self.model.lock(path)
         self.held.append((node, path))
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def unlock(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_used=st.booleans())
+    def unlock(self, data: st.DataObject, is_used: bool) -> None:
         node, path = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.cache.unlock(node)
-        self.model.unlock(path)
+        self.cache.unlock(node, is_used=is_used)
+        self.model.unlock(path, is_used)
 
     @rule(num_blocks=st.integers(0, 5))
     def evict(self, num_blocks: int) -> None:
@@ -161,8 +178,43 @@ class RadixMachine(RuleBasedStateMachine):
             assert self.cache.match(path[0], tokens, len(tokens)).num_tokens == len(tokens)
 
 
+class LfuMachine(RadixMachine):
+    """The same promises, other blocks first."""
+
+    policy = "lfu"
+
+
+RadixMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+LfuMachine.TestCase.settings = RadixMachine.TestCase.settings
 TestRadixMachine = RadixMachine.TestCase
-TestRadixMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLfuMachine = LfuMachine.TestCase
+
+
+def test_lfu_keeps_what_is_used_often_and_lru_what_was_used_last() -> None:
+    for policy, first in (("lru", 0), ("lfu", 1)):
+        cache = make(policy=policy)
+        for i in range(2):
+            cache.unlock(add(cache, "", [i, i], [i])[0])
+        for used in (0, 0, 0, 1):
+            match = cache.match("", [used, used], 2)
+            cache.lock(match.node)
+            cache.unlock(match.node)
+        assert cache.evict(1) == [first]
+
+
+def test_a_lock_that_comes_to_nothing_is_no_use() -> None:
+    """A request at the head of a full queue is looked up in every step; that does not make its prefix popular."""
+    cache = make(policy="lfu")
+    for i in range(2):
+        cache.unlock(add(cache, "", [i, i], [i])[0])
+    for _ in range(5):
+        match = cache.match("", [0, 0], 2)
+        cache.lock(match.node)
+        cache.unlock(match.node, is_used=False)
+    used = cache.match("", [1, 1], 2)
+    cache.lock(used.node)
+    cache.unlock(used.node)
+    assert cache.evict(1) == [0]
 
 
 def test_a_path_goes_from_its_end_and_the_oldest_path_first() -> None:
@@ -253,9 +305,9 @@ def test_token_ids_that_differ_only_in_high_bits_are_different() -> None:
     assert cache.match("", [1, 2**24 + 1], 2).block_ids == [3]
 
 
-def _cycle_seconds(num_prefixes: int) -> float:
+def _cycle_seconds(num_prefixes: int, policy: str) -> float:
     """Best time of one match, lock, insert, unlock and evict in a cache of that many prefixes."""
-    cache = make(4)
+    cache = make(4, policy)
     for i in range(num_prefixes):
         node, _ = add(cache, f"{i % 100}", [i, i, i, i], [i])
         cache.unlock(node)
@@ -278,8 +330,9 @@ def _cycle_seconds(num_prefixes: int) -> float:
     return best
 
 
-def test_cost_does_not_grow_with_the_cache() -> None:
-    assert _cycle_seconds(100_000) < 10 * _cycle_seconds(100)
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_cost_does_not_grow_with_the_cache(policy: str) -> None:
+    assert _cycle_seconds(100_000, policy) < 10 * _cycle_seconds(100, policy)
 
 
 def test_none_takes_nothing() -> None:

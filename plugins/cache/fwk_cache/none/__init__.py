@@ -10,6 +10,7 @@ def prefix_caches() -> list[PrefixCacheSpec]:
     return [
         PrefixCacheSpec(
             name="none",
+            switches=("disable-radix-cache", "disable-dynamic-prompt-cache"),
             load="fwk_cache.none.cache:NoPrefixCache",
             summary="Keeps nothing: each prompt is computed in full.",
         )

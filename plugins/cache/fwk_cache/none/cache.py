@@ -17,7 +17,7 @@ class NoPrefixCache(PrefixCache):
     def lock(self, node: Any) -> None:
         pass
 
-    def unlock(self, node: Any) -> None:
+    def unlock(self, node: Any, *, is_used: bool = True) -> None:
         pass
 
     def insert(self, node: Any, token_ids: Sequence[int], block_ids: Sequence[int]) -> tuple[Any, list[bool]]:

@@ -1,8 +1,9 @@
-"""Reuse of K/V by a trie of blocks; the least recently used ones go first."""
+"""Reuse of K/V by a trie of blocks."""
 
 from __future__ import annotations
 
 from fwk import PrefixCacheSpec, hookimpl
+from fwk_cache._common.options import EvictionOptions
 
 
 @hookimpl
@@ -10,8 +11,10 @@ def prefix_caches() -> list[PrefixCacheSpec]:
     return [
         PrefixCacheSpec(
             name="radix",
-            load="fwk_cache.radix.cache:RadixPrefixCache",
+            load="fwk_cache._common.radix:RadixPrefixCache",
             rank=10,
-            summary="Keeps the blocks of earlier prompts and answers in a trie; evicts the least recently used.",
+            switches=("reuse-cache",),
+            options=EvictionOptions,
+            summary="Keeps the blocks of earlier prompts and answers in a trie.",
         )
     ]

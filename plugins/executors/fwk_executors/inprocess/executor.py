@@ -29,4 +29,5 @@ class InProcessExecutor(Executor):
         return [self._worker.call(name, *args)]
 
     def close(self) -> None:
-        """Nothing to stop: the worker goes with the process."""
+        """The worker goes with the process; what it writes elsewhere is finished."""
+        self._worker.close()

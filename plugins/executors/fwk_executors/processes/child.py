@@ -52,6 +52,7 @@ class Child:
         self._connection = connection
         self._jobs: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
         self._folder: Path | None = None
+        self._worker: Worker | None = None
         threading.Thread(target=self._read, daemon=True).start()
 
     def run(self) -> None:
@@ -60,7 +61,7 @@ class Child:
         assert isinstance(start, Start)
         self._folder = Path(start.store).parent
         try:
-            worker = start.recipe.make(TorchGroup(start.rank, start.size, start.store))
+            worker = self._worker = start.recipe.make(TorchGroup(start.rank, start.size, start.store))
             info = worker.load()
         except Exception as error:
             self._send(failure(start.number, error, is_refusal=isinstance(error, FwkError)))
@@ -102,6 +103,9 @@ class Child:
                 for path in self._folder.iterdir():
                     path.unlink()
                 self._folder.rmdir()
+        if self._worker is not None:
+            with contextlib.suppress(Exception):
+                self._worker.close()
         os._exit(0)
 
 

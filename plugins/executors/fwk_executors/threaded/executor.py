@@ -85,3 +85,5 @@ class ThreadedExecutor(Executor):
                 future.set_exception(error)
             else:
                 future.set_result(result)
+        if self._worker is not None:
+            self._worker.close()

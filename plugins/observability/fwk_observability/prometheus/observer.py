@@ -32,6 +32,7 @@ _COUNTERS = {
     "preemptions": ("fwk:num_preemptions", "Sequences that gave their blocks up and began again."),
     "steps": ("fwk:engine_steps", "Steps of the engine loop."),
     "cached_prompt_tokens": ("fwk:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "restored_prompt_tokens": ("fwk:prefix_cache_restored", "Of these, prompt tokens brought back from a cache tier."),
 }
 
 

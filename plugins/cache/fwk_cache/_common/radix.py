@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
 from fwk.interfaces.cache import CacheContext, PrefixCache, PrefixMatch
+from fwk_cache._common.eviction import ORDERS
+from fwk_cache._common.options import EvictionOptions
 
 _EVICTED = -1
 
@@ -17,9 +18,10 @@ class Node:
     """One block below its parent's path; a root stands for the empty path and has no block.
 
     num_locks: locks whose path goes through this node, so a node without any has no locked descendant.
+    num_uses: locks there have ever been, less those that came to nothing; never more than the parent's.
     """
 
-    __slots__ = ("__weakref__", "block_id", "children", "key", "num_locks", "parent")
+    __slots__ = ("__weakref__", "block_id", "children", "key", "num_locks", "num_uses", "parent")
 
     def __init__(self, parent: Node | None, key: bytes, block_id: int) -> None:
         self.parent = parent
@@ -27,14 +29,15 @@ class Node:
         self.block_id = block_id
         self.children: dict[bytes, Node] = {}
         self.num_locks = 0
+        self.num_uses = 0
 
 
 class RadixPrefixCache(PrefixCache):
-    """Least recently used eviction in constant time per block.
+    """Eviction without searching, however many blocks are cached.
 
-    ``_unlocked`` holds the nodes without locks in the order in which they lost their last one, and a path is let go
-    from its end to its root. So an unlocked child always stands before its parent, and the first node is always a
-    leaf: eviction takes it without searching, however many blocks are cached. Locking is what counts as use.
+    ``_unlocked`` holds the nodes without locks. A path is let go from its end to its root, and whatever uses a node
+    uses those above it, so in either order (see ``eviction``) an unlocked child stands before its parent and the first
+    node is always a leaf. Locking is what counts as use.
 
     Edges are keyed by the tokens themselves, never by a hash alone. They are bytes because the hash of bytes is
     seeded per process: nobody can craft prompts that collide.
@@ -46,7 +49,8 @@ class RadixPrefixCache(PrefixCache):
         super().__init__(context)
         self._block_size = context.block_size
         self._roots: WeakValueDictionary[str, Node] = WeakValueDictionary()
-        self._unlocked: OrderedDict[Node, None] = OrderedDict()
+        options: EvictionOptions = context.options or EvictionOptions()
+        self._unlocked = ORDERS[options.radix_eviction_policy]()
         self._num_blocks = 0
 
     def root(self, namespace: str) -> Node:
@@ -72,16 +76,18 @@ class RadixPrefixCache(PrefixCache):
         assert node.parent is None or node.block_id != _EVICTED, "locked a match after its blocks were evicted"
         while node.parent is not None:
             if node.num_locks == 0:
-                del self._unlocked[node]
+                self._unlocked.remove(node)
             node.num_locks += 1
+            node.num_uses += 1
             node = node.parent
 
-    def unlock(self, node: Any) -> None:
+    def unlock(self, node: Any, *, is_used: bool = True) -> None:
         while node.parent is not None:
             assert node.num_locks > 0, "unlocked more often than locked"
             node.num_locks -= 1
+            node.num_uses -= not is_used
             if node.num_locks == 0:
-                self._unlocked[node] = None
+                self._unlocked.add(node)
             node = node.parent
 
     def insert(self, node: Any, token_ids: Sequence[int], block_ids: Sequence[int]) -> tuple[Any, list[bool]]:
@@ -97,15 +103,16 @@ class RadixPrefixCache(PrefixCache):
                 child = node.children[key] = Node(node, key, block_id)
                 self._num_blocks += 1
             elif child.num_locks == 0:
-                del self._unlocked[child]
+                self._unlocked.remove(child)
             child.num_locks += 1  # the caller's lock, which already covers the path above, moves down
+            child.num_uses += 1
             node = child
         return node, taken
 
     def evict(self, num_blocks: int) -> list[int]:
         block_ids: list[int] = []
         for _ in range(min(num_blocks, len(self._unlocked))):
-            node, _ = self._unlocked.popitem(last=False)
+            node = self._unlocked.pop()
             assert node.parent is not None
             del node.parent.children[node.key]
             block_ids.append(node.block_id)

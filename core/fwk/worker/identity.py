@@ -1,0 +1,84 @@
+"""What tells the K/V of one model, precision and layout from that of another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from fwk.config import Config
+from fwk.interfaces.attention import AttentionLayer
+from fwk.interfaces.parallel import ParallelGroup
+from fwk.plugins import PluginSet
+from fwk.worker.model_setup import ModelSetup
+
+_HARMLESS = frozenset(
+    {
+        "cache", "cache_tiers", "schedulers", "executors", "samplers", "logits_processors", "grammar", "tool_parsers",
+        "reasoning_parsers", "dialects", "observers", "kv_transfer", "model_sources",
+    }
+)  # fmt: skip
+"""Families that cannot change what a token's K/V is. Whatever is not named here is taken for one that can."""
+
+_HARMLESS_OPTIONS = frozenset(
+    {
+        "executor", "disable_overlap_schedule", "sampling_backend", "schedule_policy", "prefix_cache", "cache_tiers",
+        "speculative_algorithm", "grammar_backend", "max_total_tokens", "mem_fraction_static", "max_running_requests",
+        "max_prefill_tokens", "chunked_prefill_size", "random_seed", "check_blocks",
+    }
+)  # fmt: skip
+"""The same of core's options."""
+
+
+def kv_identity(
+    config: Config,
+    plugins: PluginSet,
+    setup: ModelSetup,
+    chosen: dict[str, str],
+    layers: list[AttentionLayer],
+    tp: ParallelGroup,
+) -> bytes:
+    """32 bytes that are the same exactly when nothing that K/V depend on is known to differ.
+
+    The weights are known by the names, sizes and times of the model's files: reading them all would take longer than
+    what a cache saves. A copied model is another one; that costs misses, nothing else.
+    """
+    facts = setup.facts
+    known: dict[str, Any] = {
+        "files": _files(setup.opened.path),
+        "revision": config.model.revision,
+        "loader": setup.opened.loader,
+        "config": dict(setup.opened.config.raw),
+        "facts": [facts.host.device, facts.dtype, facts.kv_dtype, facts.block_size, sorted(facts.features)],
+        "engine": config.engine.model_dump(mode="json", exclude=set(_HARMLESS_OPTIONS)),
+        "plugins": {
+            family: [name, _version(plugins, family, name)]
+            for family, name in sorted(chosen.items())
+            if family not in _HARMLESS
+        },
+        "options": {
+            key: dict(values)
+            for key, values in sorted(config.plugin_options.items())
+            if key.partition(".")[0] not in _HARMLESS
+        },
+        "layers": [
+            [str(layer.kv_spec), list(layer.kv_cache.shape[1:]), str(layer.kv_cache.dtype)]
+            for layer in layers
+            if layer.kv_cache is not None
+        ],
+        "rank": [tp.rank, tp.size],
+    }
+    return hashlib.blake2b(json.dumps(known, sort_keys=True, default=str).encode(), digest_size=32).digest()
+
+
+def _version(plugins: PluginSet, family: str, name: str) -> str:
+    item = plugins.by_family.get(family, {}).get(name)
+    return f"{item.package} {item.version} {item.declaration.load}" if item is not None else ""
+
+
+def _files(path: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of every file of a model."""
+    path = path.resolve()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]

@@ -1,0 +1,1 @@
+"""What the prefix caches share: a trie of blocks and the orders in which it evicts them."""

@@ -1,0 +1,32 @@
+"""Reuse of K/V by a trie of blocks, with tiers that keep what the device has no room for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fwk import PrefixCacheSpec, hookimpl, option
+from fwk_cache._common.options import EvictionOptions
+
+
+class HierarchicalOptions(EvictionOptions):
+    """Options of ``cache.hierarchical``, beside those of the trie."""
+
+    hicache_write_policy: Literal["write_through", "write_back"] = option(
+        "write_through",
+        "When blocks are copied to the tiers: as soon as they are full (a server that is stopped loses nothing), or "
+        "only when they are evicted from the device.",
+    )
+
+
+@hookimpl
+def prefix_caches() -> list[PrefixCacheSpec]:
+    return [
+        PrefixCacheSpec(
+            name="hierarchical",
+            load="fwk_cache.hierarchical.cache:HierarchicalCache",
+            switches=("enable-hierarchical-cache",),
+            options=HierarchicalOptions,
+            tiers=("host",),
+            summary="radix, with evicted blocks kept in host memory and, if asked for, in files.",
+        )
+    ]
