@@ -183,7 +183,13 @@ def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny_llm: Tiny) -> No
         ({"device": "cuda"}, ConfigError, "no usable GPU"),
         ({"context_length": 100_000}, ConfigError, "longer than the model's 512 positions"),
         ({"max_total_tokens": 2**31 - 1}, ConfigError, "MiB of KV cache"),
-        ({"json_model_override_args": '{"architectures": ["Nonesuch"]}'}, PluginError, "no model can serve this run"),
+        (
+            {"json_model_override_args": '{"architectures": ["Nonesuch"]}'},
+            ModelLoadError,
+            "no model plugin serves 'Non",
+        ),
+        ({"model_impl": "qwen3"}, PluginError, "it serves Qwen3ForCausalLM, Qwen3MoeForCausalLM, not LlamaFor"),
+        ({"model_impl": "sglang"}, PluginError, "unknown model 'sglang'; installed: .*, transformers"),
         ({"json_model_override_args": "{"}, ConfigError, "is not JSON"),
         ({"nonsense": 1}, ConfigError, "unknown option --nonsense"),
         (

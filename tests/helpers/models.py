@@ -21,7 +21,7 @@ from fwk.interfaces.loader import LoaderContext, WeightSource
 from fwk.interfaces.model import Model, ModelContext
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import OneFormat, QuantContext, QuantMethod
-from fwk.plugins import Registered, build, discover, find, load_object
+from fwk.plugins import Registered, build, choose, discover, find, load_object
 from fwk.plugins.selection import plugin_options as plugin_options_of
 from fwk.types import ModelConfig
 from fwk.worker.quantization import ChosenQuantization
@@ -159,9 +159,8 @@ class RunnableModel:
         config = ModelConfig.from_dict(json.loads((folder / "config.json").read_text()), str(folder))
         self.weights = Tensors.of_folder(folder)
         self.context = make_context(config, self.weights, dtype=dtype, tp=tp)
-        spec = next(
-            item for item in discover().family("models") if config.architecture in item.declaration.architectures
-        )
+        spec = choose(discover(), "models", "auto", Facts(architecture=config.architecture)).chosen
+        assert spec is not None
         with torch.inference_mode():
             self.model: Model = load_object(spec)(self.context)
         allocate(self.context, num_blocks)

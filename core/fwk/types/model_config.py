@@ -8,6 +8,15 @@ from typing import Any, cast
 
 from fwk.errors import ModelLoadError
 
+_OLDER_NAMES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "max_position_embeddings": ("n_positions", "max_seq_len"),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+}
+"""How configurations of before Llama spell some fields."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -82,7 +91,7 @@ class ModelConfig:
             raise ModelLoadError(f"{where}: 'architectures' is missing, so no model class can be chosen")
 
         def integer(name: str, default: int | None = None, high: int = 2**31) -> int:
-            value = raw.get(name)
+            value = next((raw[n] for n in (name, *_OLDER_NAMES.get(name, ())) if raw.get(n) is not None), None)
             if value is None:
                 value = default
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < high:

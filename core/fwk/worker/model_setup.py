@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fwk.config import Config
 from fwk.errors import ConfigError, PluginError
+from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.interfaces.declaration import Facts, Host
 from fwk.interfaces.model import ModelSpec
 from fwk.plugins import PluginSet, Registered, choose
@@ -94,6 +96,25 @@ def model_facts(facts: Facts, config: ModelConfig, model: Registered) -> Facts:
         architecture=config.architecture,
         features=needs.features,
     )
+
+
+def check_layers(layers: Sequence[AttentionLayer], attention: Registered, facts: Facts) -> None:
+    """Hold the layers that were built against the backend that was chosen by what the configuration promised.
+
+    Raises ``ConfigError`` for the first that is beyond it.
+    """
+    for layer in layers:
+        asked = {
+            "sliding_window": layer.sliding_window is not None,
+            "soft_cap": layer.soft_cap is not None,
+            "latent": layer.kind is KVKind.LATENT,
+        }
+        needed = facts.features | {name for name, is_asked in asked.items() if is_asked}
+        refusal = attention.declaration.refusal(replace(facts, head_size=layer.head_size, features=needed))
+        if refusal is not None:
+            raise ConfigError(
+                f"attention backend {attention.name!r} cannot serve layer {layer.index} of this model: it {refusal}"
+            )
 
 
 def _drafting(config: Config, plugins: PluginSet) -> frozenset[str]:

@@ -28,7 +28,7 @@ from fwk.worker import kv_cache
 from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.inputs import InputBuffers
-from fwk.worker.model_setup import ModelSetup, model_facts
+from fwk.worker.model_setup import ModelSetup, check_layers, model_facts
 from fwk.worker.opened_model import OpenedModel, open_model
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.runner import ModelRunner
@@ -101,6 +101,7 @@ class LocalWorker(Worker):
         if self._moe is None and options.moe_runner_backend != "auto":
             raise ConfigError(f"--moe-runner-backend {options.moe_runner_backend}: this model has no layers of experts")
         layers = context.attention_layers
+        check_layers(layers, attention_item, self._facts)
         decoder = self._decoder(decoder_item, context, attention_item)
         num_blocks = kv_cache.count_blocks(
             max_total_tokens=options.max_total_tokens,
