@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fwk.config import Options, option
 from fwk.hookspecs import hookimpl
 from fwk.interfaces.attention import AttentionBackendSpec
+from fwk.interfaces.balance import LoadBalancerSpec
 from fwk.interfaces.cache import CacheTierSpec, PrefixCacheSpec
 from fwk.interfaces.declaration import Declaration, Facts, Host, Needs
 from fwk.interfaces.dialect import DialectSpec
@@ -49,6 +50,7 @@ __all__ = [
     "KVTransferSpec",
     "LoRABackendSpec",
     "LoRASourceSpec",
+    "LoadBalancerSpec",
     "LoaderSpec",
     "LogitsProcessorSpec",
     "MoERunnerSpec",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pluggy
 
 from fwk.interfaces.attention import AttentionBackendSpec
+from fwk.interfaces.balance import LoadBalancerSpec
 from fwk.interfaces.cache import CacheTierSpec, PrefixCacheSpec
 from fwk.interfaces.dialect import DialectSpec
 from fwk.interfaces.executor import ExecutorSpec
@@ -119,6 +120,12 @@ def reasoning_parsers() -> list[ReasoningParserSpec]:
 @hookspec
 def executors() -> list[ExecutorSpec]:
     """Declare executors: how the engine reaches its workers (``--executor``)."""
+    return []
+
+
+@hookspec
+def load_balancers() -> list[LoadBalancerSpec]:
+    """Declare load balancers: which of a server's engines gets a request (``--load-balance-method``)."""
     return []
 
 

@@ -24,6 +24,9 @@ from fwk.worker.model_setup import ModelSetup
 from fwk.worker.remote import worker_recipe
 from fwk.worker.worker import LocalWorker
 
+REPLICA_STRIDE = 0xA0761D6478BD642F
+"""Between the seeds of a server's engines: requests without a seed of their own must differ from engine to engine."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
@@ -88,13 +91,16 @@ class Engine:
         self.executor.close()
 
 
-def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup) -> Engine:
-    """Choose the engine's plugins, load the model, and put the parts together."""
+def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica: int = 0) -> Engine:
+    """Choose the engine's plugins, load the model, and put the parts together.
+
+    ``replica``: which of the server's engines it is.
+    """
     options = config.engine
     given = config.plugin_options
 
     def make_worker(group: ParallelGroup) -> Worker:
-        return LocalWorker(config, plugins, setup, group)
+        return LocalWorker(config, plugins, setup, group, replica)
 
     cache_item = choose(plugins, "cache", options.prefix_cache, setup.facts).chosen
     assert cache_item is not None
@@ -102,7 +108,7 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup) -> Engin
     item = choose(plugins, "executors", options.executor, setup.facts).chosen
     assert item is not None
     context = ExecutorContext(
-        make_worker, worker_recipe(config, plugins), options.tensor_parallel_size, plugin_options(item, given)
+        make_worker, worker_recipe(config, plugins, replica), options.tensor_parallel_size, plugin_options(item, given)
     )
     executor: Executor = build(item, context)
     try:
@@ -110,7 +116,7 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup) -> Engin
         reasons = [*setup.reasons, *loaded.reasons]
         if config.plugins.strict and reasons:
             raise PluginError(f"--strict: {'; '.join(reasons)}. Choose by name, or leave --strict out")
-        return _assemble(config, plugins, setup, executor, loaded, item, cache_item)
+        return _assemble(config, plugins, setup, executor, loaded, (item, cache_item), replica)
     except BaseException:
         executor.close()
         raise
@@ -122,9 +128,10 @@ def _assemble(
     setup: ModelSetup,
     executor: Executor,
     loaded: WorkerInfo,
-    executor_item: Registered,
-    cache_item: Registered,
+    items: tuple[Registered, Registered],
+    replica: int,
 ) -> Engine:
+    executor_item, cache_item = items
     options = config.engine
     given = config.plugin_options
     policy_item = choose(plugins, "schedulers", options.schedule_policy, setup.facts).chosen
@@ -139,7 +146,7 @@ def _assemble(
         max_running=options.max_running_requests,
         block_size=options.page_size,
         eos_token_ids=frozenset(setup.eos_token_ids),
-        seed=config.seed if options.random_seed is None else options.random_seed,
+        seed=(config.seed if options.random_seed is None else options.random_seed) + replica * REPLICA_STRIDE,
         num_lookahead=loaded.num_lookahead,
         check_blocks=options.check_blocks,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from fwk.config import Config
 from fwk.engine.core import Engine, build_engine
-from fwk.errors import InvalidRequest, RequestFailed
+from fwk.errors import ConfigError, InvalidRequest, RequestFailed
 from fwk.interfaces.dialect import GenerateInput
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.options import build_config
@@ -69,6 +69,11 @@ class LLM:
     def _load(self, config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> None:
         self.config = config
         self.plugins = plugins
+        if config.engine.data_parallel_size > 1:
+            raise ConfigError(
+                f"--data-parallel-size {config.engine.data_parallel_size}: only a server has several engines; "
+                "run fwk serve, or leave it out"
+            )
         opened = open_model(config, plugins, progress)
         setup = settle(config, opened, plugins)
         self.opened_path = opened.path

@@ -35,6 +35,7 @@ class LaunchSpec(msgspec.Struct):
     address: str
     config: dict[str, Any]
     fingerprint: str
+    replica: int = 0
 
 
 def main() -> int:
@@ -43,9 +44,9 @@ def main() -> int:
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=LaunchSpec)
     threading.Thread(target=_die_with_parent, args=(spec.address,), daemon=True).start()
     config = from_plain(spec.config)
-    logging.basicConfig(
-        level=config.server.log_level.upper(), format="%(asctime)s %(levelname)s engine: %(message)s", stream=sys.stderr
-    )
+    name = "engine" if config.engine.data_parallel_size == 1 else f"engine {spec.replica}"
+    form = f"%(asctime)s %(levelname)s {name}: %(message)s"
+    logging.basicConfig(level=config.server.log_level.upper(), format=form, stream=sys.stderr)
     context = zmq.Context[zmq.Socket[bytes]]()
     from fwk.engine.loop import EngineLoop, bind  # noqa: PLC0415 - torch comes with it
 
@@ -92,7 +93,7 @@ def _load(spec: LaunchSpec) -> tuple[Any, EngineReady]:
             "something was installed in between; restart"
         )
     setup = settle(config, open_model(config, plugins, log.info), plugins)
-    engine = build_engine(config, plugins, setup)
+    engine = build_engine(config, plugins, setup, spec.replica)
     info = engine.info
     ready = EngineReady(
         plugins.fingerprint,

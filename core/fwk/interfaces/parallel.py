@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def threads_each(num_processes: int, environment: Mapping[str, str]) -> int:
+    """Threads for the kernels of each of several processes that share what this one may use.
+
+    That is ``OMP_NUM_THREADS`` of its environment, or else its cores.
+    """
+    given = environment.get("OMP_NUM_THREADS", "")
+    if given.isdecimal():
+        available = int(given)
+    else:
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, available // num_processes)
 
 
 class ParallelGroup(ABC):

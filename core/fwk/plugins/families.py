@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fwk.interfaces.attention import AttentionBackendSpec
+from fwk.interfaces.balance import LoadBalancerSpec
 from fwk.interfaces.cache import CacheTierSpec, PrefixCacheSpec
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.dialect import DialectSpec
@@ -57,6 +58,7 @@ _ALL = [
     Family("tool_parsers", "tool parser", ToolParserSpec),
     Family("reasoning_parsers", "reasoning parser", ReasoningParserSpec),
     Family("executors", "executor", ExecutorSpec, "executor"),
+    Family("load_balancers", "load balancer", LoadBalancerSpec, "load_balance_method"),
     Family("kv_transfers", "KV transfer", KVTransferSpec),
     Family("loaders", "loader", LoaderSpec, "load_format"),
     Family("model_sources", "model source", ModelSourceSpec, takes_all=True),

@@ -46,14 +46,15 @@ def build_app(
     observers: Sequence[Observer],
     *,
     health: Callable[[], str | None],
+    degraded: Callable[[], str | None],
     server_info: Callable[[], dict[str, Any]],
     api_key: str | None,
     max_body_bytes: int,
 ) -> FastAPI:
-    """Put the application together. ``health`` says what is wrong, or None."""
+    """Put the application together. ``health`` says why nothing is served, ``degraded`` what part is not; or None."""
     app = FastAPI(title="fwk", version=__version__, docs_url=None, redoc_url=None)
     shapes = ErrorShapes()
-    add_core_routes(app, health, server_info)
+    add_core_routes(app, health, degraded, server_info)
     for dialect in dialects:
         before = len(app.router.routes)
         dialect.routes(app)
@@ -72,14 +73,20 @@ def build_app(
     return app
 
 
-def add_core_routes(app: FastAPI, health: Callable[[], str | None], server_info: Callable[[], dict[str, Any]]) -> None:
+def add_core_routes(
+    app: FastAPI,
+    health: Callable[[], str | None],
+    degraded: Callable[[], str | None],
+    server_info: Callable[[], dict[str, Any]],
+) -> None:
     """/health and /server_info."""
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health_route() -> Response:
         trouble = health()
         if trouble is None:
-            return JSONResponse({"status": "ok"})
+            reason = degraded()
+            return JSONResponse({"status": "ok"} if reason is None else {"status": "degraded", "reason": reason})
         return JSONResponse({"status": "unavailable", "reason": trouble}, 503)
 
     @app.get("/server_info")

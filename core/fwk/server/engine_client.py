@@ -21,6 +21,7 @@ from fwk.config import Config
 from fwk.config.wire import to_plain
 from fwk.engine.process import LaunchSpec
 from fwk.errors import EngineDead
+from fwk.interfaces.parallel import threads_each
 from fwk.types import (
     Abort,
     AddRequest,
@@ -49,8 +50,11 @@ Receiver = Callable[[list[TokenEvent] | EngineDead], None]
 class EngineClient:
     """One engine process and the requests sent to it. Lives on the event loop's thread."""
 
-    def __init__(self, config: Config, fingerprint: str) -> None:
+    def __init__(self, config: Config, fingerprint: str, replica: int = 0) -> None:
         self._config = config
+        self._replica = replica
+        self._is_alone = config.engine.data_parallel_size == 1
+        self._name = "the engine" if self._is_alone else f"engine {replica}"
         self._fingerprint = fingerprint
         self._receivers: dict[str, Receiver] = {}
         self._encoder = msgspec.msgpack.Encoder()
@@ -74,10 +78,10 @@ class EngineClient:
             raise EngineDead(f"the temporary folder's path is too long for a socket: {self._folder}; set TMPDIR")
         self._ready = asyncio.get_running_loop().create_future()
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "fwk.engine.process", stdin=asyncio.subprocess.PIPE, env=_environment()
+            sys.executable, "-m", "fwk.engine.process", stdin=asyncio.subprocess.PIPE, env=_environment(self._config)
         )
         assert self._process.stdin is not None
-        spec = LaunchSpec(address, to_plain(self._config), self._fingerprint)
+        spec = LaunchSpec(address, to_plain(self._config), self._fingerprint, self._replica)
         self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -101,6 +105,15 @@ class EngineClient:
         return self._process.pid if self._process is not None else None
 
     @property
+    def has_started(self) -> bool:
+        """Whether its start has come to an end, good or bad."""
+        return self._ready is not None and self._ready.done()
+
+    @property
+    def is_dead(self) -> bool:
+        return self._dead is not None
+
+    @property
     def is_ready(self) -> bool:
         return self._ready is not None and self._ready.done() and self._dead is None
 
@@ -109,10 +122,10 @@ class EngineClient:
         if self._dead is not None:
             return str(self._dead)
         if not self.is_ready:
-            return "the engine is starting"
+            return f"{self._name} is starting"
         silent = time.monotonic() - self._last_pong
         if silent > self._config.server.ping_timeout:
-            return f"the engine has not answered for {silent:.0f} seconds"
+            return f"{self._name} has not answered for {silent:.0f} seconds"
         return None
 
     def submit(self, request: Request, receiver: Receiver) -> None:
@@ -120,7 +133,7 @@ class EngineClient:
         if self._dead is not None:
             raise self._dead
         if not self.is_ready:
-            raise EngineDead("the engine is starting")
+            raise EngineDead(f"{self._name} is starting")
         self._receivers[request.request_id] = receiver
         self._send(AddRequest(request))
 
@@ -186,7 +199,7 @@ class EngineClient:
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(message)
             case EngineFailed(text):
-                self._fail(text)
+                self._fail(text if self._is_alone else f"{self._name}: {text}")
 
     def _note(self, stats: EngineStats) -> None:
         self.stats = stats
@@ -215,7 +228,7 @@ class EngineClient:
         await asyncio.sleep(0.05)  # its last words may still be on the wire
         if not self._closing:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self._fail(f"the engine process ended ({how})")
+            self._fail(f"{self._name} process ended ({how})")
 
     def _fail(self, text: str) -> None:
         """The engine is dead: everybody who waits is told, once."""
@@ -224,7 +237,8 @@ class EngineClient:
         was_ready = self.is_ready
         self._dead = EngineDead(text)
         if was_ready and not self._closing:
-            log.error("engine dead: %s; %d requests ended with an error", text, len(self._receivers))
+            name = self._name.removeprefix("the ")
+            log.error("%s dead: %s; %d requests ended with an error", name, text, len(self._receivers))
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._dead)
             with contextlib.suppress(EngineDead):
@@ -234,8 +248,10 @@ class EngineClient:
             receiver(self._dead)
 
 
-def _environment() -> dict[str, str]:
-    """The engine writes its log unbuffered, and its threads do not spin for long."""
+def _environment(config: Config) -> dict[str, str]:
+    """The engine writes its log unbuffered, its threads do not spin for long, and several engines share them."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if config.engine.data_parallel_size > 1:
+        environment["OMP_NUM_THREADS"] = str(threads_each(config.engine.data_parallel_size, os.environ))
     settle_waiting(environment)
     return environment

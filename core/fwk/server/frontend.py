@@ -14,8 +14,8 @@ from fwk.interfaces.dialect import Frontend, GenerateInput, ModelCard, OutputDel
 from fwk.interfaces.observer import Observer, RequestRecord
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import PluginSet
-from fwk.server.engine_client import EngineClient
 from fwk.server.observing import Observers
+from fwk.server.replicas import Replicas
 from fwk.text import ModelText, SequenceText, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import Request, TokenEvent
@@ -89,7 +89,7 @@ class ServerFrontend(Frontend):
         self,
         card: ModelCard,
         text: ModelText,
-        client: EngineClient,
+        client: Replicas,
         plugins: PluginSet,
         observers: Sequence[Observer],
         default_sampling: Mapping[str, Any],
@@ -158,10 +158,10 @@ class ServerFrontend(Frontend):
                 if deltas:
                     yield deltas
         finally:
-            self._client.forget(request.request_id)
             if num_open:
                 self._client.abort(request.request_id)
                 record.finish_reasons += ("abort",) * num_open
+            self._client.forget(request.request_id)
             record.finished = time.monotonic()
             self._observers.request_finished(record)
 

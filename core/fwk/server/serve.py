@@ -16,12 +16,15 @@ import uvicorn
 from fwk import __version__
 from fwk.config import Config
 from fwk.errors import ConfigError, EngineDead
+from fwk.interfaces.balance import BalanceContext, LoadBalancer
+from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import Dialect, DialectContext, ModelCard
 from fwk.interfaces.observer import Observer, ObserverContext
-from fwk.plugins import PluginSet, build, taking_part
+from fwk.plugins import PluginSet, build, choose, taking_part
+from fwk.plugins.selection import plugin_options
 from fwk.server.app import build_app
-from fwk.server.engine_client import EngineClient
 from fwk.server.frontend import ServerFrontend
+from fwk.server.replicas import Replicas
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
 from fwk.types import EngineReady
@@ -58,6 +61,13 @@ def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None]) -
     return runner(_Server(config, plugins, listener, progress).run())
 
 
+def _load_balancer(config: Config, plugins: PluginSet) -> LoadBalancer:
+    item = choose(plugins, "load_balancers", config.engine.load_balance_method, Facts()).chosen
+    assert item is not None
+    options = plugin_options(item, config.plugin_options)
+    return build(item, BalanceContext(config.engine.data_parallel_size, options))
+
+
 class _Server:
     """One server's life."""
 
@@ -68,7 +78,7 @@ class _Server:
         self._plugins = plugins
         self._listener = listener
         self._progress = progress
-        self._client = EngineClient(config, plugins.fingerprint)
+        self._client = Replicas(config, plugins.fingerprint, _load_balancer(config, plugins))
         self._ready: EngineReady | None = None
         self._started = time.monotonic()
 
@@ -122,11 +132,14 @@ class _Server:
         for reason in ready.reasons:
             self._progress(f"note: {reason}")
         host, port = self._listener.getsockname()[:2]
+        num_engines = self._config.engine.data_parallel_size
+        engines = f"{num_engines} engines, " if num_engines > 1 else ""
         chosen = ", ".join(f"{family} {name}" for family, name in sorted(ready.chosen.items()))
         self._progress(f"plugins: {chosen}")
         self._progress(
             f"fwk {__version__} serves {frontend.card.name} at http://{host}:{port} "
-            f"({time.monotonic() - self._started:.1f} s; {ready.num_blocks * ready.block_size} tokens of KV cache)"
+            f"({time.monotonic() - self._started:.1f} s; {engines}"
+            f"{ready.num_blocks * ready.block_size} tokens of KV cache)"
         )
 
     def _build(self, opened: OpenedModel) -> tuple[ServerFrontend, Any]:
@@ -150,6 +163,7 @@ class _Server:
             dialects,
             observers,
             health=self._client.trouble,
+            degraded=self._client.degraded,
             server_info=self._info,
             api_key=config.server.api_key,
             max_body_bytes=config.server.max_body_bytes,
@@ -186,4 +200,5 @@ class _Server:
             "reasons": list(ready.reasons) if ready else [],
             "max_model_len": ready.max_model_len if ready else None,
             "kv_cache": {"num_blocks": ready.num_blocks, "block_size": ready.block_size} if ready else None,
+            "replicas": self._client.info(),
         }

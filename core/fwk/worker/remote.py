@@ -16,9 +16,9 @@ from fwk.plugins import PluginSet, discover
 log = logging.getLogger(__name__)
 
 
-def worker_recipe(config: Config, plugins: PluginSet) -> WorkerRecipe:
+def worker_recipe(config: Config, plugins: PluginSet, replica: int) -> WorkerRecipe:
     """Everything a process with the same plugins needs to make a worker like the one made here."""
-    plain = {"config": to_plain(config), "fingerprint": plugins.fingerprint}
+    plain = {"config": to_plain(config), "fingerprint": plugins.fingerprint, "replica": replica}
     return WorkerRecipe(f"{__name__}:{make_worker.__name__}", plain)
 
 
@@ -41,4 +41,4 @@ def make_worker(plain: dict[str, Any], group: ParallelGroup) -> Worker:
             f"({plain['fingerprint']}): a plugin is installed in only one of them"
         )
     setup = settle(config, open_model(config, plugins, log.info), plugins)
-    return LocalWorker(config, plugins, setup, group)
+    return LocalWorker(config, plugins, setup, group, plain["replica"])

@@ -50,26 +50,29 @@ SECOND_MODEL_OPTIONS = {
 """The served model's own options, which mean nothing for another model."""
 
 
-def device_of(kind: str, group: ParallelGroup) -> torch.device:
-    """The device of a rank. Ranks on a CPU share it; each has a GPU of its own."""
+def device_of(kind: str, group: ParallelGroup, replica: int) -> torch.device:
+    """The device of a rank. Ranks on a CPU share it; each has a GPU of its own, those of replica 0 first."""
     if kind != "cuda":
         return torch.device(kind)
-    if group.rank >= torch.cuda.device_count():
+    index = replica * group.size + group.rank
+    if index >= torch.cuda.device_count():
         raise ConfigError(
-            f"rank {group.rank} of {group.size} needs a GPU of its own, but {torch.cuda.device_count()} can be seen; "
-            "choose a smaller --tensor-parallel-size or look at CUDA_VISIBLE_DEVICES"
+            f"rank {group.rank} of engine {replica} needs a GPU of its own, but {torch.cuda.device_count()} can be "
+            "seen; lower --tensor-parallel-size or --data-parallel-size, or look at CUDA_VISIBLE_DEVICES"
         )
-    return torch.device(kind, group.rank)
+    return torch.device(kind, index)
 
 
 class LocalWorker(Worker):
     """Owns one device."""
 
-    def __init__(self, config: Config, plugins: PluginSet, setup: ModelSetup, group: ParallelGroup) -> None:
+    def __init__(
+        self, config: Config, plugins: PluginSet, setup: ModelSetup, group: ParallelGroup, replica: int = 0
+    ) -> None:
         self._config = config
         self._plugins = plugins
         self._setup = setup
-        self._device = device_of(setup.facts.host.device, group)
+        self._device = device_of(setup.facts.host.device, group, replica)
         self._dtype: torch.dtype = getattr(torch, setup.facts.dtype)
         self._tp = group
         self._runner: ModelRunner | None = None
@@ -109,7 +112,7 @@ class LocalWorker(Worker):
             block_size=options.page_size,
             bytes_per_block=kv_cache.block_bytes(attention, layers),
             device=self._device,
-            num_sharers=self._tp.size,
+            num_sharers=self._tp.size * options.data_parallel_size,
         )
         num_blocks = kv_cache.agree(num_blocks, self._tp, self._device)
         kv_cache.allocate(attention, layers, num_blocks, self._device)

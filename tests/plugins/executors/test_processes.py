@@ -243,7 +243,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_ranks_end_by_themselves_when_the_engine_is_killed(tmp_path: Path, is_loaded: bool) -> None:
-    faults = {} if is_loaded else {"0": {"0": "wait:/nonexistent/never"}}
+    faults = {"0": {"hangs_in_close": ""} if is_loaded else {"0": "wait:/nonexistent/never"}}
     code = SCRIPT.format(faults=faults, is_loaded=is_loaded)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     root = Path(__file__).parents[3]

@@ -38,6 +38,9 @@ from fwk_executors.processes.messages import (
     frame,
 )
 
+END_SECONDS = 1.5
+"""What the worker may still finish once the engine is gone."""
+
 
 def digest(result: StepResult) -> int:
     """A number that ranks which chose the same tokens have in common."""
@@ -98,6 +101,9 @@ class Child:
         while (messages := frames.receive()) is not None:
             for message in messages:
                 self._jobs.put(message)
+        end = threading.Timer(END_SECONDS, os._exit, (0,))
+        end.daemon = True
+        end.start()
         if self._folder is not None:  # still there if the engine was killed while we loaded
             with contextlib.suppress(OSError):
                 for path in self._folder.iterdir():

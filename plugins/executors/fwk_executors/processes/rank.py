@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 
 import psutil
 
+from fwk.interfaces.parallel import threads_each
 from fwk_executors.processes.messages import Frames, FromRank
 
 REAP_SECONDS = 0.5
@@ -70,16 +70,10 @@ class Rank:
             self._process.wait()
 
 
-def num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def environment_of_ranks(size: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """The threads of this process are divided among the ranks, and gloo keeps to the loopback interface."""
-    threads = inherited.get("OMP_NUM_THREADS", "")
-    available = int(threads) if threads.isdecimal() else num_cores()
-    environment = {**inherited, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, available // size))}
+    threads = threads_each(size, inherited)
+    environment = {**inherited, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)}
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if loopback:
         environment.setdefault("GLOO_SOCKET_IFNAME", loopback[0])

@@ -1,0 +1,120 @@
+"""All engines of a server as one: a request goes to the replica the load balancer chooses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from fwk.config import Config
+from fwk.errors import EngineDead
+from fwk.interfaces.balance import LoadBalancer, Replica
+from fwk.server.engine_client import EngineClient, Receiver
+from fwk.types import EngineReady, EngineStats, Request
+
+
+class Replicas:
+    """One or more engine processes. They share nothing; a replica that dies takes only its own requests with it."""
+
+    def __init__(self, config: Config, fingerprint: str, balancer: LoadBalancer) -> None:
+        self._balancer = balancer
+        self._clients = [EngineClient(config, fingerprint, index) for index in range(config.engine.data_parallel_size)]
+        self._views = [Replica(index) for index in range(len(self._clients))]
+        self._placed: dict[str, tuple[int, int]] = {}  # request -> replica, sequences
+        self.on_stats: Callable[[EngineStats], None] | None = None
+        for index, client in enumerate(self._clients):
+            client.on_stats = partial(self._note, index)
+
+    async def start(self) -> None:
+        """Start the processes; ``wait_ready`` tells when they serve."""
+        await asyncio.gather(*(client.start() for client in self._clients))
+
+    async def wait_ready(self) -> EngineReady:
+        """What the engines have in common, and their blocks together. Raises ``EngineDead`` for the first to fail."""
+        every = await asyncio.gather(*(client.wait_ready() for client in self._clients))
+        return msgspec.structs.replace(
+            every[0],
+            num_blocks=sum(ready.num_blocks for ready in every),
+            max_model_len=min(ready.max_model_len for ready in every),
+        )
+
+    def trouble(self) -> str | None:
+        """Why nothing can be served now; None while one engine can. All must have started before any serves."""
+        troubles = self._troubles()
+        is_starting = not all(client.has_started for client in self._clients)
+        if not is_starting and len(troubles) < len(self._clients):
+            return None
+        return "; ".join(troubles) or "the engines are starting"
+
+    def degraded(self) -> str | None:
+        """Which engines cannot serve, while others can."""
+        return None if self.trouble() is not None else "; ".join(self._troubles()) or None
+
+    def submit(self, request: Request, receiver: Receiver) -> None:
+        """Send a request to a replica; ``receiver`` gets its events, or ``EngineDead`` once."""
+        able = [view for view, client in zip(self._views, self._clients, strict=True) if client.trouble() is None]
+        if not able:
+            raise EngineDead(self.trouble() or "no engine can serve")
+        chosen = self._balancer.choose(request, able)
+        if not any(view is chosen for view in able):
+            raise AssertionError(f"{type(self._balancer).__name__} chose no replica that can serve")
+        self._clients[chosen.index].submit(request, receiver)
+        self._placed[request.request_id] = chosen.index, request.n
+        chosen.num_open += request.n
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Tell the request's engine to stop working on it, or on one of its sequences."""
+        if request_id in self._placed:
+            self._clients[self._placed[request_id][0]].abort(request_id, index)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended; events still on their way are dropped."""
+        if request_id in self._placed:
+            replica, count = self._placed.pop(request_id)
+            self._views[replica].num_open -= count
+            self._clients[replica].forget(request_id)
+
+    async def close(self) -> None:
+        """Stop the processes."""
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+    def info(self) -> list[dict[str, Any]]:
+        """For /server_info."""
+        return [
+            {
+                "trouble": client.trouble(),
+                "num_open": view.num_open,
+                "stats": msgspec.structs.asdict(view.stats),
+            }
+            for view, client in zip(self._views, self._clients, strict=True)
+        ]
+
+    def _troubles(self) -> list[str]:
+        return [trouble for client in self._clients if (trouble := client.trouble()) is not None]
+
+    def _note(self, index: int, stats: EngineStats) -> None:
+        self._views[index].stats = stats
+        if self.on_stats is not None:
+            self.on_stats(
+                total(
+                    [
+                        without_gauges(view.stats) if client.is_dead else view.stats
+                        for view, client in zip(self._views, self._clients, strict=True)
+                    ]
+                )
+            )
+
+
+def without_gauges(stats: EngineStats) -> EngineStats:
+    """What is left of an engine that has died: what it had done, which counters must not lose."""
+    return msgspec.structs.replace(stats, **{name: 0 for name in stats.__struct_fields__ if name.startswith("num_")})
+
+
+def total(every: list[EngineStats]) -> EngineStats:
+    """The engines' numbers together: every field counts something, so they add up."""
+    if len(every) == 1:
+        return every[0]
+    return EngineStats(*(sum(values) for values in zip(*map(msgspec.structs.astuple, every), strict=True)))

@@ -1,0 +1,158 @@
+"""Several engines as one: where requests go, what is told of them, what one that dies leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fwk import SamplingParams
+from fwk.config import Config, EngineOptions
+from fwk.engine.core import build_engine
+from fwk.errors import EngineDead
+from fwk.interfaces.balance import BalanceContext, LoadBalancer, Replica
+from fwk.plugins import discover
+from fwk.plugins.options import build_config
+from fwk.server import replicas as module
+from fwk.server.replicas import Replicas, total
+from fwk.types import EngineReady, EngineStats, Request
+from fwk.worker.model_setup import settle
+from fwk.worker.opened_model import open_model
+
+
+class Client:
+    """An engine that does nothing."""
+
+    def __init__(self, config: Config, fingerprint: str, replica: int) -> None:
+        self.replica = replica
+        self.sent: list[tuple[Any, ...]] = []
+        self.on_stats: Callable[[EngineStats], None] | None = None
+        self.problem: str | None = None
+        self.has_started = True
+        self.is_dead = False
+
+    def trouble(self) -> str | None:
+        return self.problem
+
+    async def wait_ready(self) -> EngineReady:
+        if self.problem:
+            raise EngineDead(self.problem)
+        return EngineReady("f", 10 + self.replica, 16, 100 - self.replica, 320, {}, [])
+
+    def submit(self, request: Request, receiver: Any) -> None:
+        self.sent.append(("submit", request.request_id))
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        self.sent.append(("abort", request_id, index))
+
+    def forget(self, request_id: str) -> None:
+        self.sent.append(("forget", request_id))
+
+
+class Last(LoadBalancer):
+    """Always the last, and notes what it was shown."""
+
+    seen: list[list[tuple[int, int]]] = []
+
+    def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
+        self.seen.append([(replica.index, replica.num_open) for replica in replicas])
+        return replicas[-1] if request.request_id != "stranger" else Replica(0)
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> tuple[Replicas, list[Client]]:
+    clients: list[Client] = []
+
+    def make(*arguments: Any) -> Client:
+        clients.append(Client(*arguments))
+        return clients[-1]
+
+    monkeypatch.setattr(module, "EngineClient", make)
+    Last.seen.clear()
+    config = Config(engine=EngineOptions(data_parallel_size=3))
+    return Replicas(config, "f", Last(BalanceContext(3))), clients
+
+
+def request(name: str, n: int = 1) -> Request:
+    return Request(request_id=name, prompt_token_ids=[1], sampling=SamplingParams(), n=n)
+
+
+def test_all_that_concerns_a_request_goes_to_its_engine(three: tuple[Replicas, list[Client]]) -> None:
+    engines, clients = three
+    engines.submit(request("a", n=4), print)
+    engines.submit(request("b"), print)
+    clients[2].problem = "dead"
+    engines.submit(request("c"), print)
+    engines.abort("a", 1)
+    engines.abort("c")
+    engines.abort("nobody")
+    engines.forget("a")
+    engines.forget("a")
+    assert clients[2].sent == [("submit", "a"), ("submit", "b"), ("abort", "a", 1), ("forget", "a")]
+    assert clients[1].sent == [("submit", "c"), ("abort", "c", None)]
+    clients[2].problem = None
+    engines.submit(request("d"), print)
+    assert Last.seen == [
+        [(0, 0), (1, 0), (2, 0)],
+        [(0, 0), (1, 0), (2, 4)],
+        [(0, 0), (1, 0)],
+        [(0, 0), (1, 1), (2, 1)],
+    ]
+
+
+def test_a_balancer_that_chooses_a_stranger_is_an_error(three: tuple[Replicas, list[Client]]) -> None:
+    with pytest.raises(AssertionError, match="Last chose no replica that can serve"):
+        three[0].submit(request("stranger"), print)
+
+
+def test_trouble_is_when_none_can_serve(three: tuple[Replicas, list[Client]]) -> None:
+    engines, clients = three
+    assert (engines.trouble(), engines.degraded()) == (None, None)
+    clients[1].problem = "engine 1 process ended (signal 9)"
+    assert (engines.trouble(), engines.degraded()) == (None, "engine 1 process ended (signal 9)")
+    clients[0].problem = clients[2].problem = "gone"
+    assert (engines.trouble(), engines.degraded()) == ("gone; engine 1 process ended (signal 9); gone", None)
+    with pytest.raises(EngineDead, match="signal 9"):
+        engines.submit(request("a"), print)
+    clients[0].problem, clients[1].problem, clients[2].problem = None, None, "engine 2 is starting"
+    clients[2].has_started = False
+    assert engines.trouble() == "engine 2 is starting", "nothing is served before all have started"
+
+
+async def test_ready_is_what_they_have_in_common(three: tuple[Replicas, list[Client]]) -> None:
+    engines, clients = three
+    ready = await engines.wait_ready()
+    assert (ready.num_blocks, ready.max_model_len) == (33, 98)
+    clients[1].problem = "9 heads cannot be shared"
+    with pytest.raises(EngineDead, match="9 heads"):
+        await engines.wait_ready()
+
+
+def test_numbers_are_sums_and_counters_outlive_their_engine(three: tuple[Replicas, list[Client]]) -> None:
+    engines, clients = three
+    told: list[EngineStats] = []
+    engines.on_stats = told.append
+    for index, client in enumerate(clients):
+        assert client.on_stats is not None
+        client.on_stats(EngineStats(num_running=index + 1, num_blocks=10, num_free_blocks=4, steps=100 * index))
+    assert told[-1] == EngineStats(num_running=6, num_blocks=30, num_free_blocks=12, steps=300)
+    clients[2].is_dead = True
+    assert clients[0].on_stats is not None
+    clients[0].on_stats(EngineStats(num_blocks=10, num_free_blocks=10, steps=7))
+    assert told[-1] == EngineStats(num_running=2, num_blocks=20, num_free_blocks=14, steps=307)
+    assert total([told[0]]) is told[0]
+    assert [entry["stats"]["steps"] for entry in engines.info()] == [7, 100, 200]
+    assert msgspec.json.encode(engines.info())
+
+
+def test_engines_give_different_seeds_to_requests_without_one(tiny_folder: Path) -> None:
+    plugins = discover()
+    given = {"model": str(tiny_folder), "load_format": "dummy", "random_seed": 5, "max_total_tokens": 64}
+    config = build_config(plugins, given)
+    setup = settle(config, open_model(config, plugins, print), plugins)
+    seeds = [build_engine(config, plugins, setup, replica).scheduler.limits.seed for replica in (0, 1, 2)]
+    assert seeds[0] == 5
+    assert len({seed % 2**64 for seed in seeds}) == 3

@@ -1,0 +1,54 @@
+"""Load balancers: who gets the next request."""
+
+from __future__ import annotations
+
+import pytest
+
+from fwk import SamplingParams
+from fwk.interfaces.balance import BalanceContext, LoadBalancer, Replica
+from fwk.plugins import discover, load_object
+from fwk.types import Request
+
+REQUEST = Request(request_id="r", prompt_token_ids=[1], sampling=SamplingParams())
+ITEMS = {item.name: item for item in discover().family("load_balancers")}
+
+
+def make(name: str, count: int = 3) -> tuple[LoadBalancer, list[Replica]]:
+    return load_object(ITEMS[name])(BalanceContext(count)), [Replica(index) for index in range(count)]
+
+
+def chosen(balancer: LoadBalancer, replicas: list[Replica], times: int) -> list[int]:
+    return [balancer.choose(REQUEST, replicas).index for _ in range(times)]
+
+
+@pytest.mark.parametrize("name", sorted(ITEMS))
+def test_every_balancer_chooses_one_of_those_it_is_given_and_changes_none(name: str) -> None:
+    balancer, replicas = make(name)
+    for subset in (replicas, replicas[1:], replicas[:1], replicas[::2], replicas[2:]):
+        before = [(replica.index, replica.num_open) for replica in subset]
+        assert balancer.choose(REQUEST, subset) in subset
+        assert [(replica.index, replica.num_open) for replica in subset] == before
+
+
+@pytest.mark.parametrize("name", sorted(ITEMS))
+def test_equals_get_equal_shares(name: str) -> None:
+    balancer, replicas = make(name)
+    found = chosen(balancer, replicas, 30)
+    assert [found.count(index) for index in range(3)] == [10, 10, 10]
+
+
+def test_turns_go_on_when_one_cannot_serve() -> None:
+    balancer, replicas = make("round_robin")
+    assert chosen(balancer, replicas, 2) == [0, 1]
+    assert chosen(balancer, [replicas[0], replicas[1]], 3) == [0, 1, 0]
+    assert chosen(balancer, replicas, 4) == [1, 2, 0, 1]
+
+
+def test_the_shortest_queue_is_preferred() -> None:
+    balancer, replicas = make("shortest_queue")
+    for replica, count in zip(replicas, (5, 2, 3), strict=True):
+        replica.num_open = count
+    assert chosen(balancer, replicas, 2) == [1, 1]
+    assert chosen(balancer, [replicas[0], replicas[2]], 1) == [2]
+    replicas[0].num_open = 0
+    assert chosen(balancer, replicas, 1) == [0]
