@@ -14,7 +14,7 @@ from fwk import GrammarRequest, SamplingParams
 from fwk.errors import ConfigError, InvalidRequest, PluginError, RequestFailed
 from fwk.plugins import discover
 from fwk.types import Request
-from tests.helpers.grammars import JUDGED, DeepExecutor, GrammarTestPlugins, SlowBackend
+from tests.helpers.grammars import JUDGED, GrammarTestPlugins, SlowBackend
 from tests.helpers.scripted_decoder import EchoDecoder, EchoPlugin
 
 PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 100]]
@@ -91,9 +91,8 @@ def test_drafts_change_nothing(make: Callable[..., fwk.LLM], given: dict[str, An
 
 @pytest.mark.parametrize("given", [{"temperature": 0.0}, {"temperature": 1.0}, {"ignore_eos": True}])
 def test_overlap_changes_nothing(make: Callable[..., fwk.LLM], given: dict[str, Any]) -> None:
-    assert DeepExecutor.depth == 2
-    plain_and_other(make, settings(14, MIXED, **given), executor="deep")
-    plain_and_other(make, settings(14, MIXED, **given), executor="deep", speculative_algorithm="echo")
+    plain_and_other(make, settings(14, MIXED, **given), executor="threaded")
+    plain_and_other(make, settings(14, MIXED, **given), executor="threaded", speculative_algorithm="echo")
 
 
 def test_a_sequence_that_was_pre_empted_goes_on_in_its_grammar(make: Callable[..., fwk.LLM]) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from fwk import ExecutorSpec, GrammarBackendSpec, GrammarRequest, hookimpl
-from fwk.interfaces.executor import Executor, ExecutorContext, WorkerInfo
-from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
-from fwk.types import Batch, StepResult
+from fwk import GrammarBackendSpec, GrammarRequest, hookimpl
+from fwk.interfaces.grammar import Grammar, GrammarBackend
 
 PERSON = {
     "type": "object",
@@ -110,46 +108,12 @@ class Broken(OnlyDigits):
         return self
 
 
-class DeepExecutor(Executor):
-    """Hands a step's result out only after the next step was launched."""
-
-    depth = 2
-
-    def __init__(self, context: ExecutorContext) -> None:
-        super().__init__(context)
-        self._worker = context.make_worker(0, 1)
-
-    def load(self) -> WorkerInfo:
-        return self._worker.load()
-
-    def launch(self, batch: Batch) -> StepResult:
-        return self._worker.execute(batch)
-
-    def collect(self, pending: StepResult) -> StepResult:
-        return pending
-
-    def call(self, name: str, *args: Any) -> list[Any]:
-        return [self._worker.call(name, *args)]
-
-    def close(self) -> None: ...
-
-
 class GrammarTestPlugins:
     """Declares them, as a package would."""
 
     @hookimpl
     def grammar_backends(self) -> list[GrammarBackendSpec]:
         return [GrammarBackendSpec(name="slow", load="tests.helpers.grammars:SlowBackend", kinds=frozenset({"regex"}))]
-
-    @hookimpl
-    def executors(self) -> list[ExecutorSpec]:
-        return [ExecutorSpec(name="deep", load="tests.helpers.grammars:DeepExecutor")]
-
-
-def context_of(
-    tokenizer: Any, token_bytes: list[bytes], special: frozenset[int], eos: tuple[int, ...]
-) -> GrammarContext:
-    return GrammarContext(tokenizer, token_bytes, special, eos)
 
 
 def allowed(grammar: Grammar, vocab_size: int) -> set[int]:

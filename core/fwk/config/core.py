@@ -149,6 +149,16 @@ class ServerOptions(Options):
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
     api_key: str | None = option(None, "Key that clients must send as 'Authorization: Bearer KEY'.")
+    tool_call_parser: str = option(
+        "auto",
+        "Parser of the model's tool calls; auto: the one whose marks are in the chat template, "
+        "none: tools are refused.",
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "Parser that splits thinking from the answer; auto: the one whose marks are in the chat template, "
+        "none: thinking stays in the text.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "Log level.")
     ping_timeout: float = option(
         20.0, "Seconds without an answer from the engine's loop until /health reports 503.", gt=0, le=3600

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.types import FinishReason, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -146,6 +147,14 @@ class Frontend(ABC):
 
         Call it through ``run_blocking`` when the input has a grammar: it is compiled, which takes up to seconds.
         """
+
+    def tool_parser(self, tools: Sequence[Mapping[str, Any]], prompt_tail: str = "") -> ToolParser | None:
+        """A parser of tool calls for one sequence; None when this server has none."""
+        return None
+
+    def reasoning_parser(self, prompt_tail: str = "") -> StreamParser | None:
+        """A parser that splits thinking from the answer for one sequence; None when this server has none."""
+        return None
 
     @abstractmethod
     def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
+from fwk.types import GrammarRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,22 @@ class Parsed:
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list["ToolCallDelta"])
 
+    def __add__(self, other: Parsed) -> Parsed:
+        """This piece and the next."""
+        calls = [*self.tool_calls, *other.tool_calls]
+        return Parsed(self.content + other.content, self.reasoning + other.reasoning, calls)
+
 
 @dataclass(frozen=True, slots=True)
 class ParserContext:
-    """What a parser is built with: one parser object per sequence."""
+    """What a parser is built with: one parser object per sequence.
+
+    tools: the functions that may be called, each with ``name`` and perhaps ``parameters`` (a JSON schema); empty: any.
+    prompt_tail: how the prompt ends, special tokens spelled out; a template may have opened the thinking already.
+    """
 
     tools: Sequence[Mapping[str, Any]] = ()
+    prompt_tail: str = ""
     options: Any = None
 
 
@@ -51,11 +62,19 @@ class StreamParser(ABC):
         """The text has ended: give out what was held back."""
 
 
+class ToolParser(StreamParser):
+    """Finds tool calls. Text that is not a call of a known tool stays content; white space beside calls may go."""
+
+    @abstractmethod
+    def grammar(self, is_many: bool) -> GrammarRequest:
+        """One call of any of the context's tools, or with ``is_many`` one or more, and nothing else."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToolParserSpec(Declaration):
-    """Declares a tool-call parser (``--tool-call-parser``).
+    """Declares a tool-call parser (``--tool-call-parser``); ``load`` names a ``ToolParser``.
 
-    template_marks: substrings of chat templates of models that speak this format, for ``auto``.
+    template_marks: for ``auto``: what is found in chat templates of models that speak this format; empty: never.
     """
 
     family: ClassVar[str] = "tool_parsers"
@@ -65,7 +84,10 @@ class ToolParserSpec(Declaration):
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningParserSpec(Declaration):
-    """Declares a reasoning parser (``--reasoning-parser``)."""
+    """Declares a reasoning parser (``--reasoning-parser``); ``load`` names a ``StreamParser``.
+
+    template_marks: as those of ``ToolParserSpec``.
+    """
 
     family: ClassVar[str] = "reasoning_parsers"
 

@@ -12,9 +12,11 @@ from typing import Any
 from fwk.errors import EngineDead
 from fwk.interfaces.dialect import Frontend, GenerateInput, ModelCard, OutputDelta
 from fwk.interfaces.observer import Observer, RequestRecord
+from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import PluginSet
 from fwk.server.observing import Observers
+from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
 from fwk.text import ModelText, SequenceText, prepare_input
 from fwk.text.grammars import Grammars
@@ -94,12 +96,14 @@ class ServerFrontend(Frontend):
         observers: Sequence[Observer],
         default_sampling: Mapping[str, Any],
         grammars: Grammars,
+        parsers: Parsers,
     ) -> None:
         self.card = card
         self.text = text
         self.default_sampling = default_sampling
         self._model_text = text
         self._grammars = grammars
+        self._parsers = parsers
         self.grammar_kinds = grammars.kinds
         self._client = client
         self._observers = Observers(observers)
@@ -125,6 +129,12 @@ class ServerFrontend(Frontend):
         item = prepare_input(item, self.text, max_model_len=self.card.max_model_len, vocab_size=self.card.vocab_size)
         self._grammars.check(item.sampling.grammar)
         return item
+
+    def tool_parser(self, tools: Sequence[Mapping[str, Any]], prompt_tail: str = "") -> ToolParser | None:
+        return self._parsers.tool.make(tools, prompt_tail)
+
+    def reasoning_parser(self, prompt_tail: str = "") -> StreamParser | None:
+        return self._parsers.reasoning.make((), prompt_tail)
 
     async def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
         request = Request(

@@ -24,6 +24,7 @@ from fwk.plugins import PluginSet, build, choose, taking_part
 from fwk.plugins.selection import plugin_options
 from fwk.server.app import build_app
 from fwk.server.frontend import ServerFrontend
+from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
@@ -153,8 +154,9 @@ class _Server:
         ]
         generation = opened.checkpoint.generation_config()
         defaults = {key: generation[key] for key in SAMPLING_DEFAULTS if generation.get(key) is not None}
+        parsers = Parsers(config, plugins, text.chat_template)
         grammars = Grammars(config, plugins, lambda: text, opened.config.vocab_size, opened.eos_token_ids)
-        frontend = ServerFrontend(card, text, self._client, plugins, observers, defaults, grammars)
+        frontend = ServerFrontend(card, text, self._client, plugins, observers, defaults, grammars, parsers)
         dialects: list[Dialect] = [
             build(item, DialectContext(frontend, options))
             for item, options in taking_part(plugins, "dialects", config.plugin_options)

@@ -36,6 +36,7 @@ class ModelText(TextTools):
         self.vocabulary = Vocabulary(self.tokenizer)
         special = _special_tokens(checkpoint.tokenizer_config())
         source = _read(options.chat_template) if options.chat_template else checkpoint.chat_template()
+        self.chat_template = source or ""
         self._template = ChatTemplate(source, special) if source else None
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:

@@ -1,1 +1,31 @@
 """What plugins of this family share."""
+
+
+def held_len(text: str, mark: str) -> int:
+    """Length of the longest end of ``text`` that could be the beginning of ``mark``, but is not all of it."""
+    for length in range(min(len(text), len(mark) - 1), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0
+
+
+class HeldSpace:
+    """Keeps back white space until it is known what follows it."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def add(self, text: str) -> str:
+        """What may be given out now: ``text`` after all that was held, less the white space at its end."""
+        body = text.rstrip()
+        if not body:
+            self._pieces.append(text)
+            return ""
+        out = "".join([*self._pieces, body])
+        self._pieces = [text[len(body) :]]
+        return out
+
+    def take(self) -> str:
+        """The white space held, which is not held any more."""
+        space, self._pieces = "".join(self._pieces), []
+        return space

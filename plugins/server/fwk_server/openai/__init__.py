@@ -1,10 +1,15 @@
 """The OpenAI HTTP dialect: chat completions, completions, models, and vLLM's tokenize and detokenize.
 
 Fields nobody here reads are ignored, as OpenAI's own clients expect of a server: ``user``, ``metadata``, ``store``,
-``service_tier``, ``safety_identifier``, ``prompt_cache_*``, ``prediction`` and ``verbosity`` (hints),
-``parallel_tool_calls``, ``session_id``, and anything unknown. A field that asks for something this server cannot do
-(``suffix``, structured output, tools without a parser, audio, ...) is refused with 400 and its name in ``param``:
-ignoring it would lie. The table of those is in ``refusals.py``.
+``service_tier``, ``safety_identifier``, ``prompt_cache_*``, ``prediction`` and ``verbosity`` (hints), ``session_id``,
+``strict`` of a tool (calls the model makes by itself are not constrained), and anything unknown. A field that asks for
+something this server cannot do (``suffix``, tools without a parser, audio, ...) is refused with 400 and its name in
+``param``: ignoring it would lie. The table of those is in ``refusals.py``.
+
+Output is constrained by ``response_format``, by ``structured_outputs`` (``json``, ``regex``, ``choice``, ``grammar``,
+``json_object``) and the older ``guided_*`` of vLLM, and by SGLang's ``json_schema``, ``regex`` and ``ebnf``; one
+of them at a time. A schema is always kept, ``strict`` or not. ``tool_choice`` ``required`` or naming a function
+constrains the output to calls. A constrained answer has no thinking: the grammar holds from the first token.
 
 Two values leave OpenAI's published schema, where OpenAI's service leaves it too and clients rely on it: a completion's
 ``finish_reason`` is null in the chunks before its last, and the first token of an echoed prompt, which nothing

@@ -19,6 +19,7 @@ from fwk.types import SamplingParams, TokenLogprobs
 from fwk_server._common.body import parse, processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.replies import event
+from fwk_server.openai.constraints import read_constraint
 from fwk_server.openai.logprobs import LegacyLogprobs, TokenTexts, joined, prompt_logprobs
 from fwk_server.openai.models import CompletionRequest
 from fwk_server.openai.outputs import Choice, Usage, collect, run
@@ -38,6 +39,7 @@ class CompletionCall:
     body: CompletionRequest
     items: list[GenerateInput]
     echoes: list[str]  # per prompt, what its choices start with
+    constraint: str  # the field that asked for a grammar
 
     @property
     def n(self) -> int:
@@ -53,16 +55,24 @@ class CompletionCall:
         return self.items[0].sampling.skip_special_tokens
 
 
+def read(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
+    """A call that has been read and checked, its grammar compiled."""
+    return check(prepare(data, frontend, caller), frontend)
+
+
 def prepare(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
     """Read and tokenise. Runs off the event loop when there is much of it."""
     raw = parse(data)
     body = validate(CompletionRequest, raw)
     check_model(body.model, frontend.card)
     refuse_unsupported(raw)
+    constraint = read_constraint(raw, frontend.grammar_kinds)
     check_generate(body)
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens may be 0 only with echo, to score a prompt", "max_tokens")
     sampling = _sampling(body, raw, frontend)
+    if constraint is not None:
+        sampling = msgspec.structs.replace(sampling, grammar=constraint[0])
     prompts = read_prompts(body.prompt, body.add_special_tokens is not False, frontend.text)
     check_choices(body.n or 1, prompts, MAX_CHOICES)
     items = [
@@ -78,7 +88,7 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
         for prompt in prompts
     ]
     echoes = [prompt.as_text(frontend.text, sampling.skip_special_tokens) if body.echo else "" for prompt in prompts]
-    return CompletionCall(body, items, echoes)
+    return CompletionCall(body, items, echoes, constraint[1] if constraint is not None else "grammar")
 
 
 def _sampling(body: CompletionRequest, raw: dict[str, Any], frontend: Frontend) -> SamplingParams:
@@ -106,7 +116,7 @@ def check(call: CompletionCall, frontend: Frontend) -> CompletionCall:
     """Have the frontend complete the inputs: all are checked before the first one runs."""
     for i, item in enumerate(call.items):
         name = "prompt" if len(call.items) == 1 else f"prompt[{i}]"
-        call.items[i] = checked(frontend, item, {"prompt": name, "prompt_token_ids": name})
+        call.items[i] = checked(frontend, item, {"prompt": name, "prompt_token_ids": name, "grammar": call.constraint})
     return call
 
 

@@ -13,7 +13,7 @@ from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
 from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply
-from fwk_server.openai import chat, completions, tokens
+from fwk_server.openai import chat, completions, constraints, tokens
 from fwk_server.openai.logprobs import TokenTexts
 from fwk_server.openai.models import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from fwk_server.openai.served import check_model, model_body
@@ -25,6 +25,9 @@ Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 SMALL_BODY = 2_048
 """Bodies up to this many bytes are parsed, rendered and tokenised on the event loop: a hand-over costs more."""
+
+SLOW_WORDS = (b"chat_template_kwargs", *constraints.WORDS)
+"""Unless they hold one of these: a template may then do more, or a grammar has to be compiled."""
 
 
 class OpenAIDialect(Dialect):
@@ -64,16 +67,14 @@ class OpenAIDialect(Dialect):
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Answer a conversation."""
-        call = await self._read(request, chat.prepare, self._frontend, caller_of(request))
-        chat.check(call, self._frontend)
+        call = await self._read(request, chat.read, self._frontend, caller_of(request))
         if call.body.stream:
             return EventStream(chat.events(call, self._frontend, self._tokens), self.error_body)
         return await reply(request, chat.complete(call, self._frontend, self._tokens))
 
     async def create_completion(self, request: Request) -> Response:
         """Go on with one or more prompts."""
-        call = await self._read(request, completions.prepare, self._frontend, caller_of(request))
-        completions.check(call, self._frontend)
+        call = await self._read(request, completions.read, self._frontend, caller_of(request))
         if call.body.stream:
             return EventStream(completions.events(call, self._frontend, self._tokens), self.error_body)
         return await reply(request, completions.complete(call, self._frontend, self._tokens))
@@ -98,6 +99,6 @@ class OpenAIDialect(Dialect):
     async def _read(self, request: Request, prepare: Callable[..., Any], *args: Any) -> Any:
         """Run ``prepare`` on the body: here when it is small, else off the event loop."""
         data = await body.read(request)
-        if len(data) <= SMALL_BODY and b"chat_template_kwargs" not in data:
+        if len(data) <= SMALL_BODY and not any(word in data for word in SLOW_WORDS):
             return prepare(data, *args)
         return await self._frontend.run_blocking(prepare, data, *args)

@@ -45,7 +45,13 @@ _OUR_ARGUMENTS = frozenset(
 )
 
 
-def chat_ids(text: TextTools, body: ChatFields, messages: list[dict[str, Any]], add_special_tokens: bool) -> list[int]:
+def chat_ids(
+    text: TextTools,
+    body: ChatFields,
+    messages: list[dict[str, Any]],
+    add_special_tokens: bool,
+    tools: list[dict[str, Any]] | None = None,
+) -> list[int]:
     """Render messages and tokenise. Templates write their own special tokens, so none are added by default."""
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
@@ -58,6 +64,7 @@ def chat_ids(text: TextTools, body: ChatFields, messages: list[dict[str, Any]], 
     kwargs = template_kwargs(body)
     return text.chat_ids(
         messages,
+        tools=tools,
         add_generation_prompt=adds,
         continue_final_message=continues,
         kwargs=kwargs,

@@ -53,6 +53,9 @@ class StreamOptions(_Fields):
 _StreamOptions = Annotated[StreamOptions | None, WithJsonSchema(StreamOptions.model_json_schema())]
 
 
+_Object = Annotated[Any, WithJsonSchema({"type": "object"})]
+
+
 class GenerateRequest(_Fields):
     """Fields that chat completions and completions share. None means "not given"."""
 
@@ -88,6 +91,10 @@ class GenerateRequest(_Fields):
     request_id: Label | None = Field(None, description="The client's own name of the request, for the server's logs.")
     rid: Label | None = Field(None, description="SGLang's name of request_id.")
     return_token_ids: bool | None = None
+    response_format: _Object = None
+    structured_outputs: _Object = Field(
+        None, description="vLLM's: json, regex, choice, grammar or json_object. Its older guided_* are read as well."
+    )
 
     @property
     def has_usage(self) -> bool:
@@ -121,6 +128,10 @@ class ChatRequest(ChatFields, GenerateRequest):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}})] = None
+    tool_choice: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = Field(None, description="false: thinking is left out of the reply.")
 
 
 class TokenizeRequest(ChatFields):

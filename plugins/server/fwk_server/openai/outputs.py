@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -46,6 +46,7 @@ class Usage:
     def __init__(self, items: Sequence[GenerateInput], counts_output: bool = True) -> None:
         self._counts_output = counts_output
         self.prompt_tokens = sum(len(item.prompt_token_ids) for item in items)
+        self.reasoning_tokens: int | None = None  # None: nobody tells them from others
         self._cached: dict[int, int] = {}
         self._output: dict[tuple[int, int], int] = {}
 
@@ -57,12 +58,15 @@ class Usage:
 
     def body(self) -> dict[str, Any]:
         completion_tokens = sum(self._output.values())
-        return {
+        body: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": self.prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
         }
+        if self.reasoning_tokens is not None:
+            body["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return body
 
 
 async def run(frontend: Frontend, items: Sequence[GenerateInput], usage: Usage) -> Steps:
@@ -86,13 +90,20 @@ async def run(frontend: Frontend, items: Sequence[GenerateInput], usage: Usage) 
         raise RequestFailed("the engine ended the request before it was finished")
 
 
-async def collect(frontend: Frontend, items: Sequence[GenerateInput], usage: Usage) -> list[list[Choice]]:
-    """Run inputs to their end: the choices of each prompt."""
+async def collect(
+    frontend: Frontend,
+    items: Sequence[GenerateInput],
+    usage: Usage,
+    watch: Callable[[OutputDelta], object] | None = None,
+) -> list[list[Choice]]:
+    """Run inputs to their end: the choices of each prompt. ``watch`` sees every delta."""
     choices = [[Choice() for _ in range(item.n)] for item in items]
     async with aclosing(run(frontend, items, usage)) as steps:
         async for prompt, deltas in steps:
             for delta in deltas:
                 choices[prompt][delta.index].add(delta)
+                if watch is not None:
+                    watch(delta)
     return choices
 
 

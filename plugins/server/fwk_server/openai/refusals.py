@@ -6,10 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fwk.errors import InvalidRequest
-from fwk_server._common.body import shown, want
-
-_NO_GRAMMAR = "this server has no structured output"
-_NO_TOOL_PARSER = "this server has no tool parser: leave tools out, or set tool_choice to 'none'"
 
 # Refused whenever they say anything: null, false, "", 0, [] and {} ask for nothing.
 _REFUSED = {
@@ -17,16 +13,8 @@ _REFUSED = {
     "moderation": "this server has no moderation",
     "web_search_options": "this server has no web search",
     "suffix": "this server's model does not fill in the middle",
-    "structured_outputs": _NO_GRAMMAR,
-    "guided_json": _NO_GRAMMAR,
-    "guided_regex": _NO_GRAMMAR,
-    "guided_choice": _NO_GRAMMAR,
-    "guided_grammar": _NO_GRAMMAR,
-    "guided_decoding_backend": _NO_GRAMMAR,
-    "json_schema": _NO_GRAMMAR,
-    "regex": _NO_GRAMMAR,
-    "ebnf": _NO_GRAMMAR,
-    "structural_tag": _NO_GRAMMAR,
+    "guided_decoding_backend": "the grammar backend is the server's choice (--grammar-backend)",
+    "structural_tag": "structural_tag is not supported; tools with tool_choice are",
     "stop_regex": "stop is for strings here; stop_regex is not supported",
     "use_beam_search": "this server has no beam search",
     "chat_template": "the model's own chat template is used; a request cannot bring one",
@@ -35,7 +23,7 @@ _REFUSED = {
     "logprob_token_ids": "logprob_token_ids is not supported",
     "return_tokens_as_token_ids": "return_tokens_as_token_ids is not supported; return_token_ids is",
     "return_prompt_text": "return_prompt_text is not supported; echo is",
-    "thinking_token_budget": "this server has no reasoning parser",
+    "thinking_token_budget": "thinking_token_budget is not supported: thinking counts towards max_tokens",
     "lora_path": "this server has no LoRA adapters loaded",
     "kv_transfer_params": "this server does not transfer KV",
     "vllm_xargs": "vllm_xargs is not supported: logits processors declare their own fields",
@@ -48,14 +36,9 @@ def _is_text_only(value: Any) -> bool:
     return value in ([], ["text"])
 
 
-def _is_text_format(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
 # Fine with one value, refused with any other.
 _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
     "modalities": (_is_text_only, "this server generates text only: modalities must be ['text']"),
-    "response_format": (_is_text_format, f"{_NO_GRAMMAR}: response_format must be of type 'text'"),
     "length_penalty": (lambda value: value == 1, "length_penalty belongs to beam search, which this server has not"),
     "spaces_between_special_tokens": (lambda value: value is True, "special tokens are always spaced by the tokeniser"),
 }
@@ -70,26 +53,3 @@ def refuse_unsupported(raw: Mapping[str, Any]) -> None:
         is_fine, sentence = _ONLY[name]
         if raw[name] is not None and not is_fine(raw[name]):
             raise InvalidRequest(sentence, name)
-
-
-def refuse_tools(raw: Mapping[str, Any]) -> None:
-    """Tools are fine while none may be called. No tool parser plugin exists to read a call out of the text."""
-    _refuse_functions(raw, "tools", "tool_choice", ("none", "auto", "required"))
-    _refuse_functions(raw, "functions", "function_call", ("none", "auto"))
-
-
-def _refuse_functions(raw: Mapping[str, Any], tools: str, choice: str, choices: tuple[str, ...]) -> None:
-    given = raw.get(tools)
-    if given is not None:
-        want(given, list, "an array", tools)
-        for i, tool in enumerate(given):
-            want(tool, dict, "an object", f"{tools}[{i}]")
-    chosen = raw.get(choice)
-    if chosen is not None and chosen not in choices and not isinstance(chosen, dict):
-        raise InvalidRequest(f"{choice} must be one of {', '.join(choices)}, or an object, not {shown(chosen)}", choice)
-    if chosen == "none":
-        return
-    if given:
-        raise InvalidRequest(_NO_TOOL_PARSER, tools)
-    if chosen not in (None, "auto"):
-        raise InvalidRequest(_NO_TOOL_PARSER, choice)

@@ -91,6 +91,8 @@ def checked(frontend: Frontend, item: GenerateInput, names: Mapping[str, str]) -
     try:
         return frontend.check(item)
     except InvalidRequest as error:
+        if error.param == "grammar" and "grammar" in names:
+            raise InvalidRequest(f"{names['grammar']}: {error}", names["grammar"]) from None
         name = names.get(error.param or "")
         if name is None or error.param is None:
             raise

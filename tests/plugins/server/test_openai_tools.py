@@ -1,0 +1,325 @@
+"""Tools, thinking and constrained output in the OpenAI dialect, against a scripted model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.parser import ParserContext
+from fwk_parsers.hermes.parser import HermesParser
+from fwk_parsers.think.parser import ThinkParser
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+KINDS = frozenset({"json_object", "json_schema", "regex", "choice", "ebnf", "tagged"})
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a place",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+TIME = {"type": "function", "function": {"name": "get_time"}}
+TOOLS = [WEATHER, TIME]
+TEXT = (
+    'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln 🙂"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+)
+ARGUMENTS = ['{"city": "Köln 🙂"}', "{}"]
+
+
+@pytest.fixture
+def able(frontend):
+    """The frontend with a grammar backend and parsers; its model says TEXT."""
+    frontend.grammar_kinds = KINDS
+    frontend.tool_parser = lambda tools, tail="": HermesParser(ParserContext(tools, tail))
+    frontend.reasoning_parser = lambda tail="": ThinkParser(ParserContext((), tail))
+    return frontend
+
+
+@pytest.fixture
+def says(able, fake):
+    def says(text: str, finish: str = "stop") -> None:
+        able.script = lambda item: fake.interleaved(
+            *(fake.deltas_of(item, text, index=i, finish=finish) for i in range(item.n))
+        )
+
+    return says
+
+
+@pytest.fixture
+async def sdk(base_url):
+    async with openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as sdk:
+        yield sdk
+
+
+def calls_of(message: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+
+
+async def test_calls_are_in_the_message(api, able, says):
+    says(TEXT)
+    reply = await api.chat(tools=TOOLS, n=2)
+    for choice in reply["choices"]:
+        message = choice["message"]
+        assert (message["content"], choice["finish_reason"]) == ("Let me look.", "tool_calls")
+        assert calls_of(message) == [("get_weather", ARGUMENTS[0]), ("get_time", ARGUMENTS[1])]
+    ids = [call["id"] for choice in reply["choices"] for call in choice["message"]["tool_calls"]]
+    assert len(set(ids)) == 4
+    assert able.text.seen.tools == TOOLS
+    assert able.items[0].sampling.grammar is None
+
+
+async def test_content_is_null_when_there_are_only_calls(api, says):
+    says(TEXT.partition("\n")[2])
+    message = (await api.chat(tools=TOOLS))["choices"][0]["message"]
+    assert message["content"] is None
+    assert len(message["tool_calls"]) == 2
+
+
+async def test_text_without_a_call_is_the_answer(api, says):
+    says("No <tool_call>{}</tool_call> here ")
+    choice = (await api.chat(tools=TOOLS))["choices"][0]
+    assert choice["message"]["content"] == "No <tool_call>{}</tool_call> here "
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+    says(TEXT)
+    choice = (await api.chat(tools=TOOLS, tool_choice="none"))["choices"][0]
+    assert choice["message"]["content"] == TEXT
+
+
+async def test_a_call_cut_short_ends_by_length(api, says):
+    says(TEXT[:70], finish="length")
+    choice = (await api.chat(tools=TOOLS))["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert ARGUMENTS[0].startswith(calls_of(choice["message"])[0][1])
+
+
+async def test_a_stream_has_id_type_and_name_once_and_then_arguments(api, says):
+    says(TEXT)
+    chunks = await api.chat_stream(tools=TOOLS, stream_options={"include_usage": True})
+    content, calls, reasons = "", {}, []
+    for chunk in chunks[:-1]:
+        (choice,) = chunk["choices"]
+        content += choice["delta"].get("content") or ""
+        reasons.append(choice["finish_reason"])
+        for entry in choice["delta"].get("tool_calls", []):
+            if entry["index"] not in calls:
+                assert entry["id"].startswith("call_")
+                assert entry["type"] == "function"
+                calls[entry["index"]] = [entry["function"]["name"], ""]
+            else:
+                assert set(entry) == {"index", "function"}
+                assert set(entry["function"]) == {"arguments"}
+            calls[entry["index"]][1] += entry["function"]["arguments"]
+    assert content == "Let me look."
+    assert calls == {0: ["get_weather", ARGUMENTS[0]], 1: ["get_time", ARGUMENTS[1]]}
+    assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
+    assert len(chunks) > 20
+    assert chunks[-1]["usage"]["completion_tokens"] == len(TEXT.encode())
+
+
+async def test_one_call_when_calls_may_not_be_parallel(api, says):
+    says(TEXT)
+    message = (await api.chat(tools=TOOLS, parallel_tool_calls=False))["choices"][0]["message"]
+    assert calls_of(message) == [("get_weather", ARGUMENTS[0])]
+    chunks = await api.chat_stream(tools=TOOLS, parallel_tool_calls=False)
+    assert {e["index"] for c in chunks for e in c["choices"][0]["delta"].get("tool_calls", [])} == {0}
+
+
+@pytest.mark.parametrize(
+    ("body", "names", "is_many"),
+    [
+        ({"tool_choice": "required"}, ["get_weather", "get_time"], True),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, ["get_weather", "get_time"], False),
+        ({"tool_choice": {"type": "function", "function": {"name": "get_time"}}}, ["get_time"], False),
+    ],
+)
+async def test_a_call_that_must_be_made_is_a_grammar(api, able, says, body, names, is_many):
+    says(TEXT)
+    choice = (await api.chat(tools=TOOLS, **body))["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    grammar = able.items[0].sampling.grammar
+    source = json.loads(grammar.source)
+    assert (grammar.kind, source["is_many"], len(source["tags"])) == ("tagged", is_many, len(names))
+    assert all(name in tag["begin"] for name, tag in zip(names, source["tags"], strict=True))
+    assert able.text.seen.tools == TOOLS
+
+
+async def test_the_sdk_reads_streamed_calls(sdk, says):
+    says(TEXT)
+    message = {"role": "user", "content": "Hi"}
+    async with sdk.chat.completions.stream(model="tiny", messages=[message], tools=TOOLS) as stream:
+        kinds = {event.type async for event in stream}
+        final = await stream.get_final_completion()
+    assert "tool_calls.function.arguments.done" in kinds
+    calls = final.choices[0].message.tool_calls
+    assert [(call.function.name, call.function.arguments) for call in calls] == list(
+        zip(["get_weather", "get_time"], ARGUMENTS, strict=True)
+    )
+    assert final.choices[0].finish_reason == "tool_calls"
+    whole = await sdk.chat.completions.create(model="tiny", messages=[message], tools=TOOLS, tool_choice="required")
+    assert [call.function.name for call in whole.choices[0].message.tool_calls] == ["get_weather", "get_time"]
+    back = whole.choices[0].message.model_dump(exclude_none=True)
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "5"} for call in back["tool_calls"]]
+    await sdk.chat.completions.create(model="tiny", messages=[message, back, *results], tools=TOOLS)
+
+
+async def test_thinking_is_told_apart(api, able, says):
+    says("<think>\nHm ü.\n</think>\n\nYes.")
+    reply = await api.chat()
+    assert reply["choices"][0]["message"]["reasoning_content"] == "Hm ü."
+    assert reply["choices"][0]["message"]["content"] == "Yes."
+    details = reply["usage"]["completion_tokens_details"]
+    assert details == {"reasoning_tokens": len("<think>\nHm ü.\n</think>\n\n".encode())}
+    chunks = await api.chat_stream(stream_options={"include_usage": True})
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm ü."
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Yes."
+    assert chunks[-1]["usage"]["completion_tokens_details"] == details
+    silent = (await api.chat(include_reasoning=False))["choices"][0]["message"]
+    assert silent["content"] == "Yes."
+    assert "reasoning_content" not in silent
+    deltas = [chunk["choices"][0]["delta"] for chunk in await api.chat_stream(include_reasoning=False)]
+    assert not any("reasoning_content" in delta for delta in deltas)
+    says("Yes.")
+    reply = await api.chat()
+    assert reply["choices"][0]["message"]["reasoning_content"] is None
+    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+async def test_calls_after_thinking(api, says):
+    says(f"<think>a <tool_call> maybe</think>{TEXT}")
+    message = (await api.chat(tools=TOOLS))["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("a <tool_call> maybe", "Let me look.")
+    assert len(calls_of(message)) == 2
+
+
+async def test_a_template_may_open_the_thinking(api, able, says):
+    able.text.render_chat = lambda messages, **_: "<bos>[assistant]<think>\n"
+    says("Hm.</think>Yes.")
+    assert (await api.chat())["choices"][0]["message"]["reasoning_content"] == "Hm."
+    says('{"a": 1}')  # a constrained answer is all answer
+    message = (await api.chat(response_format={"type": "json_object"}))["choices"][0]["message"]
+    assert message["content"] == '{"a": 1}'
+    assert "reasoning_content" not in message
+
+
+async def test_logprobs_and_ids_go_with_parsed_text(api, says):
+    says(TEXT)
+    chunks = await api.chat_stream(tools=TOOLS, logprobs=True, return_token_ids=True)
+    assert sum(len(chunk["choices"][0].get("token_ids", [])) for chunk in chunks) == len(TEXT.encode())
+    tokens = [entry for c in chunks for entry in (c["choices"][0]["logprobs"] or {}).get("content", [])]
+    assert len(tokens) == len(TEXT.encode())
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "source"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_object", ""),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            "json_schema",
+            SCHEMA,
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", SCHEMA),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, "json_schema", SCHEMA),
+        ({"structured_outputs": {"regex": "a+", "json": None}}, "regex", "a+"),
+        ({"structured_outputs": {"choice": ["a", "é"]}}, "choice", ["a", "é"]),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "ebnf", 'root ::= "a"'),
+        ({"structured_outputs": {"json_object": True}}, "json_object", ""),
+        ({"guided_json": SCHEMA}, "json_schema", SCHEMA),
+        ({"guided_regex": "a+"}, "regex", "a+"),
+        ({"guided_choice": ["a"]}, "choice", ["a"]),
+        ({"guided_grammar": 'start: "a"'}, "ebnf", 'start: "a"'),
+        ({"json_schema": json.dumps(SCHEMA)}, "json_schema", SCHEMA),
+        ({"regex": "a+"}, "regex", "a+"),
+        ({"ebnf": 'root ::= "a"'}, "ebnf", 'root ::= "a"'),
+    ],
+)
+async def test_every_name_of_a_constraint(api, able, body, kind, source):
+    await api.chat(**body)
+    await api.complete(**body)
+    for item in able.items:
+        grammar = item.sampling.grammar
+        assert grammar.kind == kind
+        assert (grammar.source if isinstance(source, str) else json.loads(grammar.source)) == source
+
+
+async def test_a_wrong_grammar_is_a_400_with_the_name_the_client_gave(api, able):
+    def check(item):
+        raise InvalidRequest("the grammar cannot be compiled: unclosed group", "grammar")
+
+    able.check = check
+    for path, extra in ((CHAT, {"messages": [{"role": "user", "content": "Hi"}]}), (COMPLETIONS, {"prompt": "Hi"})):
+        for body, param in (
+            ({"guided_regex": "("}, "guided_regex"),
+            ({"structured_outputs": {"regex": "("}, "stream": True}, "structured_outputs.regex"),
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+        ):
+            error = await api.refused(path, extra | body)
+            assert error["param"] == param
+            assert "unclosed group" in error["message"]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, "tool_choice": "required"}
+    assert (await api.refused(CHAT, body))["param"] == "tools"
+    assert able.num_blocking == 7  # never on the event loop
+
+
+WRONG = [
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice[1]"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"regex": "a", "json": {"type": "object"}}}, "structured_outputs.json"),
+    ({"structured_outputs": []}, None),
+    ({"structured_outputs": "x"}, "structured_outputs"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+    ({"regex": 5}, "regex"),
+    ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
+    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": TOOLS, "tool_choice": "required", "regex": "a"}, "regex"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ({"tools": TOOLS, "tool_choice": {"function": {"name": "get_time"}}}, "tool_choice.type"),
+    ({"tools": [TIME, TIME]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools[0].function.parameters"),
+    ({"tools": [{"function": {"name": f"f{i}"}} for i in range(129)]}, "tools"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG)
+async def test_what_cannot_be_is_refused_by_name(api, able, body, param):
+    body = {"messages": [{"role": "user", "content": "Hi"}]} | body
+    if param is None:
+        assert (await api.post(CHAT, body)).status_code == 200
+        return
+    assert (await api.refused(CHAT, body))["param"] == param
+    assert (await api.refused(CHAT, body | {"stream": True}))["param"] == param
+    assert not able.items
+
+
+async def test_a_call_cannot_be_forced_without_a_grammar_backend(api, able, says):
+    able.grammar_kinds = frozenset({"regex"})
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, "tool_choice": "required"}
+    assert (await api.refused(CHAT, body))["param"] == "tool_choice"
+    says(TEXT)
+    assert (await api.chat(tools=TOOLS))["choices"][0]["finish_reason"] == "tool_calls"
