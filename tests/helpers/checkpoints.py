@@ -1,6 +1,7 @@
 """Tiny random checkpoints, written by transformers' own classes: the reference for models and for whole engines.
 
 All have a vocabulary of 320, positions up to 512, and weights large enough to make attention and routing selective.
+Inputs of linear layers are multiples of 128 (but for latents): groups of 64 divide them on one rank and on two.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from fwk_loaders.dummy.tokenizer import build_tokenizer
 VOCAB = 320
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 128,
+    "hidden_size": 128,
+    "intermediate_size": 256,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -42,16 +43,16 @@ SMALL: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 128, "norm_topk_prob": True}
 LATENT = {
     "kv_lora_rank": 32,
     "q_lora_rank": None,
-    "qk_nope_head_dim": 16,
+    "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 8,
-    "v_head_dim": 24,
+    "v_head_dim": 32,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32,
+    "moe_intermediate_size": 128,
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
     "num_key_value_heads": 4,

@@ -118,7 +118,7 @@ def test_ranks_together_are_the_model(kind: str, size: int, tmp_path: Path) -> N
             {"moe_intermediate_size": "32"},
             "'moe_intermediate_size' must be a whole number.*'32'",
         ),
-        ("qwen3_moe", {"num_local_experts": 9}, r"gate\.weight is \(8, 64\), not \(9, 64\)"),
+        ("qwen3_moe", {"num_local_experts": 9}, r"gate\.weight is \(8, 128\), not \(9, 128\)"),
         ("qwen3_moe", {"hidden_act": "relu6"}, "activation 'relu6' is not known"),
         ("deepseek_v2", {"kv_lora_rank": None}, "'kv_lora_rank' must be a whole number of at least 1, not None"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "routing by 'noaux_tc' and 'softmax' is not known"),

@@ -23,12 +23,12 @@ from fwk_loaders.dummy.tokenizer import build_tokenizer
 
 WINDOW = {"sliding_window": 24, "num_hidden_layers": 4}
 OTHERS: dict[str, dict[str, Any]] = {
-    "gemma2": {**WINDOW, "head_dim": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
+    "gemma2": {**WINDOW, "head_dim": 32, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "cohere2": {**WINDOW, "logit_scale": 0.5},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
-    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},
-    "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
+    "gpt2": {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 512},
+    "opt": {"ffn_dim": 128, "word_embed_proj_dim": 128},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "gpt_oss": {"num_local_experts": 4, "head_dim": 16},
     "bloom": {"n_layer": 2, "n_head": 4, "num_attention_heads": 4},
@@ -100,7 +100,7 @@ def test_greedy_tokens_through_the_whole_engine(kind: str, tmp_path: Path) -> No
             "transformers does not accept the config of Llama.*multiple",
         ),
         ("llama", {"sliding_window": 9}, "layer 0 has a sliding window that it does not tell of"),
-        ("llama", {"vocab_size": 400}, r"is \(320, 64\).*|needs \(400, 64\)"),
+        ("llama", {"vocab_size": 400}, r"shape \(320, 128\), but the model needs \(400, 128\)"),
         ("llama", {"num_hidden_layers": 3}, "the checkpoint lacks 9 tensors of transformers' LlamaForCausalLM"),
         ("llama", {"num_hidden_layers": 1}, "9 tensors belong to no layer of transformers"),
     ],
@@ -178,3 +178,22 @@ def test_two_models_in_one_process_keep_their_attention_apart(tmp_path: Path) ->
     for kind, reference in references.items():
         assert served[kind].generate([prompt], settings)[0].token_ids == reference_greedy(reference, prompt, 8)
         served[kind].close()
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_layers_are_those_of_the_native_model(quantization: str, tmp_path: Path) -> None:
+    make(tmp_path, "gemma3")
+    prompts = [token_ids(n, n) for n in (70, 33)]
+    settings = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
+    found = []
+    for model_impl in ("gemma3", "transformers"):
+        with fwk.LLM(
+            str(tmp_path), model_impl=model_impl, dtype="float32", quantization=quantization, max_total_tokens=2048
+        ) as llm:
+            found.append(llm.generate(prompts, settings))
+    for native, fallback in zip(*found, strict=True):
+        assert native.token_ids == fallback.token_ids
+        assert native.logprobs is not None
+        assert fallback.logprobs is not None
+        for one, other in zip(native.logprobs, fallback.logprobs, strict=True):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
