@@ -143,9 +143,10 @@ def test_two_ranks_make_up_the_whole(name: str, twins: Any) -> None:
     for i, part in enumerate("qkv"):
         mine = torch.cat([output[i] for output in outputs], -1)
         torch.testing.assert_close(mine, F.linear(x, weights[f"{ATTENTION}.{part}_proj.weight"]), rtol=1e-5, atol=1e-4)
-    rows = [RowParallelLinear(rank, f"{MLP}.down_proj", inner, hidden) for rank in ranks]
-    total = sum(row(part.contiguous()) for row, part in zip(rows, y.chunk(2, -1), strict=True))
-    torch.testing.assert_close(total, F.linear(y, weights[f"{MLP}.down_proj.weight"]), rtol=1e-5, atol=1e-4)
+    for name, z, size in ((f"{MLP}.down_proj", y, inner), (f"{ATTENTION}.o_proj", x, hidden)):
+        rows = [RowParallelLinear(rank, name, size, hidden) for rank in ranks]
+        total = sum(row(part.contiguous()) for row, part in zip(rows, z.chunk(2, -1), strict=True))
+        torch.testing.assert_close(total, F.linear(z, weights[f"{name}.weight"]), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -189,7 +189,7 @@ def _order(loaded: Mapping[str, Tensor], num_groups: int, shape: LinearShape) ->
             )
         return None
     order = order.long()
-    first = order[:, :1] if num_groups > 1 else order.new_zeros(1, 1)
+    first = order[:, :1]  # of a rank's inputs: not 0 on the second rank, which has the scales from there on
     runs = torch.arange(shape.in_features, device=order.device) // (shape.in_features // num_groups)
     if bool((order - first == runs).all()) and shape.in_features % num_groups == 0:
         return None

@@ -15,6 +15,9 @@ Q6_K   256     210    128 with low bits in runs of 64, 64 with two   (q - 32) * 
 =====  ======  =====  =============================================  ==================================
 
 A Q4_K block has eight sub-blocks of 32, with a six-bit scale and minimum each; a Q6_K block sixteen of 16.
+
+In memory the fields of all blocks are kept apart, in as many bytes, because torch is fast on long runs only: of a row's
+four-bit integers, the low halves of its bytes hold the first half and the high halves the second (``_halve``).
 """
 
 from __future__ import annotations
@@ -28,73 +31,134 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+Fields = tuple["Tensor", ...]
+"""The fields of a matrix' blocks, each [rows, ...]."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
     """``num_values`` values of a row in ``num_bytes`` bytes.
 
-    unpack: blocks [rows, blocks, num_bytes] uint8 to [rows, blocks, num_values] float32 or any finer shape.
-    factors: byte offsets of a block's float16 factors.
+    split: blocks [rows, blocks, num_bytes] uint8 to their fields, once; unpack: the fields of some rows to [rows,
+    columns] float32. factors: which bytes of a block are float16 factors.
     """
 
     num_values: int
     num_bytes: int
-    unpack: Callable[[Tensor], Tensor]
+    split: Callable[[Tensor], Fields]
+    unpack: Callable[[Fields], Tensor]
     factors: tuple[int, ...] = (0,)
 
 
 def factor(blocks: Tensor, start: int) -> Tensor:
-    """The float16 at byte ``start`` of each block: [rows, blocks, 1] float32."""
-    return blocks[..., start : start + 2].view(torch.float16).float()
+    """The float16 at byte ``start`` of each block: [rows, blocks]."""
+    return blocks[..., start : start + 2].contiguous().view(torch.float16).squeeze(-1)
 
 
-def _halves(packed: Tensor, run: int) -> Tensor:
-    """packed: [rows, blocks, n] uint8 to [rows, blocks, 2 * n / run, run] float32: of each run the low halves, then
-    the high ones."""
+def _nibbles(packed: Tensor, run: int) -> Tensor:
+    """packed: [rows, blocks, n] uint8 to [rows, blocks * 2 * n]: of each run the low halves, then the high ones."""
     runs = packed.unflatten(-1, (-1, run))
-    out = torch.empty(*runs.shape[:3], 2, run, device=packed.device)
-    out[..., 0, :] = runs & 15
-    out[..., 1, :] = runs >> 4
-    return out.flatten(2, 3)
+    return torch.stack((runs & 15, runs >> 4), dim=3).flatten(1)
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[..., 2:].view(torch.int8).float().mul_(factor(blocks, 0))
+def _halve(numbers: Tensor) -> Tensor:
+    """[rows, columns] uint8 below 16 to [rows, columns / 2] bytes: the first half low, the second high."""
+    low, high = numbers.chunk(2, dim=1)
+    return low | (high << 4)
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
-    return _halves(blocks[..., 2:], 16).flatten(2).sub_(8).mul_(factor(blocks, 0))
+def _whole(halves: Tensor) -> Tensor:
+    """The other way, to float32."""
+    size = halves.shape[1]
+    numbers = torch.empty(halves.shape[0], 2 * size, device=halves.device)
+    numbers[:, :size] = halves & 15
+    numbers[:, size:] = halves >> 4
+    return numbers
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
-    return _halves(blocks[..., 4:], 16).flatten(2).mul_(factor(blocks, 0)).add_(factor(blocks, 2))
+def _groups(numbers: Tensor, count: int) -> Tensor:
+    """[rows, columns] as [rows, count, columns / count]; the same memory."""
+    return numbers.unflatten(1, (count, -1))
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
-    # Of bytes 4-7, 8-11 and 12-15: the low six bits of the first two are scales and minima 0-3. Those of 4-7 have their
-    # low four bits in the third (scales low, minima high) and the top two in the top bits of the first two.
-    first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+def _split_q8_0(blocks: Tensor) -> Fields:
+    return blocks[..., 2:].flatten(1).contiguous().view(torch.int8), factor(blocks, 0)
+
+
+def _q8_0(fields: Fields) -> Tensor:
+    numbers, d = fields[0].float(), fields[1]
+    _groups(numbers, d.shape[1]).mul_(d.float().unsqueeze(-1))
+    return numbers
+
+
+def _split_q4_0(blocks: Tensor) -> Fields:
+    return _halve(_nibbles(blocks[..., 2:], 16)), factor(blocks, 0)
+
+
+def _q4_0(fields: Fields) -> Tensor:
+    numbers, d = _whole(fields[0]), fields[1]
+    _groups(numbers, d.shape[1]).sub_(8).mul_(d.float().unsqueeze(-1))
+    return numbers
+
+
+def _split_q4_1(blocks: Tensor) -> Fields:
+    return _halve(_nibbles(blocks[..., 4:], 16)), factor(blocks, 0), factor(blocks, 2)
+
+
+def _q4_1(fields: Fields) -> Tensor:
+    numbers, d, m = _whole(fields[0]), fields[1], fields[2]
+    _groups(numbers, d.shape[1]).mul_(d.float().unsqueeze(-1)).add_(m.float().unsqueeze(-1))
+    return numbers
+
+
+def _split_q4_k(blocks: Tensor) -> Fields:
+    numbers = _halve(_nibbles(blocks[..., 16:], 32))
+    return numbers, factor(blocks, 0), factor(blocks, 2), blocks[..., 4:16].contiguous()
+
+
+def _q4_k(fields: Fields) -> Tensor:
+    halves, d, m, packed = fields
+    # The low six bits of the first four bytes and the next four are scales and minima 0-3. Those of 4-7 have their low
+    # four bits in the last four (scales low, minima high) and their top two in the top bits of the first eight.
+    first, second, third = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
     scales = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), dim=-1).float()
     minima = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), dim=-1).float()
-    numbers = _halves(blocks[..., 16:], 32)
-    numbers.mul_(scales.mul_(factor(blocks, 0)).unsqueeze(-1))
-    return numbers.sub_(minima.mul_(factor(blocks, 2)).unsqueeze(-1))
+    scales.mul_(d.float().unsqueeze(-1))
+    minima.mul_(m.float().unsqueeze(-1))
+    numbers = _whole(halves)
+    groups = _groups(numbers, 8 * d.shape[1])
+    groups.mul_(scales.view(len(halves), -1, 1)).sub_(minima.view(len(halves), -1, 1))
+    return numbers
 
 
-def _q6_k(blocks: Tensor) -> Tensor:
-    numbers = _halves(blocks[..., :128], 64).unflatten(-1, (2, 32)).flatten(2, 3)  # eight runs of 32
+def _split_q6_k(blocks: Tensor) -> Fields:
+    low = _nibbles(blocks[..., :128], 64)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device).view(4, 1)
-    high = (blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
-    numbers.add_((high << 4).flatten(2, 3)).sub_(32)
-    scales = blocks[..., 192:208].view(torch.int8).float().mul_(factor(blocks, 208))
-    return numbers.flatten(2).unflatten(-1, (16, 16)).mul_(scales.unsqueeze(-1))
+    high = ((blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3).flatten(1)
+    first, second, third, fourth = high.chunk(4, dim=1)
+    quarters = first | (second << 2) | (third << 4) | (fourth << 6)
+    scales = blocks[..., 192:208].flatten(1).contiguous().view(torch.int8)
+    return _halve(low), quarters, scales, factor(blocks, 208)
+
+
+def _q6_k(fields: Fields) -> Tensor:
+    halves, quarters, scales, d = fields
+    size = quarters.shape[1]
+    low = (halves & 15, halves >> 4)
+    numbers = torch.empty(len(halves), 4 * size, device=halves.device)
+    for place in range(4):
+        part = low[place // 2][:, place % 2 * size : (place % 2 + 1) * size]
+        numbers[:, place * size : (place + 1) * size] = part | (((quarters >> (2 * place)) & 3) << 4)
+    factors = _groups(scales.float(), d.shape[1]).mul_(d.float().unsqueeze(-1))
+    _groups(numbers, scales.shape[1]).sub_(32).mul_(factors.view(len(halves), -1, 1))
+    return numbers
 
 
 BLOCK_TYPES: dict[str, BlockType] = {
-    "gguf:Q8_0": BlockType(32, 34, _q8_0),
-    "gguf:Q4_0": BlockType(32, 18, _q4_0),
-    "gguf:Q4_1": BlockType(32, 20, _q4_1, (0, 2)),
-    "gguf:Q4_K": BlockType(256, 144, _q4_k, (0, 2)),
-    "gguf:Q6_K": BlockType(256, 210, _q6_k, (208,)),
+    "gguf:Q8_0": BlockType(32, 34, _split_q8_0, _q8_0),
+    "gguf:Q4_0": BlockType(32, 18, _split_q4_0, _q4_0),
+    "gguf:Q4_1": BlockType(32, 20, _split_q4_1, _q4_1, (0, 2)),
+    "gguf:Q4_K": BlockType(256, 144, _split_q4_k, _q4_k, (0, 2)),
+    "gguf:Q6_K": BlockType(256, 210, _split_q6_k, _q6_k, (208,)),
 }
 """By the name of the layout."""

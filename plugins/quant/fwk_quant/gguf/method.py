@@ -11,7 +11,7 @@ import torch
 from fwk.errors import ModelLoadError
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantMethod
 from fwk_quant._common.product import multiply
-from fwk_quant.gguf.blocks import BLOCK_TYPES, BlockType, factor
+from fwk_quant.gguf.blocks import BLOCK_TYPES, BlockType, Fields, factor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BlockMatrix:
-    """blocks: [rows, blocks of a row, bytes of a block] uint8."""
+    """``size`` is (rows, columns); ``fields`` are those of the type, for all rows."""
 
     type: BlockType
-    blocks: Tensor
+    size: tuple[int, int]
+    fields: Fields
+
+    def dense(self, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        """Some rows as numbers; computed in float32 and rounded once."""
+        return self.type.unpack(tuple(field[rows] for field in self.fields)).to(dtype)
 
 
 class GGUFMethod(QuantMethod):
@@ -35,29 +40,17 @@ class GGUFMethod(QuantMethod):
         return {"weight": ParamSpec(0, 1, torch.uint8, input_block=kind.num_values, trailing=(kind.num_bytes,))}
 
     def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> BlockMatrix:
-        """Keeps the blocks as they are. Raises ``ModelLoadError`` when a factor is not a finite number."""
-        matrix = BlockMatrix(BLOCK_TYPES[shape.layout], loaded["weight"])
-        for start in matrix.type.factors:
-            if not bool(torch.isfinite(factor(matrix.blocks, start)).all()):
+        """Raises ``ModelLoadError`` when a factor is not a finite number."""
+        kind, blocks = BLOCK_TYPES[shape.layout], loaded["weight"]
+        for start in kind.factors:
+            if not bool(torch.isfinite(factor(blocks, start)).all()):
                 raise ModelLoadError(
                     f"{shape.prefix}: the scale of a block is infinite or not a number: fetch it again"
                 )
-        return matrix
+        return BlockMatrix(kind, (blocks.shape[0], shape.in_features), kind.split(blocks))
 
     def apply(self, weights: BlockMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
-        rows, num_blocks, _ = weights.blocks.shape
-        kind = weights.type
-        return multiply(
-            x,
-            (rows, num_blocks * kind.num_values),
-            lambda start, stop: _dense(kind, weights.blocks[start:stop], x.dtype),
-            bias,
-        )
+        return multiply(x, weights.size, lambda start, stop: weights.dense(slice(start, stop), x.dtype), bias)
 
     def rows(self, weights: BlockMatrix, indices: Tensor) -> Tensor:
-        return _dense(weights.type, weights.blocks[indices], self.context.dtype)
-
-
-def _dense(kind: BlockType, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-    """[rows, columns]; computed in float32 and rounded once."""
-    return kind.unpack(blocks).flatten(1).to(dtype)
+        return weights.dense(indices, self.context.dtype)
