@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from fwk_loaders.dummy.tokenizer import TOKENIZER_CONFIG, build_tokenizer
 
@@ -380,6 +381,46 @@ def online_twins(method: str, folder: Path, seed: int = 0, **changes: Any) -> Tw
         {"quantization": method},
         write_folder(folder / "plain", twin, {**rest, **rounded}),
     )
+
+
+def linears(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """The prefixes of a checkpoint's linear layers: all but the head and a mixture's router."""
+    return [
+        name.removesuffix(".weight")
+        for name, x in tensors.items()
+        if x.dim() == 2 and not name.endswith(("embed_tokens.weight", "lm_head.weight", ".mlp.gate.weight"))
+    ]
+
+
+def twins_of(source: Path, name: str, folder: Path, seed: int = 0) -> Twins:
+    """Quantise any plain checkpoint: as in ``CHECKPOINTS`` (linear layers get random numbers), or ``online-NAME``.
+
+    All groups are of 32. What MLA multiplies head by head stays plain while loading, as the embedding does.
+    """
+    tensors = load_file(source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    rng = np.random.default_rng(seed)
+    kind, method = CHECKPOINTS.get(name), name.removeprefix("online-")
+    stored, plain = dict(tensors), dict(tensors)
+    options: dict[str, Any] = {}
+    if kind is None:
+        options = {"quantization": method} | ({"int4_group_size": 32} if method == "int4" else {})
+        rounding = partial(round_int4, group=32) if method == "int4" else ONLINE[method]
+        head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
+        for prefix in linears(tensors):
+            if not prefix.endswith("kv_b_proj"):
+                plain[f"{prefix}.weight"] = torch.from_numpy(rounding(tensors[f"{prefix}.weight"].numpy()))
+        plain["lm_head.weight"] = torch.from_numpy(rounding(head.numpy()).astype(np.float32))
+        twin = {**config, "tie_word_embeddings": False}
+    else:
+        for prefix in linears(tensors):
+            layer = kind.encoder(rng, *tensors[f"{prefix}.weight"].shape)
+            del stored[f"{prefix}.weight"]
+            stored |= {f"{prefix}.{part}": x for part, x in layer.tensors.items()}
+            plain[f"{prefix}.weight"] = torch.from_numpy(layer.values)
+        twin, config = config, {**config, "quantization_config": kind.config}
+    path = write_folder(folder / "quantised", config, stored)
+    return Twins(name, path, options, write_folder(folder / "plain", twin, plain))
 
 
 def random_blocks(rng: np.random.Generator, type_name: str, rows: int, columns: int) -> Array:

@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.quantised import CHECKPOINTS, ONLINE, Twins, checkpoint_twins, gguf_twins, online_twins
+from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.quantised import (
+    CHECKPOINTS,
+    ONLINE,
+    Twins,
+    checkpoint_twins,
+    gguf_twins,
+    online_twins,
+    twins_of,
+)
 
 import fwk
 from fwk import SamplingParams
@@ -46,6 +55,30 @@ def test_checkpoints_with_scales(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ONLINE)
 def test_quantised_while_loading(method: str, is_tied: bool, tmp_path: Path) -> None:
     assert check(online_twins(method, tmp_path, tie_word_embeddings=is_tied), method) == []
+
+
+@pytest.mark.parametrize("name", ["int4-gptq", "int8-compressed", "fp8", "online-int8", "online-int4", "online-fp8"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gemma3", "deepseek_v2"])
+def test_other_architectures(kind: str, name: str, tmp_path: Path) -> None:
+    """Experts in the run's format; windows; MLA, whose matrix of all heads is unpacked, or stays plain."""
+    make_checkpoint(tmp_path / "source", kind)
+    method = name.removeprefix("online-").split("-")[0]
+    check(twins_of(tmp_path / "source", name, tmp_path), method if "online" in name else f"{method}, none")
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("online-int8", "gguf")]
+
+
+@pytest.mark.parametrize("name", ["int4-gptq", *SLOW])
+def test_two_ranks(name: str, tmp_path: Path) -> None:
+    """What is quantised while loading is the same for any number of ranks."""
+    if name == "gguf":
+        twins = gguf_twins("Q8_0", tmp_path)
+    else:
+        twins = online_twins("int8", tmp_path) if "online" in name else checkpoint_twins(name, tmp_path)
+    mine, _, _ = served(twins.path, **twins.options, tensor_parallel_size=2)
+    plain, _, _ = served(twins.plain)
+    assert [done.token_ids for done in mine] == [done.token_ids for done in plain]
 
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
