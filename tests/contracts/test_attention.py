@@ -259,10 +259,11 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_equals_the_reference(registered: Registered, step: tuple[list[int], list[int]], dtype: str) -> None:
-    check(registered, Shape(dtype=dtype), *step)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, "float32") for name in STEPS] + [(name, "bfloat16") for name in list(STEPS)[1::2]]
+)
+def test_equals_the_reference(registered: Registered, name: str, dtype: str) -> None:
+    check(registered, Shape(dtype=dtype), *STEPS[name])
 
 
 WINDOWS = (1, 10, 16, 40)
@@ -296,7 +297,7 @@ def test_narrow_window_in_a_wide_block(registered: Registered, dtype: str) -> No
     check(registered, Shape(block_size=1024, sliding_window=3, dtype=dtype), [600, 40], [12, 1])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_steps(registered: Registered, seed: int) -> None:
     random = np.random.default_rng(seed)
     count = int(random.integers(1, 9))
@@ -496,7 +497,7 @@ def test_random_trees(registered: Registered, seed: int) -> None:
     check(registered, shape, random.integers(0, 40, 3).tolist(), sizes, seed, parents)
 
 
-QUANTISED = ("one decode", "decode batch", "prompts", "chunk after a past", "drafts", "everything")
+QUANTISED = ("one decode", "drafts", "everything")
 
 
 @pytest.mark.parametrize("name", QUANTISED)
