@@ -97,6 +97,27 @@ class EngineOptions(Options):
     speculative_algorithm: str = option(
         "none", "Speculative decoder that drafts tokens for the model to verify.", stability="beta"
     )
+    enable_lora: bool = option(False, "Serve LoRA adapters beside the model.")
+    lora_backend: str = option("auto", "LoRA kernels.", needs="enable_lora")
+    lora_paths: tuple[str, ...] = option(
+        (), "Adapters to load at the start, as NAME=FOLDER.", aliases=["lora-modules"], needs="enable_lora"
+    )
+    max_loras_per_batch: int = option(
+        8,
+        "LoRA adapters computed with at once; sequences that need another one wait.",
+        aliases=["max-loras"],
+        needs="enable_lora",
+        ge=1,
+        le=1024,
+    )
+    max_lora_rank: int = option(64, "Largest rank of a LoRA adapter.", needs="enable_lora", ge=1, le=4096)
+    max_loaded_loras: int | None = option(
+        None,
+        "LoRA adapters kept in host memory; loading more is refused (default: no limit).",
+        aliases=["max-cpu-loras"],
+        needs="enable_lora",
+        ge=1,
+    )
     kv_cache_dtype: str = option(
         "auto", "Precision of the KV cache: auto (the model's dtype), or a format the attention backend offers."
     )

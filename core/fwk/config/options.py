@@ -27,16 +27,23 @@ def option(
     *,
     aliases: Sequence[str] = (),
     turns: Mapping[str, Any] | None = None,
+    needs: str | None = None,
     stability: Stability = "stable",
     **constraints: Any,
 ) -> Any:
     """Declare one option.
 
     ``aliases`` are other flags with the same value (LightLLM's and RTP-LLM's names). ``turns`` are flags without a
-    value that set this option to a constant: ``turns={"disable-radix-cache": "none"}``. ``constraints`` are
+    value that set this option to a constant: ``turns={"disable-radix-cache": "none"}``. ``needs`` names the switch
+    of the same model without which giving this option is an error: it would do nothing. ``constraints`` are
     pydantic's (``ge``, ``le``, ...).
     """
-    extra: dict[str, Any] = {"aliases": list(aliases), "turns": dict(turns or {}), "stability": stability}
+    extra: dict[str, Any] = {
+        "aliases": list(aliases),
+        "turns": dict(turns or {}),
+        "needs": needs,
+        "stability": stability,
+    }
     return Field(default, description=description, json_schema_extra=extra, **constraints)
 
 
@@ -53,6 +60,11 @@ def aliases_of(field: FieldInfo) -> list[str]:
 def turned_by(field: FieldInfo) -> dict[str, Any]:
     """Flags that set the option to a constant, with that constant."""
     return dict(_extra(field).get("turns", {}))
+
+
+def needs_of(field: FieldInfo) -> str | None:
+    """The switch without which giving the option is an error."""
+    return _extra(field).get("needs")
 
 
 def stability_of(field: FieldInfo) -> Stability:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fwk.config import Config
+from fwk.engine.adapters import Adapters, adapter_paths
 from fwk.engine.blocks import BlockAllocator
 from fwk.engine.gate import GrammarGate
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.transfer import WorkerTransfer
-from fwk.errors import InvalidRequest, PluginError
+from fwk.errors import ConfigError, InvalidRequest, PluginError
 from fwk.interfaces.cache import CacheContext, PrefixCache
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
@@ -83,6 +84,11 @@ class Engine:
         """Raise ``EngineDead`` when the workers are gone: without a step nobody would notice."""
         self.executor.check()
 
+    @property
+    def adapters(self) -> Adapters:
+        """The LoRA adapters requests can ask for; they are loaded and unloaded between steps."""
+        return self.scheduler.adapters
+
     def stats(self) -> EngineStats:
         return self.scheduler.stats()
 
@@ -122,6 +128,20 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
         raise
 
 
+def _adapters(config: Config, executor: Executor) -> Adapters:
+    """The adapters of ``--lora-paths``, loaded."""
+    options = config.engine
+    if not options.enable_lora:
+        return Adapters()
+    adapters = Adapters(options.max_loras_per_batch, options.max_loaded_loras, executor.call)
+    for name, path in adapter_paths(config).items():
+        try:
+            adapters.load(name, path)
+        except InvalidRequest as error:
+            raise ConfigError(f"--lora-paths {name}={path}: {error}") from None
+    return adapters
+
+
 def _assemble(
     config: Config,
     plugins: PluginSet,
@@ -151,7 +171,12 @@ def _assemble(
         check_blocks=options.check_blocks,
     )
     scheduler = Scheduler(
-        limits, BlockAllocator(loaded.num_blocks, cache), cache, policy, gate=GrammarGate(executor.call)
+        limits,
+        BlockAllocator(loaded.num_blocks, cache),
+        cache,
+        policy,
+        gate=GrammarGate(executor.call),
+        adapters=_adapters(config, executor),
     )
     chosen = {
         **loaded.chosen,

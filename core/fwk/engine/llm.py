@@ -15,7 +15,15 @@ from fwk.plugins import PluginSet, discover
 from fwk.plugins.options import build_config
 from fwk.text import ModelText, SequenceText, prepare_input
 from fwk.text.grammars import Grammars
-from fwk.types import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
+from fwk.types import (
+    AdapterInfo,
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+    cache_namespace,
+)
 from fwk.worker.model_setup import settle
 from fwk.worker.opened_model import open_model
 
@@ -98,12 +106,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         n: int = 1,
+        adapter: str | Sequence[str] = "",
     ) -> list[Completion]:
         """Complete prompts (text or token ids), all at once; ``n`` completions each, in the prompts' order.
 
+        ``adapter`` names a loaded LoRA adapter, for all prompts or one for each (empty for the model alone).
         Raises ``InvalidRequest`` before anything runs when a prompt or its sampling is wrong.
         """
-        inputs = self._inputs(prompts, sampling, n)
+        inputs = self._inputs(prompts, sampling, n, adapter)
         following: dict[tuple[str, int], _Following] = {}
         for item in inputs:
             for sequence in self._submit(item):
@@ -119,15 +129,19 @@ class LLM:
         return [entry.completion for entry in following.values()]
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, **template: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams | None = None,
+        adapter: str = "",
+        **template: Any,
     ) -> Completion:
         """Answer a conversation, rendered with the model's chat template."""
         ids = self.text.chat_ids(messages, **template)
-        return self.generate([ids], sampling)[0]
+        return self.generate([ids], sampling, adapter=adapter)[0]
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, adapter: str = "") -> Iterator[str]:
         """Complete one prompt, giving out its text as it comes. Leaving the iterator aborts the request."""
-        item = self._inputs([prompt], sampling, 1)[0]
+        item = self._inputs([prompt], sampling, 1, adapter)[0]
         [(key, entry)] = self._submit(item)
         open_sequences = {key}
         try:
@@ -141,34 +155,49 @@ class LLM:
             if open_sequences:
                 self.engine.abort(*key)
 
+    def load_adapter(self, name: str, path: str) -> AdapterInfo:
+        """Load the LoRA adapter in a folder; ``name`` is what requests call it. Raises ``InvalidRequest``."""
+        return self.engine.adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget a LoRA adapter. Raises ``InvalidRequest`` when there is none of that name."""
+        self.engine.adapters.unload(name)
+
     def _inputs(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         n: int,
+        adapter: str | Sequence[str],
     ) -> list[GenerateInput]:
         many: list[Prompt] = _as_list(prompts)
         settings = list(sampling) if isinstance(sampling, (list, tuple)) else [sampling or SamplingParams()] * len(many)
         if len(settings) != len(many):
             raise InvalidRequest(f"{len(many)} prompts, but {len(settings)} sampling settings", "sampling")
+        names = [adapter] * len(many) if isinstance(adapter, str) else list(adapter)
+        if len(names) != len(many):
+            raise InvalidRequest(f"{len(many)} prompts, but {len(names)} adapters", "adapter")
         info = self.engine.info
         inputs: list[GenerateInput] = []
-        for prompt, params in zip(many, settings, strict=True):
+        for prompt, params, name in zip(many, settings, names, strict=True):
             assert isinstance(params, SamplingParams)
             ids = self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            item = GenerateInput(ids, params, n)
+            self.engine.adapters.key_of(name)  # known, before anything runs
+            item = GenerateInput(ids, params, n, adapter=name)
             inputs.append(prepare_input(item, self.text, max_model_len=info.max_model_len, vocab_size=info.vocab_size))
             self._grammars.check(params.grammar)
         return inputs
 
     def _submit(self, item: GenerateInput) -> list[tuple[tuple[str, int], _Following]]:
+        adapter = self.engine.adapters.key_of(item.adapter)
         request = Request(
             request_id=f"llm-{next(self._ids)}",
             prompt_token_ids=item.prompt_token_ids,
             sampling=item.sampling,
             n=item.n,
             priority=item.priority,
-            cache_namespace=item.cache_salt,
+            cache_namespace=cache_namespace(item.cache_salt, adapter),
+            adapter=adapter,
         )
         for event in self.engine.add(request):
             raise RequestFailed(event.error or "the engine refused the request")

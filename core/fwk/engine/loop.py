@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import zmq
 
 from fwk.engine.core import Engine
+from fwk.errors import InvalidRequest
 from fwk.types import (
     Abort,
+    AdapterAnswer,
+    AdapterInfo,
     AddRequest,
     EngineFailed,
     EngineReady,
     FromEngine,
+    LoadAdapter,
     Ping,
     Pong,
     Shutdown,
     StepOutputs,
     ToEngine,
     TokenEvent,
+    UnloadAdapter,
 )
 from fwk.types.messages import PROTOCOL
 
@@ -95,6 +100,10 @@ class EngineLoop:
                 self._send_events(self._engine.add(request))
             case Abort(request_id, index):
                 self._send_events(self._engine.abort(request_id, index))
+            case LoadAdapter(number, name, path):
+                self._answer(client, number, lambda: self._engine.adapters.load(name, path))
+            case UnloadAdapter(number, name):
+                self._answer(client, number, lambda: self._engine.adapters.unload(name))
             case Ping(number, protocol):
                 if protocol != PROTOCOL:
                     self._send(client, EngineFailed(f"this engine speaks protocol {PROTOCOL}, the client {protocol}"))
@@ -105,6 +114,12 @@ class EngineLoop:
                 self._send(client, Pong(number, self._engine.stats()))
             case Shutdown():
                 self._stopping = True
+
+    def _answer(self, client: bytes, number: int, work: Callable[[], AdapterInfo]) -> None:
+        try:
+            self._send(client, AdapterAnswer(number, work()))
+        except InvalidRequest as error:
+            self._send(client, AdapterAnswer(number, error=str(error)))
 
     def _send_events(self, events: Iterable[TokenEvent]) -> None:
         by_client: dict[bytes, list[TokenEvent]] = {}

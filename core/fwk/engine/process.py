@@ -103,6 +103,7 @@ def _load(spec: LaunchSpec) -> tuple[Any, EngineReady]:
         info.vocab_size,
         info.chosen,
         info.reasons,
+        engine.adapters.infos(),
     )
     return engine, ready
 

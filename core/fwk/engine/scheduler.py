@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.blocks import BlockAllocator, OutOfBlocks
 from fwk.engine.gate import Gate
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
@@ -42,13 +43,16 @@ class Scheduler:
         policy: SchedulePolicy,
         now: Callable[[], float] = time.monotonic,
         gate: Gate | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.limits = limits
         self._allocator = allocator
         self._cache = cache
         self._policy = policy
+        self.adapters = adapters or Adapters()
         self._now = now
         self._gate = gate or Gate()
+        self._gates = (self._gate, AdapterGate(self.adapters, limits.max_running))
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # by arrival
         self._by_request: dict[str, list[Sequence]] = {}
@@ -105,6 +109,7 @@ class Scheduler:
                 f"need {length} tokens; this server has room for {room} per request",
                 "max_tokens",
             )
+        self.adapters.enter(request.adapter, request.n)
         arrival = self._now()
         sequences = [Sequence(request, i, self._num_arrived + i, arrival) for i in range(request.n)]
         self._num_arrived += request.n
@@ -201,6 +206,7 @@ class Scheduler:
     def check(self) -> None:
         """Prove the books: every block and slot has exactly one owner."""
         self._allocator.check([block for sequence in self._running for block in sequence.owned_blocks])
+        self.adapters.check((s.request.adapter for s in self._running), (s.request.adapter for s in self._waiting))
         slots = [sequence.slot for sequence in self._running]
         if len(set(slots)) != len(slots) or len(slots) + len(self._free_slots) != self.limits.max_running:
             raise AssertionError("slots do not balance")
@@ -250,13 +256,15 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan) -> None:
         if not self._waiting or plan.budget <= 0 or not self._free_slots:
             return
-        self._gate.poll()
+        for gate in self._gates:
+            gate.poll()
         admitted: list[Sequence] = []
         for candidate in self._policy.order(self._waiting, self):
             if not isinstance(candidate, Sequence) or candidate not in self._waiting or candidate in plan.scheduled:
                 continue
-            if not self._gate.lets_through(candidate):
-                if self._gate.is_full:
+            closed = next((gate for gate in self._gates if not gate.lets_through(candidate)), None)
+            if closed is not None:
+                if closed.is_full:
                     break
                 continue  # others need not wait for it
             if not self._admit(candidate, plan):
@@ -301,6 +309,7 @@ class Scheduler:
             list(sequence.blocks),
             self._sampling(sequence),
             self._seed(sequence),
+            self.adapters.take(sequence.request.adapter),
         )
         # After what came back, the first chunk needs no more blocks than it would have without.
         num_new = min(num_new, self._chunk(sequence, len(sequence.token_ids) - computed, plan.budget))
@@ -408,6 +417,7 @@ class Scheduler:
             self._waiting.remove(sequence)
             self._gate.ended(sequence)
         sequence.status = Status.FINISHED
+        self.adapters.leave(sequence.request.adapter)
         siblings = self._by_request[sequence.request.request_id]
         siblings.remove(sequence)
         if not siblings:
@@ -450,6 +460,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self._allocator.free(sequence.owned_blocks)
         self._cache.unlock(sequence.node)
+        self.adapters.give_back(sequence.request.adapter)
         self._free_slots.append(sequence.slot)
         self._freed_slots.append(sequence.slot)
         sequence.blocks, sequence.is_owned, sequence.node = [], [], None

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fwk.errors import InvalidRequest
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.types import FinishReason, SamplingParams, TokenLogprobs
@@ -50,6 +51,7 @@ class GenerateInput:
     n: int = 1
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""  # name of a loaded LoRA adapter
     label: str = ""
     operation: str = "text_completion"
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -74,6 +76,15 @@ class ModelCard:
     created: int
     max_model_len: int
     vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCard:
+    """What the API says of a loaded LoRA adapter. ``source`` is what a client asked for, or its name."""
+
+    name: str
+    source: str
+    created: int
 
 
 class TextTools(ABC):
@@ -162,6 +173,24 @@ class Frontend(ABC):
 
         Closing the iterator aborts the request. Raises ``EngineDead`` or ``RequestFailed``.
         """
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterCard]:
+        """The LoRA adapters requests can ask for now, by name."""
+        return {}
+
+    @property
+    def can_load_adapters(self) -> bool:
+        """Whether clients may load and unload adapters: LoRA is on, and a source has places to look."""
+        return False
+
+    async def load_adapter(self, name: str, source: str) -> AdapterCard:
+        """Load the LoRA adapter that a LoRA source knows as ``source``. Raises ``InvalidRequest``."""
+        raise InvalidRequest("this server loads no LoRA adapters while it runs", "lora_name")
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take no more requests for an adapter; those under way finish. Raises ``InvalidRequest``."""
+        raise InvalidRequest("this server unloads no LoRA adapters while it runs", "lora_name")
 
     @property
     @abstractmethod

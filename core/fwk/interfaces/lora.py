@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,12 +14,56 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fwk.interfaces.quant import LinearShape
+    from fwk.types import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAMatrices:
+    """What an adapter adds to one matrix W of the checkpoint: W + scale * b @ a."""
+
+    a: Tensor  # [rank, in_features]
+    b: Tensor  # [out_features, rank]
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return int(self.a.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """An adapter as a source reads it. ``modules`` are named as the matrices of the checkpoint, without ``.weight``.
+
+    ``fingerprint`` is a hash of everything the numbers depend on: K/V are reused between adapters of equal name and
+    fingerprint, in this run and, by caches that outlive it, in later ones.
+    """
+
+    fingerprint: str
+    modules: Mapping[str, LoRAMatrices]
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAPart:
+    """One matrix of the checkpoint in a layer, and which of its features this rank holds."""
+
+    prefix: str
+    in_features: int
+    out_features: int
+    inputs: range
+    outputs: range
+
+
+@dataclass(frozen=True, slots=True)
+class LoRALayer:
+    """A linear layer adapters can change. The outputs of its parts stand side by side; they share the input."""
+
+    index: int
+    parts: tuple[LoRAPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LoRAContext:
-    """What a LoRA backend is built with."""
+    """What a LoRA backend is built with. ``max_adapters`` is the number of its slots."""
 
     device: torch.device
     dtype: torch.dtype
@@ -27,27 +72,57 @@ class LoRAContext:
     options: Any = None
 
 
+PackedAdapter = Mapping[int, Any]
+"""What ``pack`` returned, by the layer's index; layers the adapter leaves alone are missing."""
+
+
 class LoRABackend(ABC):
-    """Holds the loaded adapters' matrices and adds their products to linear layers."""
+    """Holds the matrices of up to ``max_adapters`` adapters and adds their products to linear layers.
+
+    Knows nothing of the layers' own weights, of the model, or of other ranks: the matrices it gets are cut to this
+    rank. For a layer whose input is sharded the result is a share of the sum, as the layer's own is.
+    """
 
     def __init__(self, context: LoRAContext) -> None:
         self.context = context
+        self.layers: list[LoRALayer] = []
+
+    def register(self, parts: Sequence[LoRAPart]) -> LoRALayer:
+        """Called once for each layer that can be adapted, while the model is built."""
+        layer = LoRALayer(len(self.layers), tuple(parts))
+        self.layers.append(layer)
+        return layer
 
     @abstractmethod
-    def register(self, prefix: str, shape: LinearShape) -> int:
-        """Called once for each linear layer that can be adapted; returns the layer's number."""
+    def pack(self, layer: LoRALayer, matrices: Sequence[LoRAMatrices | None]) -> Any:
+        """Repack an adapter's matrices for one layer, once, in host memory.
+
+        ``matrices`` has an entry per part, None where the adapter leaves the part alone, at least one that is not;
+        they are cut to this rank and of any floating dtype.
+        """
 
     @abstractmethod
-    def load(self, adapter: int, layer: int, a: Tensor, b: Tensor, scale: float) -> None:
-        """Put an adapter's A [rank, in] and B [out, rank] for one layer in place, scaled."""
+    def load(self, slot: int, adapter: PackedAdapter) -> None:
+        """Put an adapter into a slot, in place of the one that was there. Called between steps."""
 
     @abstractmethod
-    def unload(self, adapter: int) -> None:
-        """Forget an adapter."""
+    def clear(self, slot: int) -> None:
+        """Forget what is in a slot."""
 
     @abstractmethod
-    def apply(self, y: Tensor, x: Tensor, layer: int, adapter_ids: Tensor) -> Tensor:
-        """y + B(A(x)) per token, ``adapter_ids`` [num_tokens] int32 with -1 for none."""
+    def plan(self, batch: ForwardBatch) -> None:
+        """Prepare for a step whose tokens have ``batch.adapter_ids``: slots, -1 for none; None when no token has one.
+
+        Valid for every ``apply`` until the next call.
+        """
+
+    @abstractmethod
+    def apply(self, y: Tensor, x: Tensor, layer: LoRALayer) -> Tensor:
+        """``y`` plus each token's adapter's share; may change and return ``y``.
+
+        x: [num_tokens, in_features], y: [num_tokens, out_features of all parts], both this rank's, the tokens those
+        of the planned batch. Costs next to nothing when no token of the step has an adapter.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +132,38 @@ class LoRABackendSpec(Declaration):
     family: ClassVar[str] = "lora"
 
 
+@dataclass(frozen=True, slots=True)
+class LoRASourceContext:
+    """What a LoRA source is built with."""
+
+    options: Any = None
+
+
 class LoRASource(ABC):
-    """Finds an adapter by name."""
+    """Finds adapters by name, and reads them. Lives in the API process (``find``) and in every worker (``open``)."""
+
+    def __init__(self, context: LoRASourceContext) -> None:
+        self.context = context
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether there is any place ``find`` may look: if no source has one, adapters come by command line only."""
 
     @abstractmethod
-    async def fetch(self, name: str) -> Path | None:
-        """Local folder in PEFT layout, or None when unknown here. Never leaves the folders it was told to use."""
+    def find(self, name: str) -> Path | None:
+        """The adapter's local folder, or None when it is unknown here. ``name`` is a client's: trust nothing in it.
+
+        Never leaves the places the source was told to use. May block; called off the event loop.
+        """
+
+    @abstractmethod
+    def open(self, path: Path) -> AdapterWeights | None:
+        """Read the adapter in a folder that was found, or named by the operator; None: in no layout known here.
+
+        Raises ``ModelLoadError`` when it is damaged or asks for what LoRA backends do not compute. The message names
+        files without their folder: it is shown to clients.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

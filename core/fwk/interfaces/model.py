@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from fwk.interfaces.attention import AttentionBackend, AttentionLayer
     from fwk.interfaces.loader import WeightSource
+    from fwk.interfaces.lora import LoRABackend
     from fwk.interfaces.moe import MoERunnerFactory
     from fwk.interfaces.parallel import ParallelGroup
     from fwk.interfaces.quant import Quantization, QuantMethod
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 class ModelContext:
     """What layers and models are built with. Building a layer reads its weights: there is no second load pass.
 
-    ``attention_layers`` collects the layers that need a place in the KV cache, in the order they are built.
+    ``attention_layers`` collects the layers that need a place in the KV cache, in the order they are built. With
+    ``lora``, linear layers register there, and adapters change them; a second model in the worker is built without.
     """
 
     config: ModelConfig
@@ -38,6 +40,7 @@ class ModelContext:
     max_model_len: int
     moe_runner: MoERunnerFactory
     options: Any = None
+    lora: LoRABackend | None = None
     attention_layers: list[AttentionLayer] = field(default_factory=list["AttentionLayer"])
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fwk.interfaces.lora import LoRAPart
 from fwk.interfaces.parallel import SingleRank
 from fwk.interfaces.quant import LayerFormat, QuantMethod, Weights
 from fwk.layers.sharding import WHOLE, Part, Shard, load, output_shard
@@ -24,6 +25,8 @@ class _Linear:
     Neighbouring parts of one format are computed as one. Mostly that is all of them: ``method`` and ``weights``.
     Where the checkpoint or the user gives parts different formats, ``pieces`` holds each, with its output's size.
     """
+
+    bias: Tensor | None
 
     def __init__(
         self,
@@ -46,6 +49,20 @@ class _Linear:
         self.method, self.weights, _ = self.pieces[0]
         self.is_mixed = len(self.pieces) > 1
         self._parts = list(zip(parts, output_shards, strict=True))
+        self._lora = context.lora
+        if self._lora is not None:
+            inputs = input_shard.range(in_features)
+            self._lora_layer = self._lora.register(
+                [
+                    LoRAPart(p.prefix, in_features, p.out_features, inputs, s.range(p.out_features))
+                    for p, s in self._parts
+                ]
+            )
+
+    def _apply(self, x: Tensor) -> Tensor:
+        """This rank's result, adapters included."""
+        y = self._apply_mixed(x, self.bias) if self.is_mixed else self.method.apply(self.weights, x, self.bias)
+        return y if self._lora is None else self._lora.apply(y, x, self._lora_layer)
 
     def _apply_mixed(self, x: Tensor, bias: Tensor | None) -> Tensor:
         outputs: list[Tensor] = []
@@ -81,9 +98,7 @@ class ColumnParallelLinear(_Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] to [num_tokens, sum of this rank's out_features]."""
-        if self.is_mixed:
-            return self._apply_mixed(x, self.bias)
-        return self.method.apply(self.weights, x, self.bias)
+        return self._apply(x)
 
 
 class QKVLinear(ColumnParallelLinear):
@@ -126,4 +141,4 @@ class RowParallelLinear(_Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, this rank's in_features] to [num_tokens, out_features], the same on all ranks if reduced."""
-        return self.group.all_reduce(self.method.apply(self.weights, x, self.bias))  # one part: never mixed
+        return self.group.all_reduce(self._apply(x))

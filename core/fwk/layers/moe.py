@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -67,7 +67,8 @@ class Routing:
 class MoE:
     """Router ``gate`` and ``experts`` below ``prefix``; the experts are run by the chosen MoE runner.
 
-    The checkpoint holds ``experts.N.{gate,up,down}_proj``. The router stays plain: it is small, and decides.
+    The checkpoint holds ``experts.N.{gate,up,down}_proj``. The router stays plain: it is small, and decides. Neither it
+    nor the experts, which see other tokens than the batch holds, can be changed by LoRA adapters.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class MoE:
         shape = (routing.num_experts, config.hidden_size)
         dtype = torch.float32 if routing.in_float32 else context.dtype
         self.router = context.weights.tensor(f"{prefix}.gate.weight", shape).to(context.device, dtype)
-        experts = _Experts(context, f"{prefix}.experts", routing.num_experts, intermediate_size)
+        experts = _Experts(replace(context, lora=None), f"{prefix}.experts", routing.num_experts, intermediate_size)
         self.runner = context.moe_runner(
             MoEContext(
                 num_experts=routing.num_experts,

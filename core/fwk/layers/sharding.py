@@ -68,6 +68,11 @@ class Shard(Cut):
     def part_of(self, size: int) -> int:
         return size // self.count
 
+    def range(self, size: int) -> range:
+        """Which of ``size`` features this rank holds; ``count`` divides it."""
+        own = self.part_of(size)
+        return range(self.index * own, (self.index + 1) * own)
+
     def cut(self, x: Tensor, dim: int, block: int, where: str) -> Tensor:
         if self.count == 1:
             return x

@@ -32,6 +32,7 @@ class Family:
     option: the core option whose value names the plugin (or plugins); None while no option chooses from the family.
     takes_all: every installed plugin takes part, so there is nothing to choose.
     pattern_option: a core option with values ``PATTERN=NAME``, which choose plugins for parts of the model.
+    switch: the core option without which nothing of the family is used.
     """
 
     hook: str
@@ -40,6 +41,7 @@ class Family:
     option: str | None = None
     takes_all: bool = False
     pattern_option: str | None = None
+    switch: str | None = None
 
 
 _ALL = [
@@ -48,8 +50,8 @@ _ALL = [
     Family("models", "model", ModelSpec, "model_impl"),
     Family("schedule_policies", "schedule policy", SchedulePolicySpec, "schedule_policy"),
     Family("speculative_decoders", "speculative decoder", SpeculativeDecoderSpec, "speculative_algorithm"),
-    Family("lora_backends", "LoRA backend", LoRABackendSpec),
-    Family("lora_sources", "LoRA source", LoRASourceSpec, takes_all=True),
+    Family("lora_backends", "LoRA backend", LoRABackendSpec, "lora_backend", switch="enable_lora"),
+    Family("lora_sources", "LoRA source", LoRASourceSpec, takes_all=True, switch="enable_lora"),
     Family("prefix_caches", "prefix cache", PrefixCacheSpec, "prefix_cache"),
     Family("cache_tiers", "cache tier", CacheTierSpec, "cache_tiers"),
     Family("samplers", "sampler", SamplerSpec, "sampling_backend"),

@@ -18,6 +18,7 @@ from fwk.config import (
     PluginOptions,
     ServerOptions,
     aliases_of,
+    needs_of,
     turned_by,
 )
 from fwk.errors import ConfigError, PluginError
@@ -105,7 +106,7 @@ def build_config(plugins: PluginSet, given: Mapping[str, Any]) -> Config:
             value = meaning.constant
         for owner in meaning.owners:
             values.setdefault(owner.key, {})[meaning.option] = value
-    core = {title: _validated(model, values.pop(title, {})) for title, model in _CORE.items()}
+    core = {title: _validated_core(model, values.pop(title, {})) for title, model in _CORE.items()}
     config = Config(**core, plugin_options=values)
     _check_selected(config, plugins)
     return config
@@ -119,6 +120,8 @@ def _check_selected(config: Config, plugins: PluginSet) -> None:
         family = FAMILIES[owner.item.family]
         given = config.plugin_options[owner.key]
         first = flag(next(iter(given)))
+        if family.switch is not None and not getattr(config.engine, family.switch):
+            raise ConfigError(f"{first} belongs to {owner.key}, which is not used: add {flag(family.switch)}")
         if not family.takes_all:
             selected = _selected(config, plugins, family)
             others = [o for o in option_owners(plugins) if o.item and set(given) <= set(o.model.model_fields)]
@@ -150,6 +153,16 @@ def _selected(config: Config, plugins: PluginSet, family: Family) -> set[str]:
         cache = plugins.by_family.get("cache", {}).get(config.engine.prefix_cache)
         names |= set(getattr(cache.declaration, "tiers", None) or ()) if cache is not None else set()
     return names
+
+
+def _validated_core(model: type[Options], values: Mapping[str, Any]) -> Any:
+    """A part of core's options; one that another must switch on is an error without it."""
+    options = _validated(model, values)
+    for name in values:
+        switch = needs_of(model.model_fields[name])
+        if switch is not None and not getattr(options, switch):
+            raise ConfigError(f"{flag(name)} does nothing without {flag(switch)}: add it, or leave {flag(name)} out")
+    return options
 
 
 def _validated(model: type[Options], values: Mapping[str, Any]) -> Any:

@@ -20,15 +20,18 @@ import zmq.asyncio
 from fwk.config import Config
 from fwk.config.wire import to_plain
 from fwk.engine.process import LaunchSpec
-from fwk.errors import EngineDead
+from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.parallel import threads_each
 from fwk.types import (
     Abort,
+    AdapterAnswer,
+    AdapterInfo,
     AddRequest,
     EngineFailed,
     EngineReady,
     EngineStats,
     FromEngine,
+    LoadAdapter,
     Ping,
     Pong,
     Request,
@@ -36,6 +39,7 @@ from fwk.types import (
     StepOutputs,
     ToEngine,
     TokenEvent,
+    UnloadAdapter,
 )
 from fwk.worker.threads import settle_waiting
 
@@ -57,6 +61,8 @@ class EngineClient:
         self._name = "the engine" if self._is_alone else f"engine {replica}"
         self._fingerprint = fingerprint
         self._receivers: dict[str, Receiver] = {}
+        self._answers: dict[int, asyncio.Future[AdapterInfo]] = {}
+        self._num_asked = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._folder = Path(tempfile.mkdtemp(prefix="fwk-"))  # mode 0700: the socket is ours alone
@@ -146,6 +152,39 @@ class EngineClient:
         if self._dead is None and not self._closing:
             self._send(Abort(request_id, index))
 
+    async def load_adapter(self, name: str, path: str) -> AdapterInfo:
+        """Load a LoRA adapter. Raises ``InvalidRequest`` with the engine's words."""
+        return await self._ask(LoadAdapter(self._next_number(), name, path))
+
+    async def unload_adapter(self, name: str) -> AdapterInfo:
+        """Take a LoRA adapter's name away. Raises ``InvalidRequest`` with the engine's words."""
+        return await self._ask(UnloadAdapter(self._next_number(), name))
+
+    def _next_number(self) -> int:
+        self._num_asked += 1
+        return self._num_asked
+
+    async def _ask(self, message: LoadAdapter | UnloadAdapter) -> AdapterInfo:
+        if self._dead is not None:
+            raise self._dead
+        if not self.is_ready:
+            raise EngineDead("the engine is starting")
+        answer = self._answers[message.number] = asyncio.get_running_loop().create_future()
+        self._send(message)
+        try:
+            return await answer
+        finally:
+            self._answers.pop(message.number, None)
+
+    def _take_answer(self, message: AdapterAnswer) -> None:
+        waiting = self._answers.get(message.number)
+        if waiting is None or waiting.done():
+            return
+        if message.adapter is not None:
+            waiting.set_result(message.adapter)
+        else:
+            waiting.set_exception(InvalidRequest(message.error or "the engine refused", "lora_name"))
+
     async def close(self) -> None:
         """Stop the engine process: asked first, then killed."""
         if self._closing:
@@ -194,6 +233,9 @@ class EngineClient:
             case Pong(_, stats):
                 self._last_pong = time.monotonic()
                 self._note(stats)
+            case AdapterAnswer():
+                self._last_pong = time.monotonic()
+                self._take_answer(message)
             case EngineReady():
                 self._last_pong = time.monotonic()
                 if self._ready is not None and not self._ready.done():
@@ -243,6 +285,9 @@ class EngineClient:
             self._ready.set_exception(self._dead)
             with contextlib.suppress(EngineDead):
                 self._ready.exception()  # retrieved, also when nobody waits any more
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(EngineDead(text))
         receivers, self._receivers = self._receivers, {}
         for receiver in receivers.values():
             receiver(self._dead)

@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fwk.errors import EngineDead
-from fwk.interfaces.dialect import Frontend, GenerateInput, ModelCard, OutputDelta
+from fwk.errors import EngineDead, InvalidRequest
+from fwk.interfaces.dialect import AdapterCard, Frontend, GenerateInput, ModelCard, OutputDelta
+from fwk.interfaces.lora import LoRASource
 from fwk.interfaces.observer import Observer, RequestRecord
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.sampling import LogitsProcessorSpec
@@ -20,7 +21,7 @@ from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
 from fwk.text import ModelText, SequenceText, prepare_input
 from fwk.text.grammars import Grammars
-from fwk.types import Request, TokenEvent
+from fwk.types import AdapterInfo, Request, TokenEvent, cache_namespace
 
 
 class _Stream:
@@ -107,6 +108,9 @@ class ServerFrontend(Frontend):
         self.grammar_kinds = grammars.kinds
         self._client = client
         self._observers = Observers(observers)
+        self._adapters: dict[str, AdapterCard] = {}
+        self._adapter_keys: dict[str, str] = {}
+        self.lora_sources: list[LoRASource] = []
         client.on_stats = self._observers.step_finished
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="fwk-text")
         self._processor_params = [
@@ -114,6 +118,14 @@ class ServerFrontend(Frontend):
             for item in plugins.family("logits_processors")
             if isinstance(item.declaration, LogitsProcessorSpec) and item.declaration.params is not None
         ]
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterCard]:
+        return self._adapters
+
+    @property
+    def can_load_adapters(self) -> bool:
+        return any(source.is_open for source in self.lora_sources)
 
     @property
     def processor_params(self) -> Sequence[type[Any]]:
@@ -126,6 +138,7 @@ class ServerFrontend(Frontend):
         trouble = self._client.trouble()
         if trouble is not None:
             raise EngineDead(trouble)
+        self._adapter_key(item.adapter)
         item = prepare_input(item, self.text, max_model_len=self.card.max_model_len, vocab_size=self.card.vocab_size)
         self._grammars.check(item.sampling.grammar)
         return item
@@ -136,14 +149,47 @@ class ServerFrontend(Frontend):
     def reasoning_parser(self, prompt_tail: str = "") -> StreamParser | None:
         return self._parsers.reasoning.make((), prompt_tail)
 
+    def _adapter_key(self, name: str) -> str:
+        if name and name not in self._adapter_keys:
+            raise InvalidRequest(f"no LoRA adapter {name[:128]!r} is loaded", "model")
+        return self._adapter_keys[name] if name else ""
+
+    def add_adapter(self, info: AdapterInfo, source: str) -> AdapterCard:
+        """The engine has loaded an adapter."""
+        self._adapter_keys[info.name] = info.key
+        card = self._adapters[info.name] = AdapterCard(info.name, source, int(time.time()))
+        return card
+
+    async def load_adapter(self, name: str, source: str) -> AdapterCard:
+        if name == self.card.name:
+            raise InvalidRequest(f"{name!r} is the served model's own name", "lora_name")
+        for place in self.lora_sources:
+            path = await self.run_blocking(place.find, source)
+            if path is not None:
+                # A client that goes away meanwhile leaves no adapter behind that the engine has and nobody knows of.
+                return await asyncio.shield(asyncio.ensure_future(self._load_adapter(name, str(path), source)))
+        raise InvalidRequest("lora_path names no adapter in the folders this server may load from", "lora_path")
+
+    async def _load_adapter(self, name: str, path: str, source: str) -> AdapterCard:
+        return self.add_adapter(await self._client.load_adapter(name, path), source)
+
+    async def unload_adapter(self, name: str) -> None:
+        # Gone here before the engine hears of it: what was sent before is served, nothing is sent after.
+        self._adapter_keys.pop(name, None)
+        if self._adapters.pop(name, None) is None:
+            raise InvalidRequest(f"no LoRA adapter {name[:128]!r} is loaded", "lora_name")
+        await self._client.unload_adapter(name)
+
     async def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
+        adapter = self._adapter_key(item.adapter)
         request = Request(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=item.prompt_token_ids,
             sampling=item.sampling,
             n=item.n,
             priority=item.priority,
-            cache_namespace=item.cache_salt,
+            cache_namespace=cache_namespace(item.cache_salt, adapter),
+            adapter=adapter,
         )
         now = time.monotonic()
         record = RequestRecord(

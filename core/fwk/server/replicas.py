@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from fwk.config import Config
-from fwk.errors import EngineDead
+from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.balance import LoadBalancer, Replica
 from fwk.server.engine_client import EngineClient, Receiver
-from fwk.types import EngineReady, EngineStats, Request
+from fwk.types import AdapterInfo, EngineReady, EngineStats, Request
 
 
 class Replicas:
@@ -76,6 +76,23 @@ class Replicas:
             replica, count = self._placed.pop(request_id)
             self._views[replica].num_open -= count
             self._clients[replica].forget(request_id)
+
+    async def load_adapter(self, name: str, path: str) -> AdapterInfo:
+        """Load a LoRA adapter into every engine that lives, or into none. Raises ``InvalidRequest``."""
+        alive = [client for client in self._clients if not client.is_dead]
+        results = await asyncio.gather(*(c.load_adapter(name, path) for c in alive), return_exceptions=True)
+        loaded = [(c, info) for c, info in zip(alive, results, strict=True) if isinstance(info, AdapterInfo)]
+        wrong = next((result for result in results if isinstance(result, InvalidRequest)), None)
+        if len({info.key for _, info in loaded}) > 1:
+            wrong = InvalidRequest(f"LoRA adapter {name!r} cannot be loaded: its files changed meanwhile", "lora_path")
+        if wrong is None and loaded:
+            return loaded[0][1]
+        await asyncio.gather(*(client.unload_adapter(name) for client, _ in loaded), return_exceptions=True)
+        raise wrong or EngineDead(self.trouble() or "no engine can load it")
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take a LoRA adapter's name away in every engine."""
+        await asyncio.gather(*(client.unload_adapter(name) for client in self._clients if not client.is_dead))
 
     async def close(self) -> None:
         """Stop the processes."""

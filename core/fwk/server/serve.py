@@ -15,10 +15,12 @@ import uvicorn
 
 from fwk import __version__
 from fwk.config import Config
+from fwk.engine.adapters import adapter_paths
 from fwk.errors import ConfigError, EngineDead
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import Dialect, DialectContext, ModelCard
+from fwk.interfaces.lora import LoRASourceContext
 from fwk.interfaces.observer import Observer, ObserverContext
 from fwk.plugins import PluginSet, build, choose, taking_part
 from fwk.plugins.selection import plugin_options
@@ -127,6 +129,8 @@ class _Server:
     def _settle(self, ready: EngineReady, frontend: ServerFrontend) -> None:
         """The engine serves: complete the model card with what only it knows, and say so."""
         self._ready = ready
+        for adapter in ready.adapters:
+            frontend.add_adapter(adapter, adapter.name)
         frontend.card = ModelCard(
             frontend.card.name, frontend.card.path, frontend.card.created, ready.max_model_len, ready.vocab_size
         )
@@ -154,9 +158,16 @@ class _Server:
         ]
         generation = opened.checkpoint.generation_config()
         defaults = {key: generation[key] for key in SAMPLING_DEFAULTS if generation.get(key) is not None}
+        if name in adapter_paths(config):
+            raise ConfigError(f"--lora-paths: {name!r} is the served model's own name")
         parsers = Parsers(config, plugins, text.chat_template)
         grammars = Grammars(config, plugins, lambda: text, opened.config.vocab_size, opened.eos_token_ids)
         frontend = ServerFrontend(card, text, self._client, plugins, observers, defaults, grammars, parsers)
+        if config.engine.enable_lora:
+            frontend.lora_sources = [
+                build(item, LoRASourceContext(plugin_options(item, config.plugin_options)))
+                for item in sorted(plugins.family("lora_sources"), key=lambda item: -item.declaration.rank)
+            ]
         dialects: list[Dialect] = [
             build(item, DialectContext(frontend, options))
             for item, options in taking_part(plugins, "dialects", config.plugin_options)

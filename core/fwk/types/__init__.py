@@ -1,26 +1,41 @@
 """Plain data: what moves between the parts of fwk. No behaviour, no torch at import."""
 
-from fwk.types.batch import Batch, BlockSaves, ForwardBatch, NewSequence, ScheduledSequence, SequenceResult, StepResult
+from fwk.types.batch import (
+    AdapterPlace,
+    Batch,
+    BlockSaves,
+    ForwardBatch,
+    NewSequence,
+    ScheduledSequence,
+    SequenceResult,
+    StepResult,
+)
 from fwk.types.messages import (
     Abort,
+    AdapterAnswer,
     AddRequest,
     EngineFailed,
     EngineReady,
     EngineStats,
     FromEngine,
+    LoadAdapter,
     Ping,
     Pong,
     Shutdown,
     StepOutputs,
     ToEngine,
     TokenEvent,
+    UnloadAdapter,
 )
 from fwk.types.model_config import ModelConfig, RopeConfig
-from fwk.types.request import FinishReason, Request, TokenLogprobs
+from fwk.types.request import AdapterInfo, FinishReason, Request, TokenLogprobs, cache_namespace
 from fwk.types.sampling import GrammarKind, GrammarRequest, SamplingParams
 
 __all__ = [
     "Abort",
+    "AdapterAnswer",
+    "AdapterInfo",
+    "AdapterPlace",
     "AddRequest",
     "Batch",
     "BlockSaves",
@@ -32,6 +47,7 @@ __all__ = [
     "FromEngine",
     "GrammarKind",
     "GrammarRequest",
+    "LoadAdapter",
     "ModelConfig",
     "NewSequence",
     "Ping",
@@ -47,4 +63,6 @@ __all__ = [
     "ToEngine",
     "TokenEvent",
     "TokenLogprobs",
+    "UnloadAdapter",
+    "cache_namespace",
 ]

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class AdapterPlace(msgspec.Struct, array_like=True, frozen=True):
+    """A loaded LoRA adapter and the slot of the LoRA backend it is in while its sequence runs."""
+
+    slot: int
+    key: str
+
+
 class NewSequence(msgspec.Struct, array_like=True):
     """Everything a worker must know of a sequence before its first step (again after a pre-emption)."""
 
@@ -24,6 +31,7 @@ class NewSequence(msgspec.Struct, array_like=True):
     block_ids: list[int]  # the blocks of those computed tokens
     sampling: SamplingParams
     seed: int  # the sequence's own: the request's seed and the sequence's index make it
+    adapter: AdapterPlace | None = None
 
 
 class ScheduledSequence(msgspec.Struct, array_like=True):
@@ -115,7 +123,8 @@ class ForwardBatch:
     query_start_np: Any
     seq_lens_np: Any
     is_decode: bool  # every sequence has exactly one new token
-    adapter_ids: Tensor | None = None  # [num_tokens] int32: LoRA adapter of each token
+    adapter_ids: Tensor | None = None  # [num_tokens] int32: LoRA slot of each token, -1 for none; None: all have none
+    adapter_ids_np: Any = None
     tree_mask: Tensor | None = None  # [num_tokens, max_new] bool, see below; None: causal
     plan: Any = None  # what AttentionBackend.plan returned
     extras: dict[str, Any] = field(default_factory=dict[str, Any])  # pixel values and the like, by the processor's name

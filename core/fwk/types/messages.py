@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fwk.types.request import FinishReason, Request, TokenLogprobs
+from fwk.types.request import AdapterInfo, FinishReason, Request, TokenLogprobs
 
 PROTOCOL = 1
 """Raised with every incompatible change; an engine refuses a client that speaks another one."""
@@ -21,6 +21,21 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
     request_id: str
     index: int | None = None
+
+
+class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Load the LoRA adapter in a folder under a name. Answered by ``AdapterAnswer`` with the same number."""
+
+    number: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Take no more requests for an adapter; those under way finish. Answered by ``AdapterAnswer``."""
+
+    number: int
+    name: str
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
@@ -85,6 +100,14 @@ class Pong(msgspec.Struct, tag=True, frozen=True):
     stats: EngineStats
 
 
+class AdapterAnswer(msgspec.Struct, tag=True, frozen=True):
+    """What became of a ``LoadAdapter`` or ``UnloadAdapter``: the adapter, or what was wrong."""
+
+    number: int
+    adapter: AdapterInfo | None = None
+    error: str | None = None
+
+
 class EngineReady(msgspec.Struct, tag=True, frozen=True):
     """Sent once, when the model is loaded and requests are taken."""
 
@@ -97,6 +120,7 @@ class EngineReady(msgspec.Struct, tag=True, frozen=True):
     """What was selected for each family that had a choice: family -> plugin name."""
     reasons: list[str]
     """Sentences about refusals and fallbacks on the way to ``chosen``."""
+    adapters: list[AdapterInfo] = []
 
 
 class EngineFailed(msgspec.Struct, tag=True, frozen=True):
@@ -105,5 +129,5 @@ class EngineFailed(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
-ToEngine = AddRequest | Abort | Ping | Shutdown
-FromEngine = StepOutputs | Pong | EngineReady | EngineFailed
+ToEngine = AddRequest | Abort | LoadAdapter | UnloadAdapter | Ping | Shutdown
+FromEngine = StepOutputs | Pong | AdapterAnswer | EngineReady | EngineFailed

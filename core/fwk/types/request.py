@@ -16,7 +16,8 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 
     ``request_id`` is ours (unique in the engine's life); the client's own id is only a label in the API process.
     ``sampling.max_tokens`` is set. ``cache_namespace`` separates K/V that must not be shared: it holds whatever
-    changes K/V or must stay private (LoRA adapter, cache salt, multimodal content).
+    changes K/V or must stay private (LoRA adapter, cache salt, multimodal content). ``adapter`` is a loaded LoRA
+    adapter's key, or empty.
     """
 
     request_id: str
@@ -25,6 +26,21 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     n: int = 1
     priority: int = 0
     cache_namespace: str = ""
+    adapter: str = ""
+
+
+class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):
+    """A loaded LoRA adapter. ``key`` is its name and the hash of its content: another content is another adapter."""
+
+    name: str
+    key: str
+    path: str
+    rank: int
+
+
+def cache_namespace(cache_salt: str, adapter_key: str) -> str:
+    """What separates a request's K/V. No two pairs make the same: an adapter's key holds no NUL."""
+    return f"{adapter_key}\0{cache_salt}" if adapter_key or cache_salt else ""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):

@@ -44,6 +44,7 @@ class InputBuffers:
             ("query_start", (num_slots + 1,), np.int32),
             ("seq_lens", (num_slots,), np.int32),
             ("logits_at", (rows,), np.int64),
+            ("adapter_ids", (rows,), np.int32),
             ("block_table", (num_slots * table.block_table.shape[1],), np.int32),
         ):
             self._pairs[name] = self._pair(shape, dtype)
@@ -92,6 +93,9 @@ class InputBuffers:
                     depths, end = trees[slot].depths, int(starts[i + 1])
                     positions[end - len(depths) : end] = seq_lens[i] - len(depths) + depths
         forward = self._forward(slots, token_ids, positions, slot_mapping, starts, seq_lens, logits_at)
+        adapters = table.adapter[rows]
+        if (adapters >= 0).any():
+            forward.adapter_ids_np, forward.adapter_ids = self._fill("adapter_ids", adapters)
         if trees:
             forward.tree_mask = _tree_mask(slots.tolist(), num_new.tolist(), trees).to(self._device)
         return forward, step_rows

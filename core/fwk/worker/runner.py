@@ -13,6 +13,7 @@ from fwk.errors import BlameSequence
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.model import Model
 from fwk.types import Batch, ForwardBatch, ScheduledSequence, SequenceResult, StepResult, TokenLogprobs
+from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import NoDrafting, walk
 from fwk.worker.inputs import InputBuffers, StepRows
 from fwk.worker.logprobs import ROWS_AT_ONCE, token_logprobs
@@ -34,6 +35,7 @@ class ModelRunner:
         inputs: InputBuffers,
         sampling: SamplingPipeline,
         drafting: NoDrafting,
+        adapters: AdapterStore | NoAdapters,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -42,6 +44,7 @@ class ModelRunner:
         self._inputs = inputs
         self._sampling = sampling
         self._drafting = drafting
+        self._adapters = adapters
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
@@ -51,6 +54,7 @@ class ModelRunner:
         trees = self._drafting.trees(batch.sequences)
         forward, rows = self._inputs.prepare(batch, trees)
         launched = time.perf_counter()
+        self._adapters.plan(forward)
         forward.plan = self._attention.plan(forward, self._layers)
         hidden = self._model.forward(forward)
         logits = self._model.logits(hidden.index_select(0, forward.logits_at)) if len(rows.slots) else None
@@ -68,6 +72,7 @@ class ModelRunner:
             self._sampling.remove(slot)
         self._drafting.forget(batch.freed_slots)
         self._table.begin(batch)
+        self._adapters.begin(batch)
         failed: dict[int, str] = {}
         for new in batch.new:
             try:

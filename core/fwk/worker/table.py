@@ -25,6 +25,7 @@ class SequenceTable:
         self.num_prompt = np.zeros(num_slots, np.int64)
         self.is_greedy = np.ones(num_slots, bool)
         self.seeds = np.zeros(num_slots, np.uint64)
+        self.adapter = np.full(num_slots, -1, np.int32)  # slot of the LoRA backend; -1: no adapter
         self.logprobs = np.full(num_slots, -1, np.int64)  # top tokens to report; -1: none at all
         self.prompt_logprobs = np.full(num_slots, -1, np.int64)
 
@@ -40,6 +41,7 @@ class SequenceTable:
         sampling = new.sampling
         self.is_greedy[slot] = sampling.temperature == 0.0
         self.seeds[slot] = new.seed
+        self.adapter[slot] = -1 if new.adapter is None else new.adapter.slot
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.prompt_logprobs[slot] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs
 

@@ -13,6 +13,7 @@ from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, FwkError, ModelLoadError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer
 from fwk.interfaces.executor import Worker, WorkerInfo
+from fwk.interfaces.lora import LoRABackend, LoRAContext, LoRASource, LoRASourceContext
 from fwk.interfaces.model import Model, ModelContext
 from fwk.interfaces.moe import MoEContext, MoERunner
 from fwk.interfaces.parallel import ParallelGroup
@@ -25,6 +26,7 @@ from fwk.text import ModelText
 from fwk.text.grammars import Grammars
 from fwk.types import Batch, StepResult
 from fwk.worker import kv_cache
+from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.inputs import InputBuffers
@@ -98,6 +100,7 @@ class LocalWorker(Worker):
         attention_item = self._choose("attention", options.attention_backend)
         attention = self._attention(attention_item)
         context = self._model_context(opened, attention, [], options)
+        context.lora = self._lora_backend()
         model: Model = build(model_item, context)
         self._report(context)
         self._check_all_read(opened, model_item, context.weights)
@@ -131,6 +134,7 @@ class LocalWorker(Worker):
             inputs=inputs,
             sampling=sampling,
             drafting=drafting,
+            adapters=self._adapters(context.lora),
         )
         return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons), drafting.max_drafts)
 
@@ -172,6 +176,29 @@ class LocalWorker(Worker):
 
     def _options(self, item: Registered) -> Any:
         return plugin_options(item, self._config.plugin_options)
+
+    def _lora_backend(self) -> LoRABackend | None:
+        options = self._config.engine
+        if not options.enable_lora:
+            return None
+        item = self._choose("lora", options.lora_backend)
+        context = LoRAContext(
+            device=self._device,
+            dtype=self._dtype,
+            max_adapters=options.max_loras_per_batch,
+            max_rank=options.max_lora_rank,
+            options=self._options(item),
+        )
+        return build(item, context)
+
+    def _adapters(self, backend: LoRABackend | None) -> AdapterStore | NoAdapters:
+        if backend is None:
+            return NoAdapters()
+        items = sorted(self._plugins.family("lora_sources"), key=lambda item: -item.declaration.rank)
+        sources: list[LoRASource] = [build(item, LoRASourceContext(self._options(item))) for item in items]
+        store = AdapterStore(backend, sources)
+        self._operations |= {"load_adapter": store.load, "unload_adapter": store.unload}
+        return store
 
     def _attention(self, item: Registered) -> AttentionBackend:
         context = AttentionContext(

@@ -1,0 +1,28 @@
+"""LoRA adapters from local folders, in the layout PEFT saves.
+
+Clients may name folders below those given with ``--lora-dirs``, by a path relative to one of them or a whole one.
+What leads out of them (``..``, a symbolic link) is as unknown as what is not there. Adapters of ``--lora-paths`` are
+the operator's own choice and may lie anywhere.
+"""
+
+from fwk import LoRASourceSpec, Options, hookimpl, option
+
+
+class LocalAdapterOptions(Options):
+    """Options of ``lora_sources.local``."""
+
+    lora_dirs: tuple[str, ...] = option(
+        (), "Folders below which clients may load LoRA adapters from while the server runs (default: none)."
+    )
+
+
+@hookimpl
+def lora_sources() -> list[LoRASourceSpec]:
+    return [
+        LoRASourceSpec(
+            name="local",
+            load="fwk_lora.local.source:LocalAdapters",
+            options=LocalAdapterOptions,
+            summary="adapters in local folders, as PEFT saves them",
+        )
+    ]
