@@ -155,11 +155,12 @@ class RunnableModel:
         dtype: torch.dtype = torch.float32,
         num_blocks: int = 64,
         tp: ParallelGroup | None = None,
+        implementation: str = "auto",
     ) -> None:
         config = ModelConfig.from_dict(json.loads((folder / "config.json").read_text()), str(folder))
         self.weights = Tensors.of_folder(folder)
         self.context = make_context(config, self.weights, dtype=dtype, tp=tp)
-        spec = choose(discover(), "models", "auto", Facts(architecture=config.architecture)).chosen
+        spec = choose(discover(), "models", implementation, Facts(architecture=config.architecture)).chosen
         assert spec is not None
         with torch.inference_mode():
             self.model: Model = load_object(spec)(self.context)

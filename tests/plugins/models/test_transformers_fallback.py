@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.helpers.checkpoints import SMALL, VOCAB, make_checkpoint, reference_greedy, token_ids
+from tests.helpers.checkpoints import SMALL, VOCAB, make_checkpoint, reference_greedy, reference_logits, token_ids
 from tests.helpers.models import RunnableModel, on_ranks
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -23,7 +23,7 @@ from fwk_loaders.dummy.tokenizer import build_tokenizer
 
 WINDOW = {"sliding_window": 24, "num_hidden_layers": 4}
 OTHERS: dict[str, dict[str, Any]] = {
-    "gemma2": {**WINDOW, "head_dim": 32, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
+    "gemma2": {**WINDOW, "head_dim": 32, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 0.3},
     "cohere2": {**WINDOW, "logit_scale": 0.5},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
@@ -197,3 +197,14 @@ def test_quantised_layers_are_those_of_the_native_model(quantization: str, tmp_p
         assert fallback.logprobs is not None
         for one, other in zip(native.logprobs, fallback.logprobs, strict=True):
             assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "cohere2", "deepseek_v2", "mixtral"])
+def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    """Soft caps, windows, scales and values smaller than keys included."""
+    reference = make(tmp_path, kind)
+    model = RunnableModel(tmp_path, implementation="transformers")
+    prompt = token_ids(70)
+    wanted = reference_logits(reference, prompt)
+    actual = model.logits(prompt, [40, 25, 1, 4])
+    torch.testing.assert_close(actual, wanted, atol=1e-4 * float(wanted.abs().max()), rtol=1e-4)
