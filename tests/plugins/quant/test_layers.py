@@ -130,6 +130,16 @@ def test_bias_is_added_once(name: str, twins: Any) -> None:
     torch.testing.assert_close(mine, F.linear(x, plain(made)[f"{MLP}.down_proj.weight"], bias), rtol=1e-5, atol=1e-4)
 
 
+def test_parts_of_several_formats_get_their_own_piece_of_the_bias(twins: Any) -> None:
+    made = twins("online-int8")
+    mixed = context(made, quantization_layers=("*.k_proj=fp8", "*.v_proj=none"))
+    layer = QKVLinear(mixed, ATTENTION)
+    assert len(layer.pieces) == 3
+    x, layer.bias = random(3, 128), random(sum(layer.out_features))
+    with_bias, layer.bias, bias = layer(x), None, layer.bias
+    torch.testing.assert_close(with_bias, layer(x) + bias)
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_two_ranks_make_up_the_whole(name: str, twins: Any) -> None:
     made = twins(name)
@@ -212,6 +222,7 @@ def test_few_rows_are_unpacked_at_a_time(name: str, twins: Any, monkeypatch: pyt
     layer_context = context(made)
     hidden = layer_context.config.hidden_size
     layer = QKVLinear(layer_context, ATTENTION)
+    layer.bias = random(sum(layer.out_features))
     x = random(9, hidden)
     whole = layer(x)
     sizes: list[tuple[int, ...]] = []
