@@ -89,6 +89,22 @@ def test_drafts_change_nothing(make: Callable[..., fwk.LLM], given: dict[str, An
     assert any(accepted < drafts for drafts, accepted in EchoDecoder.verified)
 
 
+@pytest.mark.parametrize("breadth", [1, 3])
+@pytest.mark.parametrize("given", [{"temperature": 0.0}, {"temperature": 1.0, "ignore_eos": True}])
+def test_trees_of_drafts_change_nothing(make: Callable[..., fwk.LLM], given: dict[str, Any], breadth: int) -> None:
+    sampling = settings(14, MIXED, **given)
+    plain_and_other(make, sampling, speculative_algorithm="ngram", speculative_ngram_max_bfs_breadth=breadth)
+
+
+def test_every_rank_keeps_to_the_grammar(make: Callable[..., fwk.LLM], tiny_folder: Path) -> None:
+    sampling = settings(7, MIXED, temperature=0.0)
+    prompts = [PROMPTS[i % 4] for i in range(7)]
+    plain = make(**JSON).generate(prompts, sampling)
+    options = {"executor": "processes", "tp_size": 2, "max_total_tokens": 4096, **JSON}
+    with fwk.LLM(str(tiny_folder), load_format="dummy", **options) as llm:
+        assert [done.token_ids for done in llm.generate(prompts, sampling)] == [done.token_ids for done in plain]
+
+
 @pytest.mark.parametrize("given", [{"temperature": 0.0}, {"temperature": 1.0}, {"ignore_eos": True}])
 def test_overlap_changes_nothing(make: Callable[..., fwk.LLM], given: dict[str, Any]) -> None:
     plain_and_other(make, settings(14, MIXED, **given), executor="threaded")

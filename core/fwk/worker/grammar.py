@@ -72,6 +72,10 @@ class GrammarStore:
         self._forget()
         return entry.future.result().fork()
 
+    def close(self) -> None:
+        """Compile nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     def _entry(self, request: GrammarRequest) -> _Compiled:
         entry = self._known.get(request)
         if entry is None:

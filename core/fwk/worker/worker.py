@@ -154,6 +154,7 @@ class LocalWorker(Worker):
         return operation(*args)
 
     def close(self) -> None:
+        self._grammars.close()
         if self._store is not None:
             self._store.close()
 
