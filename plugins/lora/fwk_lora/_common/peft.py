@@ -102,7 +102,7 @@ def _shown(value: Any) -> str:
 
 def _modules(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, LoRAMatrices]:
     pairs: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):  # the reader's own order differs from run to run
         found = _KEY.fullmatch(name)
         if found is None:
             raise ModelLoadError(f"{WEIGHTS}: tensor {_shown(name)} is not part of a linear layer's LoRA")

@@ -27,8 +27,8 @@ class LocalAdapters(LoRASource):
         for folder in self._folders:
             try:
                 found = (folder / name).resolve(strict=True)  # a whole path replaces the folder
-                files = [found / file for file in (peft.CONFIG, peft.WEIGHTS)]
-                if found.is_dir() and all(_is_below(file.resolve(), folder) for file in files):
+                real = [found, *((found / file).resolve() for file in (peft.CONFIG, peft.WEIGHTS))]
+                if found.is_dir() and all(_is_below(path, folder) for path in real):
                     return found
             except (OSError, RuntimeError):  # not there, not ours to read, or links in a circle
                 continue
