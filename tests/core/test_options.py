@@ -120,3 +120,10 @@ def test_the_page_of_arguments_is_up_to_date() -> None:
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["srve"]) == 2
     assert "unknown command 'srve'" in capsys.readouterr().err
+
+
+def test_a_flag_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read("--page-size", "8", "--page_size", "8").engine.page_size == 8
+    with pytest.raises(SystemExit):
+        read("--kv-cache-dtype", "int8", "--kv-cache-dtype=fp8_e4m3")
+    assert capsys.readouterr().err == "fwk serve: error: --kv-cache-dtype is given twice: int8 and fp8_e4m3\n"

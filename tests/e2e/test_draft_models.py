@@ -164,6 +164,60 @@ def test_sampled_drafts_leave_the_distribution_as_it_is(folders: dict[str, Path]
     assert chi_squared(merged[1], merged[0]) < degrees + 3.3 * (2 * degrees) ** 0.5
 
 
+class OracleDecoder(SpeculativeDecoder):
+    """Knows the output, and hides it in trees: on every level a wrong draft comes before the right one."""
+
+    max_drafts = 7
+    known: list[list[int]] = []
+
+    def propose(self, view: DraftView) -> Drafts:
+        token_ids: list[list[int]] = []
+        parents: list[list[int]] = []
+        for slot, length, most in zip(
+            view.slots.tolist(), view.num_tokens.tolist(), view.max_drafts.tolist(), strict=True
+        ):
+            tokens = view.token_ids[slot, :length].tolist()
+            right = next(full[length : length + 3] for full in self.known if full[:length] == tokens)
+            drafts: list[int] = []
+            above: list[int] = []
+            at = -1
+            for token in right:
+                above += [at, at, at]
+                at = len(drafts) + 2
+                drafts += [(token + 1) % 320, (token + 2) % 320, token]
+            token_ids.append(drafts[:most])
+            parents.append(above[:most])
+        return Drafts(token_ids, parents)
+
+
+class OraclePlugin:
+    """Declares it."""
+
+    @hookimpl
+    def speculative_decoders(self) -> list[SpeculativeDecoderSpec]:
+        return [SpeculativeDecoderSpec(name="oracle", load="tests.e2e.test_draft_models:OracleDecoder")]
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 5, "repetition_penalty": 1.2}])
+def test_the_right_branch_of_a_tree_is_found_and_kept(
+    folders: dict[str, Path], plain: fwk.LLM, settings: dict[str, Any]
+) -> None:
+    sampling = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1, **settings)
+    wanted = plain.generate(PROMPTS, sampling)
+    OracleDecoder.known = [[*prompt, *done.token_ids] for prompt, done in zip(PROMPTS, wanted, strict=True)]
+    plugins = discover()
+    plugins.register(OraclePlugin(), "speculative.oracle", "tests", "1")
+    with fwk.LLM(str(folders["same"]), plugins=plugins, speculative_algorithm="oracle", **ENGINE) as llm:
+        found = llm.generate(PROMPTS, sampling)
+        stats = llm.engine.stats()
+    assert [done.token_ids for done in found] == [done.token_ids for done in wanted]
+    for one, other in zip(wanted, found, strict=True):
+        assert [x.logprob for x in other.logprobs or []] == pytest.approx(
+            [x.logprob for x in one.logprobs or []], abs=1e-3
+        )
+    assert stats.accepted_draft_tokens > 1.5 * 0.6 * len(PROMPTS) * 40 / 3  # two levels of three fit into seven drafts
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -25,6 +25,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
+class _Once(argparse.Action):
+    """Stores a value, and refuses a second one that says something else: the last would silently win."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        before = getattr(namespace, self.dest, values)
+        if before != values:
+            parser.error(f"{option_string} is given twice: {_shown(before)} and {_shown(values)}")
+        setattr(namespace, self.dest, values)
+
+
+def _shown(value: Any) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)
+
+
 def add_option_flags(parser: argparse.ArgumentParser, plugins: PluginSet) -> None:
     """A flag for every option, in a group for each owner. A flag that was not given leaves no trace."""
     seen: set[str] = set()
@@ -40,7 +56,7 @@ def add_option_flags(parser: argparse.ArgumentParser, plugins: PluginSet) -> Non
 
 def _add(group: Any, name: str, field: FieldInfo, turns: Sequence[str]) -> None:
     names = [flag(name), *(flag(normal(alias)) for alias in aliases_of(field))]
-    settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_text(field)}
+    settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_text(field), "action": _Once}
     if field.annotation is bool:
         settings |= {"nargs": "?", "const": "true", "metavar": "true|false"}
     elif get_origin(field.annotation) in (tuple, list):

@@ -12,12 +12,10 @@ def run(argv: Sequence[str]) -> int:
     """Read the options and serve."""
     parser = Parser(
         "fwk serve",
-        description="Serve a model over OpenAI's HTTP API. Without a model: SmolLM2-135M-Instruct, fetched once.",
+        description="Serve a model over HTTP. Without a model: SmolLM2-135M-Instruct, fetched once.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "bare_model", nargs="?", default=None, metavar="MODEL", help="folder, .gguf file, hub id or name"
-    )
+    parser.add_argument("bare_model", nargs="?", default=None, metavar="MODEL", help="folder, file, hub id or name")
     plugins, config, _ = read_options(parser, argv)
     set_up_log(config.server.log_level)
     from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack

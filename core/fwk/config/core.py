@@ -17,7 +17,7 @@ class ModelOptions(Options):
 
     model: str = option(
         "smollm2-135m-instruct",
-        "Model to serve: a folder, a .gguf file, a hub id, or a name a model source knows.",
+        "Model to serve: a folder, a file, a hub id, or a name a model source knows.",
         aliases=["model-path", "model-dir"],
     )
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")
@@ -69,7 +69,7 @@ class EngineOptions(Options):
         ge=1,
         le=64,
     )
-    load_balance_method: str = option("round_robin", "Which engine serves a request, if there are several.")
+    load_balance_method: str = option("auto", "Which engine serves a request, if there are several.")
     disable_overlap_schedule: bool = option(
         False, "Plan a step only when the one before has come back, also with an executor that could overlap the two."
     )
@@ -87,8 +87,8 @@ class EngineOptions(Options):
     )
     moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.")
     sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")
-    schedule_policy: str = option("fcfs", "Order, admission and pre-emption of requests.")
-    prefix_cache: str = option("radix", "Reuse of K/V between requests with a common prefix.")
+    schedule_policy: str = option("auto", "Order, admission and pre-emption of requests.")
+    prefix_cache: str = option("auto", "Reuse of K/V between requests with a common prefix.")
     cache_tiers: tuple[str, ...] = option(
         (),
         "Stores of K/V outside the device, fastest first, for a prefix cache that uses them; its own come before.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInf
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.schedule import ScheduleContext
 from fwk.plugins import PluginSet, Registered, build, choose
-from fwk.plugins.selection import choose_tiers, plugin_options
+from fwk.plugins.selection import check_used, choose_tiers, plugin_options
 from fwk.types import EngineStats, Request, TokenEvent
 from fwk.worker.model_setup import ModelSetup
 from fwk.worker.remote import worker_recipe
@@ -109,20 +110,25 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
         return LocalWorker(config, plugins, setup, group, replica)
 
     cache_item = choose(plugins, "cache", options.prefix_cache, setup.facts).chosen
+    policy_item = choose(plugins, "schedulers", options.schedule_policy, setup.facts).chosen
     assert cache_item is not None
+    assert policy_item is not None
     choose_tiers(plugins, cache_item, options.cache_tiers, setup.facts)  # what is wrong is said before weights load
     item = choose(plugins, "executors", options.executor, setup.facts).chosen
     assert item is not None
+    items = {"executors": item, "cache": cache_item, "schedulers": policy_item}
+    check_used(plugins, given, {family: item.name for family, item in items.items()})
     context = ExecutorContext(
         make_worker, worker_recipe(config, plugins, replica), options.tensor_parallel_size, plugin_options(item, given)
     )
     executor: Executor = build(item, context)
     try:
         loaded = executor.load()
+        check_used(plugins, given, loaded.chosen)
         reasons = [*setup.reasons, *loaded.reasons]
         if config.plugins.strict and reasons:
             raise PluginError(f"--strict: {'; '.join(reasons)}. Choose by name, or leave --strict out")
-        return _assemble(config, plugins, setup, executor, loaded, (item, cache_item), replica)
+        return _assemble(config, plugins, setup, executor, loaded, items, replica)
     except BaseException:
         executor.close()
         raise
@@ -148,14 +154,12 @@ def _assemble(
     setup: ModelSetup,
     executor: Executor,
     loaded: WorkerInfo,
-    items: tuple[Registered, Registered],
+    items: Mapping[str, Registered],
     replica: int,
 ) -> Engine:
-    executor_item, cache_item = items
     options = config.engine
     given = config.plugin_options
-    policy_item = choose(plugins, "schedulers", options.schedule_policy, setup.facts).chosen
-    assert policy_item is not None
+    cache_item, policy_item = items["cache"], items["schedulers"]
     context = CacheContext(options.page_size, plugin_options(cache_item, given), WorkerTransfer(executor))
     cache: PrefixCache = build(cache_item, context)
     policy = build(policy_item, ScheduleContext(plugin_options(policy_item, given)))
@@ -178,12 +182,7 @@ def _assemble(
         gate=GrammarGate(executor.call),
         adapters=_adapters(config, executor),
     )
-    chosen = {
-        **loaded.chosen,
-        "cache": cache_item.name,
-        "schedulers": policy_item.name,
-        "executors": executor_item.name,
-    }
+    chosen = {**loaded.chosen, **{family: item.name for family, item in items.items()}}
     reasons = [*setup.reasons, *loaded.reasons]
     info = EngineInfo(
         num_blocks=loaded.num_blocks,

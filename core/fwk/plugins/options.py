@@ -25,7 +25,7 @@ from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.cache import CacheTierSpec
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family
-from fwk.plugins.selection import is_enabled
+from fwk.plugins.selection import foreseen, is_enabled
 
 _CORE: dict[str, type[Options]] = {
     "model": ModelOptions,
@@ -149,8 +149,9 @@ def _selected(config: Config, plugins: PluginSet, family: Family) -> set[str]:
     parts = (config.engine, config.model, config.server)
     value: Any = next((found for part in parts if (found := getattr(part, family.option, None))), None)
     names = {value} if isinstance(value, str) else set[str](value or ())
+    names = {foreseen(plugins, family.spec.family, name) for name in names}
     if family.spec is CacheTierSpec:
-        cache = plugins.by_family.get("cache", {}).get(config.engine.prefix_cache)
+        cache = plugins.by_family.get("cache", {}).get(foreseen(plugins, "cache", config.engine.prefix_cache))
         names |= set(getattr(cache.declaration, "tiers", None) or ()) if cache is not None else set()
     return names
 

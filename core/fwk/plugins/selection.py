@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fwk.errors import ConfigError, FwkError, PluginError, PluginLoadError
 from fwk.interfaces.cache import PrefixCacheSpec
-from fwk.interfaces.declaration import Declaration, Facts, Host
+from fwk.interfaces.declaration import Declaration, Facts, Host, Needs
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES
 
@@ -157,6 +157,31 @@ def taking_part(
             raise PluginError(f"{FAMILIES[family].noun} {item.name!r} ({item.package}) cannot be used: it {refusal}")
         found.append((item, plugin_options(item, given)))
     return found
+
+
+def foreseen(plugins: PluginSet, family: str, requested: str) -> str:
+    """What a choice will come to, where that needs no knowledge of the run: no plugin of the family can refuse."""
+    items = sorted(plugins.family(family), key=lambda item: (-item.declaration.rank, item.name))
+    depends = any(
+        item.declaration.needs != Needs() or type(item.declaration).refusal is not Declaration.refusal for item in items
+    )
+    return requested if requested != "auto" or depends or not items else items[0].name
+
+
+def check_used(plugins: PluginSet, given: Mapping[str, Mapping[str, object]], chosen: Mapping[str, str]) -> None:
+    """Raise ``ConfigError`` for an option of a plugin that ``auto`` passed over; ``chosen``: by family."""
+    for key, values in given.items():
+        family, _, name = key.partition(".")
+        item = plugins.by_family.get(family, {}).get(chosen.get(family, ""))
+        if item is None or item.name == name or FAMILIES[family].takes_all:
+            continue
+        known = item.declaration.options.model_fields if item.declaration.options is not None else {}
+        unused = [option for option in values if option not in known]
+        if unused:
+            flag, how = ("--" + text.replace("_", "-") for text in (unused[0], FAMILIES[family].option or ""))
+            raise ConfigError(
+                f"{flag} belongs to {key}, but auto chose {item.key}: select it with {how} {name}, or leave {flag} out"
+            )
 
 
 def build(item: Registered, context: Any) -> Any:

@@ -48,7 +48,7 @@ def locate(config: Config, plugins: PluginSet, progress: Callable[[str], None]) 
     asked = ", ".join(item.name for item in items) or "none is installed"
     raise ModelLoadError(
         f"no model {name!r}: it is not a local path, and no model source knows it ({asked}). "
-        "Give a folder with config.json and safetensors, a .gguf file, or leave the model out for the default one"
+        "Give a folder with config.json and weights, a model file, or leave the model out for the default one"
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fwk.errors import ModelLoadError
 from fwk.interfaces.attention import KVKind
 from fwk.layers import (
     Attention,
@@ -40,6 +41,8 @@ class LatentAttention:
     def __init__(self, context: ModelContext, rotary: RotaryEmbedding, prefix: str) -> None:
         config, bias = context.config, bool(context.config.raw.get("attention_bias", False))
         hidden, heads = config.hidden_size, config.num_heads
+        if config.sliding_window is not None:
+            raise ModelLoadError(f"sliding_window {config.sliding_window}: latent attention has no sliding window")
         self.rank = config.integer("kv_lora_rank")
         self.rotated = config.integer("qk_rope_head_dim")
         self.unrotated = config.integer("qk_nope_head_dim")
