@@ -173,7 +173,7 @@ def test_the_settings_are_part_of_the_content(fresh: Serve, folders: Path, tmp_p
     """The same tensors with another alpha are another adapter."""
     shutil.copytree(folders / "narrow", tmp_path / "other")
     text = (tmp_path / "other/adapter_config.json").read_text()
-    (tmp_path / "other/adapter_config.json").write_text(text.replace('"lora_alpha": 16', '"lora_alpha": 2'))
+    (tmp_path / "other/adapter_config.json").write_text(text.replace('"lora_alpha": 16', '"lora_alpha": 32'))
     llm = fresh()
     one = llm.load_adapter("one", str(folders / "narrow"))
     llm.unload_adapter("one")
