@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fwk.config import Config
@@ -103,6 +103,8 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
 
     ``replica``: which of the server's engines it is.
     """
+    if setup.opened.task == "embed":  # it computes every prompt whole, and leaves nothing behind to be found
+        config = replace(config, engine=config.engine.model_copy(update={"prefix_cache": "none"}))
     options = config.engine
     given = config.plugin_options
 
@@ -173,6 +175,7 @@ def _assemble(
         seed=(config.seed if options.random_seed is None else options.random_seed) + replica * REPLICA_STRIDE,
         num_lookahead=loaded.num_lookahead,
         check_blocks=options.check_blocks,
+        whole_prompts=setup.opened.task == "embed",
     )
     scheduler = Scheduler(
         limits,
@@ -187,7 +190,7 @@ def _assemble(
     info = EngineInfo(
         num_blocks=loaded.num_blocks,
         block_size=options.page_size,
-        max_model_len=min(setup.max_model_len, loaded.num_blocks * options.page_size),
+        max_model_len=min(limits.max_request_len, loaded.num_blocks * options.page_size),
         vocab_size=loaded.vocab_size,
         chosen=chosen,
         reasons=reasons,

@@ -7,23 +7,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fwk.config import Config
 from fwk.engine.core import Engine, build_engine
 from fwk.errors import ConfigError, InvalidRequest, RequestFailed
-from fwk.interfaces.dialect import GenerateInput
+from fwk.interfaces.dialect import EmbedInput, GenerateInput, check_task
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.options import build_config
-from fwk.text import ModelText, SequenceText, prepare_input
+from fwk.text import ModelText, SequenceText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import (
     AdapterInfo,
     FinishReason,
     Request,
     SamplingParams,
+    Task,
     TokenEvent,
     TokenLogprobs,
     cache_namespace,
 )
+from fwk.types.sampling import NOTHING_FOLLOWS
 from fwk.worker.model_setup import settle
 from fwk.worker.opened_model import open_model
 
@@ -85,6 +89,7 @@ class LLM:
         opened = open_model(config, plugins, progress)
         setup = settle(config, opened, plugins)
         self.opened_path = opened.path
+        self._task: Task = opened.task
         self.text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
         vocab_size, eos = opened.config.vocab_size, opened.eos_token_ids
         self._grammars = Grammars(config, plugins, lambda: self.text, vocab_size, eos)
@@ -139,6 +144,40 @@ class LLM:
         ids = self.text.chat_ids(messages, **template)
         return self.generate([ids], sampling, adapter=adapter)[0]
 
+    def embed(self, texts: Prompt | Sequence[Prompt]) -> np.ndarray:
+        """Embeddings of texts (or token ids): [num_texts, size] float32, in the texts' order.
+
+        Raises ``InvalidRequest`` before anything runs when a text is wrong, or when the model generates text.
+        """
+        check_task(self.config.model.model, self._task, "embed")
+        info = self.engine.info
+        items = [
+            EmbedInput(self.text.encode(text) if isinstance(text, str) else list(text)) for text in _as_list(texts)
+        ]
+        for item in items:
+            check_embed_input(item, max_model_len=info.max_model_len, vocab_size=info.vocab_size)
+        found: dict[str, np.ndarray | None] = {}
+        try:
+            for item in items:
+                request = Request(
+                    request_id=f"llm-{next(self._ids)}", prompt_token_ids=item.token_ids, sampling=NOTHING_FOLLOWS
+                )
+                for event in self.engine.add(request):
+                    raise RequestFailed(event.error or "the engine refused the request")
+                found[request.request_id] = None
+            while any(vector is None for vector in found.values()):
+                for event in self.engine.step():
+                    if event.request_id not in found:
+                        continue
+                    if event.embedding is None:
+                        raise RequestFailed(event.error or "the engine made no embedding")
+                    found[event.request_id] = np.frombuffer(event.embedding, "<f4")
+        finally:
+            for request_id, vector in found.items():
+                if vector is None:  # one failed: the others are not waited for
+                    self.engine.abort(request_id)
+        return np.stack([vector for vector in found.values() if vector is not None])
+
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, adapter: str = "") -> Iterator[str]:
         """Complete one prompt, giving out its text as it comes. Leaving the iterator aborts the request."""
         item = self._inputs([prompt], sampling, 1, adapter)[0]
@@ -177,6 +216,7 @@ class LLM:
         names = [adapter] * len(many) if isinstance(adapter, str) else list(adapter)
         if len(names) != len(many):
             raise InvalidRequest(f"{len(many)} prompts, but {len(names)} adapters", "adapter")
+        check_task(self.config.model.model, self._task, "generate")
         info = self.engine.info
         inputs: list[GenerateInput] = []
         for prompt, params, name in zip(many, settings, names, strict=True):

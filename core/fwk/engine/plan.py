@@ -10,7 +10,11 @@ from fwk.types import Batch, NewSequence, ScheduledSequence
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds a step and a request."""
+    """What bounds a step and a request.
+
+    ``whole_prompts``: a model that does not generate computes each prompt in one step, all of it, and nothing follows:
+    its requests have ``max_tokens`` 0, and only they do. Its prefix cache must be one that never finds anything.
+    """
 
     max_model_len: int
     max_step_tokens: int
@@ -21,6 +25,12 @@ class Limits:
     seed: int = 0
     num_lookahead: int = 0  # tokens past the newest one that the workers may draft, and need blocks for
     check_blocks: bool = False
+    whole_prompts: bool = False
+
+    @property
+    def max_request_len(self) -> int:
+        """Tokens of a request that fit into the model and, where it is computed in one, into a step."""
+        return min(self.max_model_len, self.max_step_tokens) if self.whole_prompts else self.max_model_len
 
 
 @dataclass(slots=True)

@@ -97,12 +97,15 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ``InvalidRequest`` for what could never be served."""
-        length = len(request.prompt_token_ids) + (request.sampling.max_tokens or 1)
+        max_tokens = request.sampling.max_tokens
+        length = len(request.prompt_token_ids) + (1 if max_tokens is None else max_tokens)
         if not request.prompt_token_ids:
             raise InvalidRequest("the prompt is empty", "prompt")
         if request.request_id in self._by_request:
             raise InvalidRequest(f"request id {request.request_id} is in use", "request_id")
-        room = min(self.limits.max_model_len, self._allocator.num_blocks * self.block_size)
+        if self.limits.whole_prompts != (max_tokens == 0):
+            raise InvalidRequest("this engine's model serves requests of another kind", "max_tokens")
+        room = min(self.limits.max_request_len, self._allocator.num_blocks * self.block_size)
         if length > room:
             raise InvalidRequest(
                 f"prompt ({len(request.prompt_token_ids)} tokens) and max_tokens ({request.sampling.max_tokens}) "
@@ -281,7 +284,7 @@ class Scheduler:
         self._cache.lock(match.node)
         num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, plan.budget)
         count = self._num_blocks(sequence, match.num_tokens + num_new) - len(match.block_ids)
-        may_start = not self._running or self._policy.admit(sequence, count, self)
+        may_start = num_new > 0 and (not self._running or self._policy.admit(sequence, count, self))
         if not may_start or count > self._allocator.num_available:
             self._cache.unlock(match.node, is_used=False)
             return False
@@ -391,11 +394,13 @@ class Scheduler:
         if is_complete:
             reason = "stop", None
         self._counters.generation_tokens += len(new)
+        if scheduled.samples and not sequence.max_tokens:
+            reason = "stop", None  # nothing was to follow
         logprobs = outcome.logprobs[: len(new)] if outcome.logprobs is not None else None
         if reason is not None:
             self._counters.finished += 1
             event = self._finish(sequence, new, reason[0], stop_token_id=reason[1], logprobs=logprobs)
-            return msgspec.structs.replace(event, is_complete=True) if is_complete else event
+            return msgspec.structs.replace(event, is_complete=is_complete, embedding=outcome.embedding)
         if not new:
             return None
         return self._event(sequence, new, logprobs)
@@ -470,6 +475,9 @@ class Scheduler:
     # Small answers.
 
     def _chunk(self, sequence: Sequence, remaining: int, budget: int) -> int:
+        """How many of a sequence's remaining tokens to compute in a step; 0 if it must be all and that is too many."""
+        if self.limits.whole_prompts:
+            return remaining if remaining <= budget else 0
         most = min(remaining, budget, self.limits.max_chunk_tokens)
         return max(1, min(most, self._policy.chunk(sequence, remaining, most, self)))
 

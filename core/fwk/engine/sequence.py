@@ -68,7 +68,8 @@ class Sequence:
 
     @property
     def max_tokens(self) -> int:
-        return self.request.sampling.max_tokens or 1
+        given = self.request.sampling.max_tokens
+        return 1 if given is None else given
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fwk.errors import InvalidRequest
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.parser import StreamParser, ToolParser
-from fwk.types import FinishReason, SamplingParams, TokenLogprobs
+from fwk.types import FinishReason, SamplingParams, Task, TokenLogprobs
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -58,6 +58,16 @@ class GenerateInput:
     extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(frozen=True, slots=True)
+class EmbedInput:
+    """One text to make an embedding of; the last three fields are as those of ``GenerateInput``."""
+
+    token_ids: list[int]
+    priority: int = 0
+    label: str = ""
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
 MAX_TRACE_HEADER = 512
 
 
@@ -76,6 +86,21 @@ class ModelCard:
     created: int
     max_model_len: int
     vocab_size: int
+    task: Task = "generate"
+    embedding_size: int = 0  # numbers in an embedding; 0 for a model that makes none
+
+    def check_task(self, wanted: Task) -> None:
+        """Raise ``InvalidRequest`` unless the model does what is ``wanted``."""
+        check_task(self.name, self.task, wanted)
+
+
+def check_task(name: str, task: Task, wanted: Task) -> None:
+    """Raise ``InvalidRequest`` unless a model's ``task`` is the ``wanted`` one."""
+    if task == wanted:
+        return
+    if wanted == "embed":
+        raise InvalidRequest(f"the model {name!r} generates text and makes no embeddings: serve an embedding model")
+    raise InvalidRequest(f"the model {name!r} makes embeddings and generates no text: use /v1/embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +197,17 @@ class Frontend(ABC):
         """Run a checked input. Yields deltas in batches until every sequence has finished.
 
         Closing the iterator aborts the request. Raises ``EngineDead`` or ``RequestFailed``.
+        """
+
+    @abstractmethod
+    def check_embed(self, item: EmbedInput) -> None:
+        """Validate an input for ``embed``. Raises ``InvalidRequest``."""
+
+    @abstractmethod
+    async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
+        """The embeddings of checked inputs, in their order: float32 numbers, little-endian.
+
+        Cancelling it aborts what still runs. Raises ``EngineDead`` or ``RequestFailed``.
         """
 
     @property

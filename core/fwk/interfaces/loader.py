@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
+from fwk.types import PoolingConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,6 +34,9 @@ class WeightSource(ABC):
     @abstractmethod
     def names(self) -> Iterable[str]:
         """All tensors, to find those no layer asked for."""
+
+    def skip(self, name: str) -> None:
+        """Say that a tensor is knowingly left out: it is there for something this run does not do."""
 
     def layouts(self, prefix: str) -> tuple[str, ...]:
         """How the weights below ``prefix`` can be read, the form they are stored in first.
@@ -72,6 +76,13 @@ class Checkpoint(ABC):
     @abstractmethod
     def chat_template(self) -> str | None:
         """The Jinja source of the chat template."""
+
+    def pooling(self) -> PoolingConfig | None:
+        """How hidden states become an embedding, where the model says so (modules.json); None when it does not.
+
+        Raises ``ModelLoadError`` when it says something no runner here does.
+        """
+        return None
 
     @abstractmethod
     def weights(self) -> WeightSource:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration, Facts
+from fwk.types import Task
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +45,20 @@ class ModelContext:
     attention_layers: list[AttentionLayer] = field(default_factory=list["AttentionLayer"])
 
 
+class Encoder(ABC):
+    """A model on one device that does not generate: of whole sequences it makes hidden states, and keeps nothing.
+
+    Core makes one vector of a sequence's hidden states (``Checkpoint.pooling`` says how).
+    """
+
+    @abstractmethod
+    def __init__(self, context: ModelContext) -> None: ...
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Hidden states of all tokens: [num_tokens, hidden_size]. Every sequence of the batch is whole."""
+
+
 class Model(ABC):
     """A model on one device."""
 
@@ -73,6 +88,7 @@ class ModelSpec(Declaration):
     """Declares a model implementation.
 
     architectures: values of config.json's ``architectures`` it serves.
+    task: what it is for; ``load`` names a ``Model`` for ``generate``, an ``Encoder`` for ``embed``.
     features: what it asks of the attention backend whatever its config says (``soft_cap``, ``latent``); what depends
     on the config is said by ``attention_needs``.
     """
@@ -80,6 +96,7 @@ class ModelSpec(Declaration):
     family: ClassVar[str] = "models"
 
     architectures: tuple[str, ...]
+    task: Task = "generate"
     features: frozenset[str] = frozenset()
 
     def attention_needs(self, config: ModelConfig) -> AttentionNeeds:

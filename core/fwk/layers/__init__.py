@@ -7,20 +7,23 @@ by its tensor-parallel group, and hand attention to its backend, so a model file
 from fwk.layers.activation import activation
 from fwk.layers.attention import Attention
 from fwk.layers.embedding import LMHead, VocabEmbedding
+from fwk.layers.encoder import EncoderAttention
 from fwk.layers.heads import HeadMatrices
 from fwk.layers.linear import ColumnParallelLinear, QKVLinear, RowParallelLinear
 from fwk.layers.mlp import GatedMLP
 from fwk.layers.moe import MoE, Routing
-from fwk.layers.norm import OffsetRMSNorm, QKNorm, RMSNorm
+from fwk.layers.norm import LayerNorm, OffsetRMSNorm, QKNorm, RMSNorm
 from fwk.layers.rope import RotaryEmbedding, RotaryRows, yarn_temperature
 from fwk.layers.sharding import Part
 
 __all__ = [
     "Attention",
     "ColumnParallelLinear",
+    "EncoderAttention",
     "GatedMLP",
     "HeadMatrices",
     "LMHead",
+    "LayerNorm",
     "MoE",
     "OffsetRMSNorm",
     "Part",

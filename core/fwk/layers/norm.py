@@ -1,15 +1,30 @@
-"""Root-mean-square normalisation."""
+"""Root-mean-square normalisation, and the older kind with a mean and a bias."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.model import ModelContext
+
+
+class LayerNorm:
+    """Subtracts the mean, divides by the deviation, scales and shifts."""
+
+    def __init__(self, context: ModelContext, prefix: str, size: int, eps: float) -> None:
+        weights, place = context.weights, (context.device, context.dtype)
+        self.weight = weights.tensor(f"{prefix}.weight", (size,)).to(*place)
+        self.bias = weights.tensor(f"{prefix}.bias", (size,)).to(*place)
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., size], unchanged, to its normalised copy."""
+        return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
 
 
 class RMSNorm:

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fwk.errors import EngineDead, InvalidRequest
-from fwk.interfaces.dialect import AdapterCard, Frontend, GenerateInput, ModelCard, OutputDelta
+from fwk.errors import EngineDead, InvalidRequest, RequestFailed
+from fwk.interfaces.dialect import AdapterCard, EmbedInput, Frontend, GenerateInput, ModelCard, OutputDelta
 from fwk.interfaces.lora import LoRASource
 from fwk.interfaces.observer import Observer, RequestRecord
 from fwk.interfaces.parser import StreamParser, ToolParser
@@ -19,9 +19,10 @@ from fwk.plugins import PluginSet
 from fwk.server.observing import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
-from fwk.text import ModelText, SequenceText, prepare_input
+from fwk.text import ModelText, SequenceText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
-from fwk.types import AdapterInfo, Request, TokenEvent, cache_namespace
+from fwk.types import AdapterInfo, FinishReason, Request, TokenEvent, cache_namespace
+from fwk.types.sampling import NOTHING_FOLLOWS
 
 
 class _Stream:
@@ -85,6 +86,40 @@ class _Sequence:
         )
 
 
+class _Embedding:
+    """One input on its way to its vector."""
+
+    def __init__(self, record: RequestRecord, observers: Observers) -> None:
+        self.record = record
+        self.vector: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._observers = observers
+
+    def put(self, news: list[TokenEvent] | EngineDead) -> None:
+        if isinstance(news, EngineDead):
+            self.end("abort", news)
+            return
+        for event in news:
+            if event.embedding is not None:
+                self.end("stop", event.embedding)
+            elif event.finish_reason is not None:
+                self.end(event.finish_reason, RequestFailed(event.error or "the engine made no embedding"))
+
+    def end(self, reason: FinishReason, outcome: bytes | Exception | None = None) -> None:
+        """Note how it ended, once. Without an outcome, or when it was cancelled, nobody waits for one any more."""
+        if self.record.finished is not None:
+            return
+        if outcome is None:
+            self.vector.cancel()
+        elif not self.vector.done():
+            if isinstance(outcome, Exception):
+                self.vector.set_exception(outcome)
+            else:
+                self.vector.set_result(outcome)
+        self.record.finish_reasons = (reason,)
+        self.record.finished = time.monotonic()
+        self._observers.request_finished(self.record)
+
+
 class ServerFrontend(Frontend):
     """One served model."""
 
@@ -138,6 +173,7 @@ class ServerFrontend(Frontend):
         trouble = self._client.trouble()
         if trouble is not None:
             raise EngineDead(trouble)
+        self.card.check_task("generate")
         self._adapter_key(item.adapter)
         item = prepare_input(item, self.text, max_model_len=self.card.max_model_len, vocab_size=self.card.vocab_size)
         self._grammars.check(item.sampling.grammar)
@@ -220,6 +256,46 @@ class ServerFrontend(Frontend):
             self._client.forget(request.request_id)
             record.finished = time.monotonic()
             self._observers.request_finished(record)
+
+    def check_embed(self, item: EmbedInput) -> None:
+        trouble = self._client.trouble()
+        if trouble is not None:
+            raise EngineDead(trouble)
+        self.card.check_task("embed")
+        check_embed_input(item, max_model_len=self.card.max_model_len, vocab_size=self.card.vocab_size)
+
+    async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
+        calls: list[_Embedding] = []
+        try:
+            for item in items:
+                calls.append(self._submit_embed(item))
+            return await asyncio.gather(*(call.vector for call in calls))
+        finally:
+            for call in calls:
+                if call.record.finished is None:
+                    self._client.abort(call.record.request_id)
+                call.end("abort")
+                self._client.forget(call.record.request_id)
+
+    def _submit_embed(self, item: EmbedInput) -> _Embedding:
+        request = Request(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=item.token_ids,
+            sampling=NOTHING_FOLLOWS,
+            priority=item.priority,
+        )
+        record = RequestRecord(
+            request.request_id,
+            item.label,
+            len(item.token_ids),
+            time.monotonic(),
+            operation="embeddings",
+            trace=item.trace,
+        )
+        call = _Embedding(record, self._observers)
+        self._client.submit(request, call.put)
+        self._observers.request_arrived(record)
+        return call
 
     def _deltas(self, events: list[TokenEvent], sequences: list[_Sequence], record: RequestRecord) -> list[OutputDelta]:
         """Turn events into deltas, ending sequences whose text reached a stop string."""

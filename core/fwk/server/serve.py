@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -71,6 +72,13 @@ def _load_balancer(config: Config, plugins: PluginSet) -> LoadBalancer:
     return build(item, BalanceContext(config.engine.data_parallel_size, options))
 
 
+def _room(card: ModelCard, ready: EngineReady) -> str:
+    """What bounds the work, in words."""
+    if card.task == "embed":
+        return f"embeddings of {card.embedding_size} numbers, inputs of at most {card.max_model_len} tokens"
+    return f"{ready.num_blocks * ready.block_size} tokens of KV cache"
+
+
 class _Server:
     """One server's life."""
 
@@ -131,9 +139,7 @@ class _Server:
         self._ready = ready
         for adapter in ready.adapters:
             frontend.add_adapter(adapter, adapter.name)
-        frontend.card = ModelCard(
-            frontend.card.name, frontend.card.path, frontend.card.created, ready.max_model_len, ready.vocab_size
-        )
+        frontend.card = replace(frontend.card, max_model_len=ready.max_model_len, vocab_size=ready.vocab_size)
         for reason in ready.reasons:
             self._progress(f"note: {reason}")
         host, port = self._listener.getsockname()[:2]
@@ -143,15 +149,22 @@ class _Server:
         self._progress(f"plugins: {chosen}")
         self._progress(
             f"fwk {__version__} serves {frontend.card.name} at http://{host}:{port} "
-            f"({time.monotonic() - self._started:.1f} s; {engines}"
-            f"{ready.num_blocks * ready.block_size} tokens of KV cache)"
+            f"({time.monotonic() - self._started:.1f} s; {engines}{_room(frontend.card, ready)})"
         )
 
     def _build(self, opened: OpenedModel) -> tuple[ServerFrontend, Any]:
         config, plugins = self._config, self._plugins
         name = config.model.served_model_name or opened.name
         text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
-        card = ModelCard(name, str(opened.path), int(time.time()), opened.max_model_len, opened.config.vocab_size)
+        card = ModelCard(
+            name,
+            str(opened.path),
+            int(time.time()),
+            opened.max_model_len,
+            opened.config.vocab_size,
+            opened.task,
+            opened.config.hidden_size if opened.task == "embed" else 0,
+        )
         observers: list[Observer] = [
             build(item, ObserverContext(name, options))
             for item, options in taking_part(plugins, "observers", config.plugin_options)

@@ -25,6 +25,9 @@ class ModelText(TextTools):
 
     def __init__(self, checkpoint: Checkpoint, options: ModelOptions, vocab_size: int) -> None:
         self.tokenizer = _tokenizer(checkpoint, options)
+        # A tokenizer.json may carry the padding and truncation of whoever saved it: here a text is its own tokens, all.
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
         if self.tokenizer.get_vocab_size() > vocab_size:
             raise ModelLoadError(
                 f"{checkpoint.path}: the tokenizer has {self.tokenizer.get_vocab_size()} tokens, "

@@ -7,11 +7,25 @@ import dataclasses
 import msgspec
 
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import GenerateInput, TextTools
+from fwk.interfaces.dialect import EmbedInput, GenerateInput, TextTools
 from fwk.types.sampling import MAX_N, check_token_ids
 
 MAX_LABEL = 256
 MAX_SALT = 256
+
+
+def check_embed_input(item: EmbedInput, *, max_model_len: int, vocab_size: int) -> None:
+    """Check an input to make an embedding of. Raises ``InvalidRequest``."""
+    length = len(item.token_ids)
+    if length == 0:
+        raise InvalidRequest("the input is empty: it must have at least one token", "input")
+    if length > max_model_len:
+        raise InvalidRequest(
+            f"the input has {length} tokens; this server takes at most {max_model_len}, and cuts nothing off", "input"
+        )
+    check_token_ids(item.token_ids, vocab_size, "input", max_model_len)
+    if not -(2**31) <= item.priority < 2**31:
+        raise InvalidRequest(f"priority must be between {-(2**31)} and {2**31 - 1}", "priority")
 
 
 def prepare_input(item: GenerateInput, text: TextTools, *, max_model_len: int, vocab_size: int) -> GenerateInput:

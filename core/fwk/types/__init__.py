@@ -27,8 +27,8 @@ from fwk.types.messages import (
     TokenEvent,
     UnloadAdapter,
 )
-from fwk.types.model_config import ModelConfig, RopeConfig
-from fwk.types.request import AdapterInfo, FinishReason, Request, TokenLogprobs, cache_namespace
+from fwk.types.model_config import ModelConfig, PoolingConfig, RopeConfig
+from fwk.types.request import AdapterInfo, FinishReason, Request, Task, TokenLogprobs, cache_namespace
 from fwk.types.sampling import GrammarKind, GrammarRequest, SamplingParams
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "NewSequence",
     "Ping",
     "Pong",
+    "PoolingConfig",
     "Request",
     "RopeConfig",
     "SamplingParams",
@@ -60,6 +61,7 @@ __all__ = [
     "Shutdown",
     "StepOutputs",
     "StepResult",
+    "Task",
     "ToEngine",
     "TokenEvent",
     "TokenLogprobs",

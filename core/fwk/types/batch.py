@@ -44,7 +44,7 @@ class ScheduledSequence(msgspec.Struct, array_like=True):
 
     slot: int
     num_new_tokens: int  # drafts included
-    samples: bool  # the last new token's logits choose a token
+    samples: bool  # with the last new token every known one is computed: a token is chosen, or the sequence ends
     new_block_ids: list[int]
     draft_token_ids: list[int]  # the last of the new tokens, to be verified
 
@@ -76,6 +76,7 @@ class SequenceResult(msgspec.Struct, array_like=True):
     draft_token_ids: list[int] = []  # proposed for the next step
     error: str | None = None  # this sequence failed; no other did
     is_complete: bool = False  # nothing may follow its last token, which is no stop token
+    embedding: bytes | None = None  # of a sequence that generates nothing: float32, little-endian
 
     @property
     def goes_on(self) -> bool:

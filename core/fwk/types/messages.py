@@ -63,6 +63,8 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     error: str | None = None
     is_complete: bool = False
     """It ended because nothing may follow: its last token is no stop token, but part of the output."""
+    embedding: bytes | None = None
+    """With the last event of a request that generates nothing: float32 numbers, little-endian."""
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):

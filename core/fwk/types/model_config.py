@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from fwk.errors import ModelLoadError
 
@@ -25,6 +25,18 @@ class RopeConfig:
     theta: float = 10_000.0
     kind: str = "default"
     scaling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingConfig:
+    """How a model's hidden states become one vector: their mean, or the first (``cls``) or ``last`` token's.
+
+    ``max_length`` is the longest input the model was made for, in tokens, where that is less than its positions.
+    """
+
+    kind: Literal["mean", "cls", "last"] = "mean"
+    normalize: bool = False
+    max_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,18 @@ from fwk.types.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+Task = Literal["generate", "embed"]
+"""What a model is for: to go on with a text, or to turn it into a vector."""
+
 
 class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """What the caller asked, already tokenised and checked.
 
     ``request_id`` is ours (unique in the engine's life); the client's own id is only a label in the API process.
-    ``sampling.max_tokens`` is set. ``cache_namespace`` separates K/V that must not be shared: it holds whatever
-    changes K/V or must stay private (LoRA adapter, cache salt, multimodal content). ``adapter`` is a loaded LoRA
-    adapter's key, or empty.
+    ``sampling.max_tokens`` is set; 0 is for a request that generates nothing: its sequence ends when its prompt is
+    computed, and its last event brings what the model made of it. ``cache_namespace`` separates K/V that must not be
+    shared: it holds whatever changes K/V or must stay private (LoRA adapter, cache salt, multimodal content).
+    ``adapter`` is a loaded LoRA adapter's key, or empty.
     """
 
     request_id: str

@@ -128,6 +128,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
             )
 
 
+NOTHING_FOLLOWS = SamplingParams(max_tokens=0)
+"""The sampling of requests that generate nothing."""
+
+
 def _plain(bound: float) -> str:
     return str(int(bound)) if bound == int(bound) else str(bound)
 

@@ -32,14 +32,16 @@ def count_blocks(
     block_size: int,
     bytes_per_block: int,
     device: torch.device,
+    most: int,
     num_sharers: int = 1,
 ) -> int:
     """Blocks to allocate: what was asked for, or what fits into a fraction of the free memory.
 
+    Blocks of a model that keeps no K/V take no memory: there are as many as all its sequences could use (``most``).
     ``num_sharers`` workers share the memory of a CPU, and each takes its part.
     """
     if bytes_per_block == 0:
-        raise ConfigError("the model has no layer that keeps K/V")
+        return most if max_total_tokens is None else -(-max_total_tokens // block_size)
     if device.type == "cpu":
         free = psutil.virtual_memory().available // num_sharers
         budget = int(free * (fraction or CPU_FRACTION))

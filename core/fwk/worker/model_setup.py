@@ -75,6 +75,16 @@ def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetu
         architecture=opened.config.architecture,
         tp_size=config.engine.tensor_parallel_size,
     )
+    if opened.task == "embed":
+        if config.engine.speculative_algorithm != "none":
+            raise ConfigError(
+                f"--speculative-algorithm {config.engine.speculative_algorithm}: {opened.name} makes embeddings, "
+                "there is nothing to draft"
+            )
+        if config.engine.enable_lora:
+            raise ConfigError(f"--enable-lora: {opened.name} makes embeddings, and adapters are for models of text")
+        if opened.pooling is None:
+            reasons.append("embeddings are the mean of the hidden states, not normalised: there is no modules.json")
     try:
         model = choose(plugins, "models", config.model.model_impl, facts).chosen
     except PluginError:  # reported when the worker chooses

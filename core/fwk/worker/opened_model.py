@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from fwk.config import Config
-from fwk.errors import ConfigError, ModelLoadError
+from fwk.errors import ConfigError, ModelLoadError, PluginError
+from fwk.interfaces.declaration import Facts
 from fwk.interfaces.loader import Checkpoint, Loader, LoaderContext, ModelSource
-from fwk.plugins import PluginSet, build, find, load_object
+from fwk.interfaces.model import ModelSpec
+from fwk.plugins import PluginSet, build, choose, find, load_object
 from fwk.plugins.selection import plugin_options
-from fwk.types import ModelConfig
+from fwk.types import ModelConfig, PoolingConfig, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class OpenedModel:
     config: ModelConfig
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    task: Task = "generate"
+    pooling: PoolingConfig | None = None  # as the checkpoint says it; None: it does not
 
 
 def default_download_dir() -> Path:
@@ -60,7 +64,10 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
     raw = {**checkpoint.config(), **_overrides(config.model.json_model_override_args)}
     model = ModelConfig.from_dict(raw, str(path))
     longest = model.max_position_embeddings
-    length = config.model.context_length or longest
+    task = _task(config, plugins, model.architecture)
+    pooling = checkpoint.pooling() if task == "embed" else None
+    made_for = pooling.max_length if pooling is not None and pooling.max_length is not None else longest
+    length = config.model.context_length or min(longest, made_for)
     if length > longest and model.rope.kind == "default":
         raise ConfigError(f"--context-length {length} is longer than the model's {longest} positions")
     return OpenedModel(
@@ -71,7 +78,20 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
         config=model,
         max_model_len=length,
         eos_token_ids=_eos_ids(checkpoint, model),
+        task=task,
+        pooling=pooling,
     )
+
+
+def _task(config: Config, plugins: PluginSet, architecture: str) -> Task:
+    """What the plugin that will serve the model says it is for. One nobody serves is reported when it is chosen."""
+    try:
+        item = choose(plugins, "models", config.model.model_impl, Facts(architecture=architecture)).chosen
+    except PluginError:
+        return "generate"
+    assert item is not None
+    assert isinstance(item.declaration, ModelSpec)
+    return item.declaration.task
 
 
 def _choose_loader(config: Config, plugins: PluginSet, path: Path) -> tuple[str, Loader]:

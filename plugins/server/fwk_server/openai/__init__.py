@@ -1,4 +1,4 @@
-"""The OpenAI HTTP dialect: chat completions, completions, models, and vLLM's tokenize and detokenize.
+"""The OpenAI HTTP dialect: chat completions, completions, embeddings, models, and vLLM's tokenize and detokenize.
 
 Fields nobody here reads are ignored, as OpenAI's own clients expect of a server: ``user``, ``metadata``, ``store``,
 ``service_tier``, ``safety_identifier``, ``prompt_cache_*``, ``prediction`` and ``verbosity`` (hints), ``session_id``,
@@ -25,6 +25,6 @@ def dialects() -> list[DialectSpec]:
         DialectSpec(
             name="openai",
             load="fwk_server.openai.dialect:OpenAIDialect",
-            summary="OpenAI's HTTP API: chat completions, completions, models, tokenize, detokenize",
+            summary="OpenAI's HTTP API: chat completions, completions, embeddings, models, tokenize, detokenize",
         )
     ]

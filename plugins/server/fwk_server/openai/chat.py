@@ -73,6 +73,7 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> ChatCall:
     raw = parse(data)
     body = validate(ChatRequest, raw)
     check_model(body.model, frontend.card)
+    frontend.card.check_task("generate")
     refuse_unsupported(raw)
     tools = read_tools(raw, frontend)
     constraint = _constraint(raw, tools, frontend)

@@ -65,6 +65,7 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
     raw = parse(data)
     body = validate(CompletionRequest, raw)
     check_model(body.model, frontend.card)
+    frontend.card.check_task("generate")
     refuse_unsupported(raw)
     constraint = read_constraint(raw, frontend.grammar_kinds)
     check_generate(body)

@@ -13,9 +13,15 @@ from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
 from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply
-from fwk_server.openai import chat, completions, constraints, tokens
+from fwk_server.openai import chat, completions, constraints, embeddings, tokens
 from fwk_server.openai.logprobs import TokenTexts
-from fwk_server.openai.models import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from fwk_server.openai.models import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 from fwk_server.openai.served import check_model, model_body
 
 if TYPE_CHECKING:
@@ -41,6 +47,7 @@ class OpenAIDialect(Dialect):
     def routes(self, app: FastAPI) -> None:
         self._post(app, "/v1/chat/completions", self.create_chat_completion, ChatRequest)
         self._post(app, "/v1/completions", self.create_completion, CompletionRequest)
+        self._post(app, "/v1/embeddings", self.create_embedding, EmbeddingRequest)
         self._post(app, "/tokenize", self.tokenize, TokenizeRequest)
         self._post(app, "/detokenize", self.detokenize, DetokenizeRequest)
         app.add_api_route("/v1/models", self.list_models, methods=["GET"], response_model=None)
@@ -78,6 +85,12 @@ class OpenAIDialect(Dialect):
         if call.body.stream:
             return EventStream(completions.events(call, self._frontend, self._tokens), self.error_body)
         return await reply(request, completions.complete(call, self._frontend, self._tokens))
+
+    async def create_embedding(self, request: Request) -> Response:
+        """Turn one or more texts into vectors."""
+        call = await self._read(request, embeddings.prepare, self._frontend, caller_of(request))
+        embeddings.check(call, self._frontend)
+        return await reply(request, embeddings.embed(call, self._frontend))
 
     async def tokenize(self, request: Request) -> Response:
         """Turn a prompt or messages into token ids."""

@@ -6,7 +6,7 @@ read by hand, so that an error can name the element that is wrong.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
@@ -110,6 +110,17 @@ class CompletionRequest(GenerateRequest):
 
     prompt: Prompt
     logprobs: int | None = None
+
+
+class EmbeddingRequest(_Fields):
+    """``POST /v1/embeddings``."""
+
+    input: Prompt
+    model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    add_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
 
 
 class ChatFields(_Fields):

@@ -25,32 +25,37 @@ class Prompt:
         return text.decode(self.token_ids, skip_special_tokens) if self.text is None else self.text
 
 
-def read_prompts(value: Any, add_special_tokens: bool, text: TextTools) -> list[Prompt]:
-    """Check and tokenise; the error names the element that is of another kind than the first."""
+def read_prompts(
+    value: Any, add_special_tokens: bool, text: TextTools, name: str = "prompt", most: int = MAX_PROMPTS
+) -> list[Prompt]:
+    """Check and tokenise; the error names the element that is of another kind than the first.
+
+    ``name`` is the field's, ``most`` the number of prompts it may hold.
+    """
     if isinstance(value, str):
         return [Prompt(text.encode(value, add_special_tokens), value)]
     if not isinstance(value, list):
-        raise InvalidRequest(f"prompt must be {_KINDS}", "prompt")
+        raise InvalidRequest(f"{name} must be {_KINDS}", name)
     if not value:
-        raise InvalidRequest("prompt must not be empty", "prompt")
+        raise InvalidRequest(f"{name} must not be empty", name)
     if type(value[0]) is int:
-        return [Prompt(_ids(value, "prompt"))]
-    if len(value) > MAX_PROMPTS:
-        raise InvalidRequest(f"at most {MAX_PROMPTS} prompts, not {len(value)}", "prompt")
+        return [Prompt(_ids(value, name, name))]
+    if len(value) > most:
+        raise InvalidRequest(f"at most {most} {name}s, not {len(value)}", name)
     if isinstance(value[0], str):
-        return [Prompt(text.encode(_text(part, i), add_special_tokens), part) for i, part in enumerate(value)]
-    return [Prompt(_ids(part, f"prompt[{i}]")) for i, part in enumerate(value)]
+        return [Prompt(text.encode(_text(part, name, i), add_special_tokens), part) for i, part in enumerate(value)]
+    return [Prompt(_ids(part, name, f"{name}[{i}]")) for i, part in enumerate(value)]
 
 
-def _text(part: Any, i: int) -> str:
+def _text(part: Any, name: str, i: int) -> str:
     if not isinstance(part, str):
-        raise InvalidRequest(f"prompt[{i}] must be a string, as prompt[0] is", f"prompt[{i}]")
+        raise InvalidRequest(f"{name}[{i}] must be a string, as {name}[0] is", f"{name}[{i}]")
     return part
 
 
-def _ids(value: Any, at: str) -> list[int]:
+def _ids(value: Any, name: str, at: str) -> list[int]:
     if not isinstance(value, list):
-        raise InvalidRequest(f"{at}: prompt must be {_KINDS}", at)
+        raise InvalidRequest(f"{at}: {name} must be {_KINDS}", at)
     if not value:
         raise InvalidRequest(f"{at} must not be empty", at)
     if set(map(type, value)) != {int}:

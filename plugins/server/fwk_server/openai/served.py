@@ -27,7 +27,7 @@ def check_model(name: str | None, card: ModelCard) -> None:
 
 
 def model_body(card: ModelCard) -> dict[str, Any]:
-    """A model as the API lists it, with vLLM's additions."""
+    """A model as the API lists it, with vLLM's additions and what it is for: ``generate`` or ``embed``."""
     return {
         "id": card.name,
         "object": "model",
@@ -36,4 +36,5 @@ def model_body(card: ModelCard) -> dict[str, Any]:
         "root": card.name,
         "parent": None,
         "max_model_len": card.max_model_len,
+        "task": card.task,
     }

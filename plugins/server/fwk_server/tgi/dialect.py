@@ -89,7 +89,7 @@ class TGIDialect(Dialect):
             {
                 "model_id": card.name,
                 "model_sha": None,
-                "model_pipeline_tag": "text-generation",
+                "model_pipeline_tag": "text-generation" if card.task == "generate" else "feature-extraction",
                 "max_best_of": MAX_N,
                 "max_stop_sequences": MAX_STOP_STRINGS,
                 "max_input_tokens": card.max_model_len - 1,

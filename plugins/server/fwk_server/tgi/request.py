@@ -94,6 +94,7 @@ def prepare(data: bytes, frontend: Frontend, stream: bool | None, caller: Caller
     except InvalidRequest as error:
         raise NotJSON(str(error), error.param) from None
     body = validate(GenerateRequest, raw)
+    frontend.card.check_task("generate")
     parameters = body.parameters or Parameters()
     is_stream = bool(body.stream) if stream is None else stream
     _refuse(parameters)

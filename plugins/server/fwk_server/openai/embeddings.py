@@ -1,0 +1,82 @@
+"""``POST /v1/embeddings``."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import EmbedInput, Frontend
+from fwk_server._common.body import parse, validate
+from fwk_server._common.caller import Caller
+from fwk_server.openai.models import EmbeddingRequest
+from fwk_server.openai.prompts import read_prompts
+from fwk_server.openai.refusals import refuse_unsupported
+from fwk_server.openai.served import check_model
+
+MAX_INPUTS = 2_048
+
+
+@dataclass(slots=True)
+class EmbeddingCall:
+    """An embeddings request, ready to run."""
+
+    body: EmbeddingRequest
+    items: list[EmbedInput]
+
+
+def prepare(data: bytes, frontend: Frontend, caller: Caller) -> EmbeddingCall:
+    """Read and tokenise. Runs off the event loop when there is much of it."""
+    raw = parse(data)
+    body = validate(EmbeddingRequest, raw)
+    check_model(body.model, frontend.card)
+    frontend.card.check_task("embed")
+    refuse_unsupported(raw)
+    size = frontend.card.embedding_size
+    if body.dimensions not in (None, size):
+        raise InvalidRequest(f"dimensions must be {size}: this model's embeddings are not made to be cut", "dimensions")
+    prompts = read_prompts(body.input, body.add_special_tokens is not False, frontend.text, "input", MAX_INPUTS)
+    for i, prompt in enumerate(prompts):
+        if prompt.text == "":
+            raise InvalidRequest("input must not be an empty string", _at(i, prompts))
+    items = [EmbedInput(prompt.token_ids, body.priority or 0, caller.label, caller.trace) for prompt in prompts]
+    return EmbeddingCall(body, items)
+
+
+def check(call: EmbeddingCall, frontend: Frontend) -> None:
+    """Have the frontend check every input."""
+    for i, item in enumerate(call.items):
+        try:
+            frontend.check_embed(item)
+        except InvalidRequest as error:
+            param = _at(i, call.items) if error.param == "input" else error.param
+            message = str(error)
+            raise InvalidRequest(f"{param}: {message}" if len(call.items) > 1 else message, param) from None
+
+
+def _at(i: int, inputs: Sequence[Any]) -> str:
+    return "input" if len(inputs) == 1 else f"input[{i}]"
+
+
+async def embed(call: EmbeddingCall, frontend: Frontend) -> dict[str, Any]:
+    """The reply: embeddings in the order of the inputs."""
+    write = _base64 if call.body.encoding_format == "base64" else _floats
+    vectors = await frontend.embed(call.items)
+    num_tokens = sum(len(item.token_ids) for item in call.items)
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": i, "embedding": write(vector)} for i, vector in enumerate(vectors)],
+        "model": call.body.model or frontend.card.name,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+
+
+def _base64(vector: bytes) -> str:
+    return base64.b64encode(vector).decode()
+
+
+def _floats(vector: bytes) -> list[float]:
+    return list(struct.unpack(f"<{len(vector) // 4}f", vector))
