@@ -1,0 +1,129 @@
+"""Every two features serve a tiny model with the tokens of the plain path, or are refused in one sentence."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from tests.helpers.pairs import BY_NAME, PAIRS, Places, Run, Setting, exclusive, serve
+from tests.helpers.pairs_page import REFUSED, page
+
+from fwk.cli.common import read_options
+from fwk.cli.flags import Parser
+from fwk.errors import FwkError
+from fwk.plugins import discover
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    return Places(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@cache
+def reference(places: Places, key: str, names: tuple[str, ...]) -> Run:
+    """The plain path's output; combinations that differ only in how they compute share one."""
+    setting = Setting([BY_NAME[name] for name in names])
+    model, options = setting.reference(places)
+    return serve(model, options, setting)
+
+
+def check(places: Places, names: tuple[str, ...]) -> None:
+    """A combination gives the reference's output, and every feature of it took part."""
+    setting = Setting([BY_NAME[name] for name in names])
+    model, options = setting.options(places)
+    found = serve(model, options, setting, "tiny" if setting.has_adapter else "")
+    semantic = tuple(
+        name
+        for name in sorted(names)
+        if (f := BY_NAME[name]).shared or f.sampling or f.n > 1 or f.kind or f.weights or f.adapter
+    )
+    wanted = reference(places, str(setting.reference(places)), semantic)
+    assert found.tokens == wanted.tokens
+    for ours, theirs in zip(
+        found.logprobs + found.prompt_logprobs, wanted.logprobs + wanted.prompt_logprobs, strict=True
+    ):
+        assert ours == pytest.approx(theirs, abs=2e-3)
+    for feature in setting.features:
+        assert feature.proof(found), f"{feature.name} took no part"
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_each_alone(places: Places, name: str) -> None:
+    check(places, (name,))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
+def test_pairs(places: Places, pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = REFUSED.get(pair)
+    if sentence is None:
+        check(places, pair)
+        return
+    clash = exclusive([BY_NAME[name] for name in pair])
+    if clash is not None:
+        option, one, other = clash
+        flag = "--" + option.replace("_", "-")
+        with pytest.raises(SystemExit):
+            read_options(Parser("fwk serve", allow_abbrev=False), [flag, one, flag, other])
+        said = capsys.readouterr().err.strip()
+    else:
+        with pytest.raises(FwkError) as caught:
+            check(places, pair)
+        said = str(caught.value)
+    assert re.search(sentence, said), said
+    assert "\n" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(names=st.lists(st.sampled_from(list(BY_NAME)), min_size=3, max_size=3, unique=True))
+def test_random_triples(places: Places, names: list[str]) -> None:
+    ordered = tuple(name for name in BY_NAME if name in names)
+    assume(not any(pair in REFUSED for pair in combinations(ordered, 2)))
+    assume(sum(bool(BY_NAME[name].weights) for name in ordered) < 3)  # a third format has no layers left
+    check(places, ordered)
+
+
+def test_at_least_nine_of_ten_pairs_run() -> None:
+    assert set(REFUSED) <= set(PAIRS)
+    assert len(REFUSED) <= len(PAIRS) / 10
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert (ROOT / "docs/compatibility.md").read_text() == page(), "run python -m tests.helpers.pairs_page"
+
+
+def test_the_core_contains_no_features_name() -> None:
+    """Whatever a plugin is called, core knows families only."""
+    everyday = {"none", "torch", "local", "file", "host", "hub"}
+    names = {item.name for item in discover().all() if item.family != "logits_processors"} - everyday
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "core/fwk").rglob("*.py"))
+        for name in names
+        if re.search(rf"\b{re.escape(name)}\b", _code(path), re.IGNORECASE)
+    ]
+    assert not found
+
+
+def _code(path: Path) -> str:
+    """A module without comments and docstrings, which may name the paper an algorithm is from."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [x for x in body if not (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))]  # type: ignore[attr-defined]
+    return ast.unparse(tree)

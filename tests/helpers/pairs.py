@@ -1,0 +1,387 @@
+"""Features that must compose, each as what it changes: for ``tests/contracts/test_pairs.py``.
+
+A feature that changes what is computed (a model, a weight or K/V format, an adapter, a grammar) belongs to the
+reference too: there it is on the plain path (torch attention, one process, no prefix cache, no drafts), with an
+adapter merged and quantised weights as the numbers they stand for. A feature that only changes how something is
+computed does not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGUFWriter
+from safetensors.torch import load_file, save_file
+
+import fwk
+from fwk import SamplingParams
+from fwk.types import Batch, EngineStats, GrammarRequest
+from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.quantised import ONLINE, gguf_twins, round_int4
+
+PREFIX = [(7 * i) % 250 + 20 for i in range(40)]
+PROMPTS = [
+    [*PREFIX, 60, 61, 62, 63, 64, 65],
+    [*PREFIX, 70, 71, 72],
+    [5, 6, 7, 8, 9] * 6,
+    [100, 101, 102],
+]
+FILLER = [[(11 * i + k) % 250 + 20 for i in range(90)] for k in range(4)]
+"""Prompts that push everybody else's blocks out of a small pool."""
+
+NUM_TOKENS = 10
+PATTERN = "[a-f]{2}( [a-f]{3}){1,8}"
+SMALL_POOL = {"max_total_tokens": 104, "page_size": 4}
+SMALL_STEPS = {"chunked_prefill_size": 7, "max_prefill_tokens": 24}
+BASE = {
+    "attention_backend": "torch",
+    "prefix_cache": "none",
+    "dtype": "float32",
+    "max_total_tokens": 2048,
+    "page_size": 8,
+    "max_running_requests": 16,
+    "check_blocks": True,
+}
+KINDS = {
+    "llama": ("llama", {"initializer_range": 0.2}),
+    "sliding window": ("mistral", {}),
+    "MoE": ("qwen3_moe", {"moe_intermediate_size": 128}),
+    "MLA": ("deepseek_v2", {"moe_intermediate_size": 128, "v_head_dim": 32, "kv_lora_rank": 64}),
+    "sliding window + MoE": (
+        "qwen3_moe",
+        {"moe_intermediate_size": 128, "sliding_window": 24, "use_sliding_window": True},
+    ),
+}
+
+
+@dataclass
+class Run:
+    """What a server made of the workload."""
+
+    tokens: list[list[int]]
+    texts: list[str]
+    logprobs: list[list[float]]
+    prompt_logprobs: list[list[float]]
+    cached: list[int]
+    stats: EngineStats
+    chosen: dict[str, str]
+    batches: list[Batch]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """options: of the server. sampling: of every request. n: sequences of each request.
+
+    group: features of one group exclude each other by being values of one option; kind, weights, adapter: what the
+    model is made of. shared: options the reference has too. proof: shows that the feature took part.
+    """
+
+    name: str
+    proof: Callable[[Run], bool]
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    shared: dict[str, Any] = field(default_factory=dict[str, Any])
+    sampling: dict[str, Any] = field(default_factory=dict[str, Any])
+    n: int = 1
+    kind: str = ""
+    weights: str = ""
+    adapter: bool = False
+    drafts: bool = False
+
+
+def _chose(family: str, name: str) -> Callable[[Run], bool]:
+    return lambda run: run.chosen.get(family) == name
+
+
+def _quantised(method: str, **options: Any) -> Feature:
+    return Feature(
+        method,
+        lambda run: method in run.chosen["quant"],
+        options={"quantization": method, **options},
+        weights=method,
+    )
+
+
+FEATURES = [
+    Feature("chunked prefill", lambda run: any(not s.samples for b in run.batches for s in b.sequences), SMALL_STEPS),
+    Feature("cached prefix", lambda run: max(run.cached) > 0, {"prefix_cache": "radix"}),
+    Feature("pre-emption", lambda run: run.stats.preemptions > 0, SMALL_POOL),
+    Feature("n-gram", lambda run: run.stats.draft_tokens > 0, {"speculative_algorithm": "ngram"}),
+    Feature(
+        "draft model", lambda run: run.stats.draft_tokens > 0, {"speculative_algorithm": "standalone"}, drafts=True
+    ),
+    Feature(
+        "tree",
+        lambda run: run.stats.draft_tokens > 0,
+        {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3},
+    ),
+    Feature("LoRA", lambda run: True, adapter=True),
+    _quantised("int8"),
+    _quantised("int4", int4_group_size=32),
+    _quantised("fp8"),
+    _quantised("gguf"),
+    Feature("int8 KV", lambda run: True, shared={"kv_cache_dtype": "int8"}),
+    Feature("fp8 KV", lambda run: True, shared={"kv_cache_dtype": "fp8_e4m3"}),
+    Feature("sliding window", lambda run: True, kind="sliding window"),
+    Feature("MoE", lambda run: "moe" in run.chosen, kind="MoE"),
+    Feature("MLA", lambda run: True, kind="MLA"),
+    Feature(
+        "grammar",
+        lambda run: all(re.fullmatch(PATTERN, text) or len(text) >= NUM_TOKENS for text in run.texts),
+        sampling={"grammar": GrammarRequest("regex", PATTERN)},
+    ),
+    Feature(
+        "logprobs",
+        lambda run: bool(run.logprobs[0] and run.prompt_logprobs[0]),
+        sampling={"logprobs": 2, "prompt_logprobs": 1},
+    ),
+    Feature("n > 1", lambda run: len(run.tokens) == 3 * len(PROMPTS), n=3),
+    Feature(
+        "hierarchical cache",
+        lambda run: run.stats.restored_prompt_tokens > 0,
+        {"prefix_cache": "hierarchical", "hicache_ratio": 20.0, **SMALL_POOL},
+    ),
+    Feature("tensor parallel", _chose("executors", "processes"), {"executor": "processes", "tensor_parallel_size": 2}),
+    Feature("overlap", _chose("executors", "threaded"), {"executor": "threaded"}),
+    Feature("triton attention", _chose("attention", "triton"), {"attention_backend": "triton"}),
+]
+BY_NAME = {feature.name: feature for feature in FEATURES}
+PAIRS = list(combinations(BY_NAME, 2))
+
+
+class Places:
+    """Checkpoints for all combinations, each made once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.checkpoint = cache(self._checkpoint)
+        self.gguf = cache(lambda: gguf_twins("Q8_0", root / "gguf"))
+        self.draft_model = cache(self._draft_model)
+        self.adapter = cache(self._adapter)
+
+    def _checkpoint(self, kind: str, rounding: tuple[tuple[str, str], ...], merged: bool) -> Path:
+        """A folder with the numbers that ``rounding`` ((name pattern, method), the first that matches) leaves.
+
+        merged: with the adapter added to them.
+        """
+        if not rounding and not merged:
+            name, changes = KINDS[kind]
+            folder = self._root / kind
+            make_checkpoint(folder, name, **changes)
+            return folder
+        if rounding and rounding[-1] == ("", "gguf"):
+            source, rounding = self.gguf().plain, rounding[:-1]
+        else:
+            source = self.checkpoint(kind, (), False)
+        folder = self._root / f"{kind}-{'+'.join(f'{p}={m}' for p, m in rounding) or source.name}-{merged}"
+        folder.mkdir()
+        for file in source.iterdir():
+            if file.suffix == ".json":
+                (folder / file.name).write_bytes(file.read_bytes())
+        tensors = load_file(source / "model.safetensors")
+        for name, x in list(tensors.items()):
+            method = next((m for pattern, m in rounding if pattern in name), None)
+            if method is not None and name.endswith(LINEAR) and "kv_b_proj" not in name:  # absorbed: stays plain
+                rounded = round_int4(x.numpy(), GROUP) if method == "int4" else ONLINE[method](x.numpy())
+                tensors[name] = torch.from_numpy(np.asarray(rounded, np.float32))
+        if merged:
+            for name, delta in _adapter_deltas(tensors).items():
+                tensors[name] = tensors[name] + delta
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    def other_gguf(self, kind: str) -> Path:
+        """A GGUF file of the kind, as far as its header."""
+        path = self._root / f"{kind}.gguf"
+        writer = GGUFWriter(path, {"MoE": "qwen3moe", "MLA": "deepseek2"}[kind])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    def _draft_model(self) -> Path:
+        """A smaller model of the same vocabulary."""
+        folder = self._root / "draft"
+        make_checkpoint(folder, "llama", num_hidden_layers=1)
+        return folder
+
+    def _adapter(self, base: Path) -> Path:
+        """A PEFT adapter for a checkpoint, on what every kind has."""
+        folder = self._root / f"{base.parent.name}-{base.name}-adapter"
+        folder.mkdir()
+        tensors = load_file(base / "model.safetensors")
+        found: dict[str, torch.Tensor] = {}
+        for name in _adapted(tensors):
+            a, b = _adapter_parts(name, tensors[name].shape)
+            stem = f"base_model.model.{name.removesuffix('.weight')}"
+            found[f"{stem}.lora_A.weight"], found[f"{stem}.lora_B.weight"] = a, b
+        save_file(found, folder / "adapter_model.safetensors")
+        settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": list(ADAPTED)}
+        (folder / "adapter_config.json").write_text(json.dumps(settings))
+        return folder
+
+
+LINEAR = ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight")
+GROUP = 32
+ADAPTED = ("q_proj", "o_proj")
+RANK = 4
+
+
+def _adapted(tensors: dict[str, torch.Tensor]) -> list[str]:
+    return sorted(name for name in tensors if name.endswith(tuple(f"{target}.weight" for target in ADAPTED)))
+
+
+def _adapter_parts(name: str, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
+    """A [rank, in] and B [out, rank], the same for the same layer."""
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    draw = lambda *size: torch.randn(size, generator=generator) * 0.2  # noqa: E731
+    return draw(RANK, shape[1]), draw(shape[0], RANK)
+
+
+def _adapter_deltas(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the adapter adds to each weight (Hu et al. 2021): alpha / rank * B A."""
+    parts = {name: _adapter_parts(name, tensors[name].shape) for name in _adapted(tensors)}
+    return {name: 2.0 * (b @ a) for name, (a, b) in parts.items()}
+
+
+@dataclass
+class Setting:
+    """A combination of features as a server and its requests."""
+
+    features: list[Feature]
+
+    def __post_init__(self) -> None:
+        self.features.sort(key=FEATURES.index)
+
+    @property
+    def has_gguf(self) -> bool:
+        return any(feature.weights == "gguf" for feature in self.features)
+
+    @property
+    def kind(self) -> str:
+        kinds = {feature.kind for feature in self.features if feature.kind}
+        if kinds == {"MoE", "MLA"}:
+            return "MLA"  # this kind has experts
+        if kinds == {"sliding window", "MoE"}:
+            return "sliding window + MoE"
+        if len(kinds) > 1:
+            return "MLA"  # with a window asked of it, see options
+        return kinds.pop() if kinds else "llama"
+
+    @property
+    def wants_window_of_mla(self) -> bool:
+        return {"sliding window", "MLA"} <= {feature.kind for feature in self.features}
+
+    @property
+    def rounding(self) -> tuple[tuple[str, str], ...]:
+        """Which weights each method rounds: a second one takes the feed-forward layers."""
+        methods = [feature.weights for feature in self.features if feature.weights]
+        methods.sort(key=lambda method: method != "gguf")
+        if len(methods) > 1:
+            return (("mlp", methods[1]), ("", methods[0]))
+        return (("", methods[0]),) if methods else ()
+
+    @property
+    def has_adapter(self) -> bool:
+        return any(feature.adapter for feature in self.features)
+
+    def shared(self) -> dict[str, Any]:
+        """Options of the reference and of the combination."""
+        found: dict[str, Any] = {}
+        for feature in self.features:
+            found |= feature.shared
+        if self.has_gguf and self.kind == "sliding window":  # the format has no such model: ask for the window
+            found["json_model_override_args"] = '{"architectures": ["MistralForCausalLM"], "sliding_window": 24}'
+        return found
+
+    def sampling(self) -> list[SamplingParams]:
+        """Of each prompt. A prompt's log-probabilities take all of it: two ask for none, to use the prefix cache."""
+        found: dict[str, Any] = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
+        for feature in self.features:
+            found |= feature.sampling
+        second = {name: value for name, value in found.items() if name != "prompt_logprobs"}
+        return [SamplingParams(**(second if i in (1, 2) else found)) for i in range(len(PROMPTS))]
+
+    @property
+    def n(self) -> int:
+        return max((feature.n for feature in self.features), default=1)
+
+    def options(self, places: Places) -> tuple[Path, dict[str, Any]]:
+        """The model and the options of the combination."""
+        found: dict[str, Any] = {}
+        for feature in self.features:
+            for name, value in feature.options.items():
+                is_both = name == "prefix_cache" and name in found  # the hierarchical one is a radix cache too
+                found[name] = "hierarchical" if is_both else value
+            if feature.drafts:
+                found["speculative_draft_model_path"] = str(places.draft_model())
+        model = places.checkpoint(self.kind, (), False)
+        rounding = self.rounding
+        if self.has_gguf:
+            model = places.gguf().path if self.kind in ("llama", "sliding window") else places.other_gguf(self.kind)
+        if len(rounding) > 1:
+            found |= {"quantization": rounding[1][1], "quantization_layers": [f"*mlp*={rounding[0][1]}"]}
+        if self.wants_window_of_mla:
+            found["json_model_override_args"] = '{"sliding_window": 24}'
+        if self.has_adapter:
+            base = places.gguf().plain if self.has_gguf else places.checkpoint(self.kind, (), False)
+            found |= {"enable_lora": True, "lora_paths": [f"tiny={places.adapter(base)}"]}
+        return model, {**BASE, **self.shared(), **found}
+
+    def reference(self, places: Places) -> tuple[Path, dict[str, Any]]:
+        """The plain path with the same weights."""
+        return places.checkpoint(self.kind, self.rounding, self.has_adapter), {**BASE, **self.shared()}
+
+
+def serve(model: Path, options: dict[str, Any], setting: Setting, adapter: str = "") -> Run:
+    """Run the workload; with a prefix cache a second time, after other prompts. Raises what refuses the combination."""
+    with fwk.LLM(str(model), **options) as llm:
+        batches: list[Batch] = []
+        launch = llm.engine.executor.launch
+
+        def watched(batch: Batch) -> Any:
+            batches.append(batch)
+            return launch(batch)
+
+        llm.engine.executor.launch = watched  # type: ignore[method-assign]
+        given = {"adapter": adapter} if adapter else {}
+        sampling, plain = setting.sampling(), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+        done, cached = llm.generate(PROMPTS, sampling, n=setting.n, **given), [0]
+        if options["prefix_cache"] != "none":
+            llm.generate(FILLER if options["prefix_cache"] == "hierarchical" else FILLER[:1], plain)
+            again = llm.generate(PROMPTS, sampling, n=setting.n, **given)
+            assert [x.token_ids for x in again] == [x.token_ids for x in done]
+            cached = [x.cached_tokens for x in again]
+        stats = llm.engine.stats()
+        assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0)
+        llm.engine.scheduler.check()
+        return Run(
+            tokens=[x.token_ids for x in done],
+            texts=[x.text for x in done],
+            logprobs=[[entry.logprob for entry in x.logprobs or []] for x in done],
+            prompt_logprobs=[[entry.logprob for entry in (x.prompt_logprobs or []) if entry] for x in done],
+            cached=cached,
+            stats=stats,
+            chosen=dict(llm.engine.info.chosen),
+            batches=batches,
+        )
+
+
+def exclusive(features: Sequence[Feature]) -> tuple[str, str, str] | None:
+    """An option for which the features want different values, and the two; None when there is no such option."""
+    one, other = features
+    given = [{**feature.shared, **feature.options} for feature in (one, other)]
+    for name in ("speculative_algorithm", "kv_cache_dtype"):
+        values = [options.get(name) for options in given]
+        if None not in values and values[0] != values[1]:
+            return name, str(values[0]), str(values[1])
+    return None

@@ -1,0 +1,47 @@
+"""``docs/compatibility.md``: which features compose. Printed by ``python -m tests.helpers.pairs_page``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.helpers.pairs import BY_NAME, PAIRS
+
+REFUSED: dict[tuple[str, str], str] = {
+    ("n-gram", "draft model"): "--speculative-algorithm is given twice: ngram and standalone",
+    ("draft model", "tree"): "--speculative-algorithm is given twice: standalone and ngram",
+    ("int8 KV", "fp8 KV"): "--kv-cache-dtype is given twice: int8 and fp8_e4m3",
+    ("gguf", "MoE"): "the architecture 'qwen3moe' cannot be read from GGUF",
+    ("gguf", "MLA"): "the architecture 'deepseek2' cannot be read from GGUF",
+    ("sliding window", "MLA"): "latent attention has no sliding window",
+    ("tensor parallel", "overlap"): "it runs one worker, but --tensor-parallel-size is 2",
+}
+"""Pairs that are refused, each with what the user is told."""
+
+HEAD = """# What composes
+
+Every two features below serve a tiny model with exactly the tokens of the plain path (torch attention, one process,
+no prefix cache, no drafts, adapters merged, quantised weights as the numbers they stand for), or are refused before
+anything is served. `tests/contracts/test_pairs.py` runs every cell and
+`python -m tests.helpers.pairs_page` prints this page.
+
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    names = list(BY_NAME)
+    lines = ["| | " + " | ".join(str(i + 1) for i in range(len(names))) + " |", "| --- |" + " --- |" * len(names)]
+    for i, name in enumerate(names):
+        cells = [
+            "·" if i == j else "no" if ((name, other) in REFUSED or (other, name) in REFUSED) else "yes"
+            for j, other in enumerate(names)
+        ]
+        lines.append(f"| {i + 1} {name} | " + " | ".join(cells) + " |")
+    count = len(PAIRS) - len(REFUSED)
+    refused = "\n".join(f'- {a} with {b}: "{sentence}"' for (a, b), sentence in REFUSED.items())
+    total = f"{count} of {len(PAIRS)} pairs run.\n"
+    return HEAD + "\n".join(lines) + "\n\n" + total + "\nRefused, with what is said:\n\n" + refused + "\n"
+
+
+if __name__ == "__main__":
+    (Path(__file__).parents[2] / "docs/compatibility.md").write_text(page())
