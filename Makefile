@@ -1,7 +1,7 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 PACKAGES = core plugins tests benchmarks
 
-.PHONY: check lint types imports test slow docs format
+.PHONY: check lint types imports test slow audit docs format
 
 check: lint types imports test  ## everything CI runs
 
@@ -20,6 +20,11 @@ test:
 
 slow:
 	$(PYTHON) -m pytest -m slow
+
+audit:  ## known holes in what is installed, slow patterns in our own sources; needs the extra [audit] and the network
+	$(PYTHON) -m pip_audit --skip-editable
+	found=$$($(PYTHON) -m regexploit.bin.regexploit_python_ast $$(find core plugins -name '*.py')) || exit 1; echo "$$found"; \
+		! echo "$$found" | grep -q "Worst-case"
 
 docs:
 	$(PYTHON) -m fwk arguments > docs/arguments.md

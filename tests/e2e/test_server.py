@@ -139,6 +139,7 @@ def test_the_key_opens(locked: Server) -> None:
     info = locked.get("/server_info")
     assert info.status_code == 200
     assert KEY not in info.text
+    assert info.json()["server"]["api_key"] == "(hidden)"
     assert KEY not in locked.get("/metrics").text
     assert KEY not in locked.log
     assert locked.get("/nothing").status_code == 404

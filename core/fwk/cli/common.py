@@ -11,6 +11,7 @@ from typing import Any
 
 from fwk.cli.flags import Parser, add_option_flags, parse, read_config_file
 from fwk.config import Config
+from fwk.config.secrets import HidingFormatter
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, build_config, discover
 from fwk.worker.threads import settle_waiting
@@ -60,6 +61,8 @@ def _early(argv: Sequence[str]) -> list[str]:
     return parser.parse_known_args(words)[0].allow_override
 
 
-def set_up_log(level: str) -> None:
-    """Log to standard error."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+def set_up_log(level: str, secrets: Sequence[str | None] = ()) -> None:
+    """Log to standard error; ``secrets`` are left out of whatever is logged."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(HidingFormatter("%(asctime)s %(levelname)s %(message)s", secrets))
+    logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, cast, get_args, get_origin
 import yaml
 from pydantic.fields import FieldInfo
 
-from fwk.config import aliases_of, stability_of, turned_by
+from fwk.config import aliases_of, is_secret, stability_of, turned_by
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, option_owners
 from fwk.plugins.options import flag, normal, switches
@@ -28,12 +28,17 @@ class Parser(argparse.ArgumentParser):
 class _Once(argparse.Action):
     """Stores a value, and refuses a second one that says something else: the last would silently win."""
 
+    def __init__(self, option_strings: Sequence[str], dest: str, *, is_secret: bool = False, **settings: Any) -> None:
+        super().__init__(option_strings, dest, **settings)
+        self._is_secret = is_secret
+
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         before = getattr(namespace, self.dest, values)
         if before != values:
-            parser.error(f"{option_string} is given twice: {_shown(before)} and {_shown(values)}")
+            which = "with different values" if self._is_secret else f"{_shown(before)} and {_shown(values)}"
+            parser.error(f"{option_string} is given twice: {which}")
         setattr(namespace, self.dest, values)
 
 
@@ -57,6 +62,7 @@ def add_option_flags(parser: argparse.ArgumentParser, plugins: PluginSet) -> Non
 def _add(group: Any, name: str, field: FieldInfo, turns: Sequence[str]) -> None:
     names = [flag(name), *(flag(normal(alias)) for alias in aliases_of(field))]
     settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_text(field), "action": _Once}
+    settings["is_secret"] = is_secret(field)
     if field.annotation is bool:
         settings |= {"nargs": "?", "const": "true", "metavar": "true|false"}
     elif get_origin(field.annotation) in (tuple, list):

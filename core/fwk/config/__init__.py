@@ -1,7 +1,7 @@
 """Options: typed, frozen, resolved once. Flags, YAML keys, help and ``docs/arguments.md`` all come from here."""
 
 from fwk.config.core import Config, EngineOptions, ModelOptions, PluginOptions, ServerOptions
-from fwk.config.options import Options, Stability, aliases_of, needs_of, option, stability_of, turned_by
+from fwk.config.options import Options, Stability, aliases_of, is_secret, needs_of, option, stability_of, turned_by
 
 __all__ = [
     "Config",
@@ -12,6 +12,7 @@ __all__ = [
     "ServerOptions",
     "Stability",
     "aliases_of",
+    "is_secret",
     "needs_of",
     "option",
     "stability_of",

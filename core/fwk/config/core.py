@@ -169,7 +169,14 @@ class ServerOptions(Options):
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
-    api_key: str | None = option(None, "Key that clients must send as 'Authorization: Bearer KEY'.")
+    api_key: str | None = option(
+        None,
+        "Key that clients must send as 'Authorization: Bearer KEY'.",
+        is_secret=True,
+        min_length=1,
+        max_length=1024,
+        pattern=r"^[\x21-\x7e]*$",  # what a header can carry; an empty one would leave the door open
+    )
     tool_call_parser: str = option(
         "auto",
         "Parser of the model's tool calls; auto: the one whose marks are in the chat template, "

@@ -28,6 +28,7 @@ def option(
     aliases: Sequence[str] = (),
     turns: Mapping[str, Any] | None = None,
     needs: str | None = None,
+    is_secret: bool = False,
     stability: Stability = "stable",
     **constraints: Any,
 ) -> Any:
@@ -35,16 +36,18 @@ def option(
 
     ``aliases`` are other flags with the same value (LightLLM's and RTP-LLM's names). ``turns`` are flags without a
     value that set this option to a constant: ``turns={"disable-radix-cache": "none"}``. ``needs`` names the switch
-    of the same model without which giving this option is an error: it would do nothing. ``constraints`` are
-    pydantic's (``ge``, ``le``, ...).
+    of the same model without which giving this option is an error: it would do nothing. The value of an option that
+    ``is_secret`` is never shown: not at /server_info, in the log, or in an error. ``constraints`` are pydantic's
+    (``ge``, ``le``, ...).
     """
     extra: dict[str, Any] = {
         "aliases": list(aliases),
         "turns": dict(turns or {}),
         "needs": needs,
+        "secret": is_secret,
         "stability": stability,
     }
-    return Field(default, description=description, json_schema_extra=extra, **constraints)
+    return Field(default, description=description, json_schema_extra=extra, repr=not is_secret, **constraints)
 
 
 def _extra(field: FieldInfo) -> Mapping[str, Any]:
@@ -65,6 +68,11 @@ def turned_by(field: FieldInfo) -> dict[str, Any]:
 def needs_of(field: FieldInfo) -> str | None:
     """The switch without which giving the option is an error."""
     return _extra(field).get("needs")
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether nobody may be shown the option's value."""
+    return bool(_extra(field).get("secret"))
 
 
 def stability_of(field: FieldInfo) -> Stability:

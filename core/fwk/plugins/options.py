@@ -18,6 +18,7 @@ from fwk.config import (
     PluginOptions,
     ServerOptions,
     aliases_of,
+    is_secret,
     needs_of,
     turned_by,
 )
@@ -172,7 +173,9 @@ def _validated(model: type[Options], values: Mapping[str, Any]) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         name = flag(str(first["loc"][0])) if first["loc"] else model.__name__
-        raise ConfigError(f"{name}: {first['msg']}, not {first['input']!r}") from None
+        field = model.model_fields.get(str(first["loc"][0])) if first["loc"] else None
+        given = "what was given" if field is not None and is_secret(field) else repr(first["input"])
+        raise ConfigError(f"{name}: {first['msg']}, not {given}") from None
 
 
 def _meanings(plugins: PluginSet) -> dict[str, _Meaning]:

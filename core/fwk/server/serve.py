@@ -16,6 +16,7 @@ import uvicorn
 
 from fwk import __version__
 from fwk.config import Config
+from fwk.config.secrets import without_secrets
 from fwk.engine.adapters import adapter_paths
 from fwk.errors import ConfigError, EngineDead
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
@@ -23,7 +24,7 @@ from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import Dialect, DialectContext, ModelCard
 from fwk.interfaces.lora import LoRASourceContext
 from fwk.interfaces.observer import Observer, ObserverContext
-from fwk.plugins import PluginSet, build, choose, taking_part
+from fwk.plugins import PluginSet, build, choose, option_owners, taking_part
 from fwk.plugins.selection import plugin_options
 from fwk.server.app import build_app
 from fwk.server.frontend import ServerFrontend
@@ -215,10 +216,15 @@ class _Server:
         config, ready = self._config, self._ready
         return {
             "version": __version__,
-            "model": config.model.model_dump(),
-            "engine": config.engine.model_dump(),
-            "server": config.server.model_dump(exclude={"api_key"}) | {"has_api_key": bool(config.server.api_key)},
-            "plugin_options": {key: dict(values) for key, values in config.plugin_options.items()},
+            "model": without_secrets(type(config.model), config.model.model_dump()),
+            "engine": without_secrets(type(config.engine), config.engine.model_dump()),
+            "server": without_secrets(type(config.server), config.server.model_dump())
+            | {"has_api_key": bool(config.server.api_key)},
+            "plugin_options": {
+                owner.key: without_secrets(owner.model, config.plugin_options[owner.key])
+                for owner in option_owners(self._plugins)
+                if owner.key in config.plugin_options
+            },
             "fingerprint": self._plugins.fingerprint,
             "plugins": [f"{item.key} {item.package} {item.version}" for item in self._plugins.all()],
             "broken_plugins": [broken.sentence() for broken in self._plugins.broken],

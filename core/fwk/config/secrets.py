@@ -1,0 +1,47 @@
+"""Keeping secrets out of what people and programs get to read."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from fwk.config.options import Options, is_secret
+
+HIDDEN = "(hidden)"
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]{1,512}@")
+"""A user's name and password in a URL."""
+
+
+def without_secrets(model: type[Options], values: Mapping[str, object]) -> dict[str, Any]:
+    """Options as they may be shown: whether a secret is set, but not what it is; URLs without their passwords."""
+    return {
+        name: HIDDEN
+        if value is not None and (field := model.model_fields.get(name)) is not None and is_secret(field)
+        else _shown(value)
+        for name, value in values.items()
+    }
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, str):
+        return _CREDENTIALS.sub(f"{HIDDEN}@", value)
+    if isinstance(value, list | tuple):
+        return [_shown(item) for item in cast("Iterable[object]", value)]
+    return value
+
+
+class HidingFormatter(logging.Formatter):
+    """Formats records as told, and hides the given texts wherever they come up: arguments, tracebacks, all of it."""
+
+    def __init__(self, form: str, secrets: Iterable[str | None]) -> None:
+        super().__init__(form)
+        self._secrets = [secret for secret in secrets if secret]
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
