@@ -82,7 +82,9 @@ class Server:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder)}
         if python_path is not None:
             environment["PYTHONPATH"] = python_path
-        command = [sys.executable, "-m", "fwk", "serve", str(model), "--load-format", "dummy", "--device", "cpu"]
+        command = [sys.executable, "-m", "fwk", "serve", str(model), "--device", "cpu"]
+        if "--load-format" not in flags:
+            flags = ("--load-format", "dummy", *flags)
         if "--port" not in flags:
             flags = ("--port", "0", *flags)
         if "--max-total-tokens" not in flags:

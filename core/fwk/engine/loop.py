@@ -119,7 +119,7 @@ class EngineLoop:
         try:
             self._send(client, AdapterAnswer(number, work()))
         except InvalidRequest as error:
-            self._send(client, AdapterAnswer(number, error=str(error)))
+            self._send(client, AdapterAnswer(number, error=str(error), param=error.param))
 
     def _send_events(self, events: Iterable[TokenEvent]) -> None:
         by_client: dict[bytes, list[TokenEvent]] = {}

@@ -105,7 +105,10 @@ def check_task(name: str, task: Task, wanted: Task) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AdapterCard:
-    """What the API says of a loaded LoRA adapter. ``source`` is what a client asked for, or its name."""
+    """What the API says of a loaded LoRA adapter.
+
+    ``source`` is what a client asked for, or the adapter's name where that would tell of the server's folders.
+    """
 
     name: str
     source: str

@@ -183,7 +183,7 @@ class EngineClient:
         if message.adapter is not None:
             waiting.set_result(message.adapter)
         else:
-            waiting.set_exception(InvalidRequest(message.error or "the engine refused", "lora_name"))
+            waiting.set_exception(InvalidRequest(message.error or "the engine refused", message.param))
 
     async def close(self) -> None:
         """Stop the engine process: asked first, then killed."""

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from fwk.errors import EngineDead, InvalidRequest, RequestFailed
@@ -190,10 +191,15 @@ class ServerFrontend(Frontend):
             raise InvalidRequest(f"no LoRA adapter {name[:128]!r} is loaded", "model")
         return self._adapter_keys[name] if name else ""
 
+    def expect_adapter(self, name: str) -> None:
+        """The engine will load an adapter before it serves: until then requests for it are early, not wrong."""
+        self._adapters[name] = AdapterCard(name, name, int(time.time()))
+
     def add_adapter(self, info: AdapterInfo, source: str) -> AdapterCard:
         """The engine has loaded an adapter."""
         self._adapter_keys[info.name] = info.key
-        card = self._adapters[info.name] = AdapterCard(info.name, source, int(time.time()))
+        shown = info.name if Path(source).is_absolute() else source  # all clients see it: where it lies stays untold
+        card = self._adapters[info.name] = AdapterCard(info.name, shown, int(time.time()))
         return card
 
     async def load_adapter(self, name: str, source: str) -> AdapterCard:

@@ -91,8 +91,12 @@ class Replicas:
         raise wrong or EngineDead(self.trouble() or "no engine can load it")
 
     async def unload_adapter(self, name: str) -> None:
-        """Take a LoRA adapter's name away in every engine."""
-        await asyncio.gather(*(client.unload_adapter(name) for client in self._clients if not client.is_dead))
+        """Take a LoRA adapter's name away in every engine that lives."""
+        alive = [client for client in self._clients if not client.is_dead]
+        results = await asyncio.gather(*(c.unload_adapter(name) for c in alive), return_exceptions=True)
+        wrong = [result for result in results if isinstance(result, BaseException)]
+        if len(wrong) == len(results):  # an engine that dies meanwhile has forgotten it, too
+            raise wrong[0] if wrong else EngineDead(self.trouble() or "no engine lives")
 
     async def close(self) -> None:
         """Stop the processes."""

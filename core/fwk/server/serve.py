@@ -178,6 +178,8 @@ class _Server:
         grammars = Grammars(config, plugins, lambda: text, opened.config.vocab_size, opened.eos_token_ids)
         frontend = ServerFrontend(card, text, self._client, plugins, observers, defaults, grammars, parsers)
         if config.engine.enable_lora:
+            for adapter in adapter_paths(config):
+                frontend.expect_adapter(adapter)
             frontend.lora_sources = [
                 build(item, LoRASourceContext(plugin_options(item, config.plugin_options)))
                 for item in sorted(plugins.family("lora_sources"), key=lambda item: -item.declaration.rank)

@@ -108,6 +108,7 @@ class AdapterAnswer(msgspec.Struct, tag=True, frozen=True):
     number: int
     adapter: AdapterInfo | None = None
     error: str | None = None
+    param: str | None = None  # the field of the client's request that was wrong
 
 
 class EngineReady(msgspec.Struct, tag=True, frozen=True):

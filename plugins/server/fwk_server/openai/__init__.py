@@ -1,5 +1,7 @@
 """The OpenAI HTTP dialect: chat completions, completions, embeddings, models, and vLLM's tokenize and detokenize.
 
+``model`` names the served model, a LoRA adapter of it, or both (``MODEL:ADAPTER``); see ``adapters.py``.
+
 Fields nobody here reads are ignored, as OpenAI's own clients expect of a server: ``user``, ``metadata``, ``store``,
 ``service_tier``, ``safety_identifier``, ``prompt_cache_*``, ``prediction`` and ``verbosity`` (hints), ``session_id``,
 ``strict`` of a tool (calls the model makes by itself are not constrained), and anything unknown. A field that asks for

@@ -16,6 +16,7 @@ from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
 from fwk_server._common.body import parse, processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.replies import event
+from fwk_server.openai.adapters import adapter_of
 from fwk_server.openai.answers import Answer
 from fwk_server.openai.constraints import Constraint, read_constraint
 from fwk_server.openai.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
@@ -24,7 +25,6 @@ from fwk_server.openai.models import ChatRequest
 from fwk_server.openai.outputs import Choice, Usage, collect, run
 from fwk_server.openai.refusals import refuse_unsupported
 from fwk_server.openai.sampling import check_generate, checked, label_of, sampling_params
-from fwk_server.openai.served import check_model
 from fwk_server.openai.tools import ToolUse, read_tools
 
 TAIL_TOKENS = 32
@@ -72,9 +72,9 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> ChatCall:
     """Read, render and tokenise. Runs off the event loop when there is much of it."""
     raw = parse(data)
     body = validate(ChatRequest, raw)
-    check_model(body.model, frontend.card)
+    adapter = adapter_of(body.model, frontend, body.lora_path)
     frontend.card.check_task("generate")
-    refuse_unsupported(raw)
+    refuse_unsupported(raw, reads=("lora_path",))
     tools = read_tools(raw, frontend)
     constraint = _constraint(raw, tools, frontend)
     check_generate(body)
@@ -102,6 +102,7 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> ChatCall:
         n=body.n or 1,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        adapter=adapter,
         label=label_of(body, caller),
         operation="chat",
         trace=caller.trace,

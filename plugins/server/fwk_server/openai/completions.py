@@ -19,6 +19,7 @@ from fwk.types import SamplingParams, TokenLogprobs
 from fwk_server._common.body import parse, processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.replies import event
+from fwk_server.openai.adapters import adapter_of
 from fwk_server.openai.constraints import read_constraint
 from fwk_server.openai.logprobs import LegacyLogprobs, TokenTexts, joined, prompt_logprobs
 from fwk_server.openai.models import CompletionRequest
@@ -26,7 +27,6 @@ from fwk_server.openai.outputs import Choice, Usage, collect, run
 from fwk_server.openai.prompts import read_prompts
 from fwk_server.openai.refusals import refuse_unsupported
 from fwk_server.openai.sampling import check_choices, check_generate, checked, label_of, sampling_params
-from fwk_server.openai.served import check_model
 
 DEFAULT_MAX_TOKENS = 16
 MAX_CHOICES = 4_096
@@ -64,9 +64,9 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
     """Read and tokenise. Runs off the event loop when there is much of it."""
     raw = parse(data)
     body = validate(CompletionRequest, raw)
-    check_model(body.model, frontend.card)
+    adapter = adapter_of(body.model, frontend, body.lora_path)
     frontend.card.check_task("generate")
-    refuse_unsupported(raw)
+    refuse_unsupported(raw, reads=("lora_path",))
     constraint = read_constraint(raw, frontend.grammar_kinds)
     check_generate(body)
     if body.max_tokens == 0 and not body.echo:
@@ -83,6 +83,7 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
             n=body.n or 1,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            adapter=adapter,
             label=label_of(body, caller),
             trace=caller.trace,
         )

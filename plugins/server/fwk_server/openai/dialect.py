@@ -13,16 +13,17 @@ from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
 from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply
-from fwk_server.openai import chat, completions, constraints, embeddings, tokens
+from fwk_server.openai import adapters, chat, completions, constraints, embeddings, tokens
 from fwk_server.openai.logprobs import TokenTexts
 from fwk_server.openai.models import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    LoadAdapterRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
-from fwk_server.openai.served import check_model, model_body
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -50,6 +51,9 @@ class OpenAIDialect(Dialect):
         self._post(app, "/v1/embeddings", self.create_embedding, EmbeddingRequest)
         self._post(app, "/tokenize", self.tokenize, TokenizeRequest)
         self._post(app, "/detokenize", self.detokenize, DetokenizeRequest)
+        for start in ("/v1", ""):
+            self._post(app, f"{start}/load_lora_adapter", self.load_lora_adapter, LoadAdapterRequest)
+            self._post(app, f"{start}/unload_lora_adapter", self.unload_lora_adapter, UnloadAdapterRequest)
         app.add_api_route("/v1/models", self.list_models, methods=["GET"], response_model=None)
         app.add_api_route("/v1/models/{name:path}", self.retrieve_model, methods=["GET"], response_model=None)
 
@@ -101,13 +105,20 @@ class OpenAIDialect(Dialect):
         return json_response(await self._read(request, tokens.detokenize, self._frontend))
 
     async def list_models(self) -> Response:
-        """List the served model."""
-        return json_response({"object": "list", "data": [model_body(self._frontend.card)]})
+        """List the served model and its LoRA adapters."""
+        return json_response(adapters.list_models(self._frontend))
 
     async def retrieve_model(self, name: str) -> Response:
-        """Describe the served model."""
-        check_model(name, self._frontend.card)
-        return json_response(model_body(self._frontend.card))
+        """Describe the served model or a LoRA adapter."""
+        return json_response(adapters.retrieve_model(name, self._frontend))
+
+    async def load_lora_adapter(self, request: Request) -> Response:
+        """Load a LoRA adapter from the folders clients may load from."""
+        return json_response(await adapters.load(await body.read(request), self._frontend))
+
+    async def unload_lora_adapter(self, request: Request) -> Response:
+        """Forget a LoRA adapter once the requests for it that are under way have ended."""
+        return json_response(await adapters.unload(await body.read(request), self._frontend))
 
     async def _read(self, request: Request, prepare: Callable[..., Any], *args: Any) -> Any:
         """Run ``prepare`` on the body: here when it is small, else off the event loop."""

@@ -15,6 +15,7 @@ from fwk.types.sampling import MAX_N
 MAX_LABEL = 256
 MAX_SALT = 256
 MAX_NAME = 512
+MAX_PATH = 4_096
 
 # A million wrong elements must not become a million errors.
 Ids = Annotated[list[int], Field(fail_fast=True)]
@@ -88,6 +89,9 @@ class GenerateRequest(_Fields):
     add_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
+    lora_path: Annotated[str, Field(max_length=MAX_NAME)] | None = Field(
+        None, description="The name of a loaded LoRA adapter, as SGLang takes it; model may name one as well."
+    )
     request_id: Label | None = Field(None, description="The client's own name of the request, for the server's logs.")
     rid: Label | None = Field(None, description="SGLang's name of request_id.")
     return_token_ids: bool | None = None
@@ -160,3 +164,18 @@ class DetokenizeRequest(_Fields):
 
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
     tokens: Ids
+
+
+class LoadAdapterRequest(_Fields):
+    """``POST /v1/load_lora_adapter`` and ``/load_lora_adapter``."""
+
+    lora_name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    lora_path: Annotated[str, Field(min_length=1, max_length=MAX_PATH)]
+    load_inplace: bool | None = Field(None, description="vLLM's; refused.")
+    pinned: bool | None = Field(None, description="SGLang's; refused.")
+
+
+class UnloadAdapterRequest(_Fields):
+    """``POST /v1/unload_lora_adapter`` and ``/unload_lora_adapter``."""
+
+    lora_name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fwk.errors import InvalidRequest
@@ -24,7 +24,7 @@ _REFUSED = {
     "return_tokens_as_token_ids": "return_tokens_as_token_ids is not supported; return_token_ids is",
     "return_prompt_text": "return_prompt_text is not supported; echo is",
     "thinking_token_budget": "thinking_token_budget is not supported: thinking counts towards max_tokens",
-    "lora_path": "this server has no LoRA adapters loaded",
+    "lora_path": "LoRA adapters are for chat completions and completions",
     "kv_transfer_params": "this server does not transfer KV",
     "vllm_xargs": "vllm_xargs is not supported: logits processors declare their own fields",
     "custom_params": "custom_params is not supported: logits processors declare their own fields",
@@ -44,9 +44,9 @@ _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    """Raise for the first field of a generate request that this server would have to ignore."""
-    for name in raw.keys() & _REFUSED.keys():
+def refuse_unsupported(raw: Mapping[str, Any], reads: Collection[str] = ()) -> None:
+    """Raise for the first field of a request that this server would have to ignore; the route ``reads`` some."""
+    for name in raw.keys() & _REFUSED.keys() - set(reads):
         if raw[name]:
             raise InvalidRequest(f"{name}: {_REFUSED[name]}", name)
     for name in raw.keys() & _ONLY.keys():

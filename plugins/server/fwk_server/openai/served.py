@@ -1,4 +1,4 @@
-"""``GET /v1/models`` and the check of a request's ``model``."""
+"""The served model as the API lists it, and the check of a request's ``model``."""
 
 from __future__ import annotations
 

@@ -8,18 +8,18 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend
 from fwk.types.sampling import check_token_ids
 from fwk_server._common.body import parse, validate
+from fwk_server.openai.adapters import adapter_of
 from fwk_server.openai.logprobs import TokenTexts
 from fwk_server.openai.messages import chat_ids, read_messages
 from fwk_server.openai.models import DetokenizeRequest, TokenizeRequest
 from fwk_server.openai.refusals import refuse_unsupported
-from fwk_server.openai.served import check_model
 
 
 def tokenize(data: bytes, frontend: Frontend, tokens: TokenTexts) -> dict[str, Any]:
     """The ids of a prompt, or of messages put through the chat template."""
     raw = parse(data)
     body = validate(TokenizeRequest, raw)
-    check_model(body.model, frontend.card)
+    adapter_of(body.model, frontend)  # adapters share the tokeniser
     refuse_unsupported(raw)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("either prompt or messages must be given", "prompt")
@@ -36,6 +36,6 @@ def tokenize(data: bytes, frontend: Frontend, tokens: TokenTexts) -> dict[str, A
 def detokenize(data: bytes, frontend: Frontend) -> dict[str, Any]:
     """The text of ids, special tokens included."""
     body = validate(DetokenizeRequest, parse(data))
-    check_model(body.model, frontend.card)
+    adapter_of(body.model, frontend)  # adapters share the tokeniser
     check_token_ids(body.tokens, frontend.card.vocab_size, "tokens", len(data))
     return {"prompt": frontend.text.decode(body.tokens, skip_special_tokens=False)}

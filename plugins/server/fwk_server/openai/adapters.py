@@ -1,0 +1,101 @@
+"""LoRA adapters: as models of requests and lists, and their loading and unloading by clients.
+
+A request names an adapter in ``model``, alone or behind the served model's name and a colon, or in SGLang's
+``lora_path``. vLLM's and SGLang's routes for loading are the same but for their path, and answer as SGLang's do. Both
+refuse unless the operator has named folders that clients may load from; nothing else can be loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import AdapterCard, Frontend
+from fwk_server._common.body import parse, shown, validate
+from fwk_server.openai.models import LoadAdapterRequest, UnloadAdapterRequest
+from fwk_server.openai.served import UnknownModel, model_body
+
+
+class UnknownAdapter(HTTPException):
+    """An adapter to unload is not loaded."""
+
+    param = "lora_name"
+    code = "adapter_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(404, f"no LoRA adapter {shown(name)} is loaded")
+
+
+def adapter_of(model: str | None, frontend: Frontend, lora_path: str | None = None) -> str:
+    """The adapter a request is for; empty for the model alone. Raises ``UnknownModel`` or ``InvalidRequest``."""
+    named = _named_by_model(model, frontend)
+    if not lora_path:
+        return named
+    if named not in ("", lora_path):
+        raise InvalidRequest("model and lora_path name different LoRA adapters: leave one out", "lora_path")
+    if lora_path not in frontend.adapters:
+        raise InvalidRequest(f"no LoRA adapter {shown(lora_path)} is loaded", "lora_path")
+    return lora_path
+
+
+def _named_by_model(model: str | None, frontend: Frontend) -> str:
+    """``model`` is the served model's name, an adapter's, or both with a colon between; adapters' names have none."""
+    name = frontend.card.name
+    if not model or model == name:
+        return ""
+    adapter = model.removeprefix(f"{name}:")
+    if adapter not in frontend.adapters:
+        raise UnknownModel(model, frontend.card)
+    return adapter
+
+
+def list_models(frontend: Frontend) -> dict[str, Any]:
+    """The served model, then its adapters."""
+    adapters = [_body(adapter, frontend) for adapter in frontend.adapters.values()]
+    return {"object": "list", "data": [model_body(frontend.card), *adapters]}
+
+
+def retrieve_model(name: str, frontend: Frontend) -> dict[str, Any]:
+    """What a name stands for in ``model``."""
+    adapter = _named_by_model(name, frontend)
+    return _body(frontend.adapters[adapter], frontend) if adapter else model_body(frontend.card)
+
+
+def _body(adapter: AdapterCard, frontend: Frontend) -> dict[str, Any]:
+    base = model_body(frontend.card)
+    return base | {"id": adapter.name, "created": adapter.created, "root": adapter.source, "parent": base["id"]}
+
+
+async def load(data: bytes, frontend: Frontend) -> dict[str, Any]:
+    """Load an adapter on every engine."""
+    body = validate(LoadAdapterRequest, parse(data))
+    _check_open(frontend)
+    if body.load_inplace:
+        raise InvalidRequest("load_inplace is not supported: unload the adapter first", "load_inplace")
+    if body.pinned:
+        raise InvalidRequest("pinned is not supported: adapters share the slots of --max-loras-per-batch", "pinned")
+    await frontend.load_adapter(body.lora_name, body.lora_path)
+    return _loaded(frontend)
+
+
+async def unload(data: bytes, frontend: Frontend) -> dict[str, Any]:
+    """Take no more requests for an adapter; those under way finish."""
+    body = validate(UnloadAdapterRequest, parse(data))
+    _check_open(frontend)
+    if body.lora_name not in frontend.adapters:
+        raise UnknownAdapter(body.lora_name)
+    await frontend.unload_adapter(body.lora_name)
+    return _loaded(frontend)
+
+
+def _check_open(frontend: Frontend) -> None:
+    if not frontend.can_load_adapters:
+        raise InvalidRequest(
+            "clients may not load or unload LoRA adapters here: the server needs --enable-lora and --lora-dirs"
+        )
+
+
+def _loaded(frontend: Frontend) -> dict[str, Any]:
+    return {"success": True, "loaded_adapters": {card.name: card.source for card in frontend.adapters.values()}}
