@@ -38,6 +38,18 @@ class RequestFailed(FwkError):
     """One accepted request failed while it was served; others go on."""
 
 
+class NotServed(FwkError):
+    """A request is not served: there are too many (429), it took too long (503, 504), its body is too large (413).
+
+    ``retry_after``: seconds after which trying again makes sense; None when it makes none.
+    """
+
+    def __init__(self, message: str, status: int, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+
 class EngineDead(FwkError):
     """The engine stopped or hangs: nothing can be served until it is restarted."""
 

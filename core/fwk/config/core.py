@@ -191,6 +191,38 @@ class ServerOptions(Options):
     ping_timeout: float = option(
         20.0, "Seconds without an answer from the engine's loop until /health reports 503.", gt=0, le=3600
     )
+    max_queued_requests: int = option(
+        4096,
+        "Sequences that may wait beyond --max-running-requests, for each engine; more requests are refused (429).",
+        ge=0,
+        le=2**20,
+    )
+    concurrency_limit: int | None = option(
+        None,
+        "POST requests answered at once, over all routes; more are refused with 429 (default: no limit).",
+        ge=1,
+        le=2**20,
+    )
+    concurrency_with_block: bool = option(
+        False,
+        "Let requests above --concurrency-limit wait, --max-queued-requests of them at most, instead of refusing them.",
+        needs="concurrency_limit",
+    )
+    queue_timeout: float | None = option(
+        None,
+        "Seconds a request may wait for its first token until it is given up with 503 (default: no limit).",
+        gt=0,
+        le=86400,
+    )
+    request_timeout: float | None = option(
+        None, "Seconds a request may take altogether until it is ended with 504 (default: no limit).", gt=0, le=86400
+    )
+    write_timeout: float = option(
+        60.0,
+        "Seconds a client may take to make room in the full buffer of its reply (64 KB) until it is cut off.",
+        gt=0,
+        le=86400,
+    )
     max_body_bytes: int = option(8 * 2**20, "Largest request body, in bytes.", ge=1024, le=2**31)
 
 

@@ -199,7 +199,7 @@ class Frontend(ABC):
     def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
         """Run a checked input. Yields deltas in batches until every sequence has finished.
 
-        Closing the iterator aborts the request. Raises ``EngineDead`` or ``RequestFailed``.
+        Closing the iterator aborts the request. Raises ``EngineDead``, ``NotServed`` or ``RequestFailed``.
         """
 
     @abstractmethod
@@ -210,7 +210,7 @@ class Frontend(ABC):
     async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
         """The embeddings of checked inputs, in their order: float32 numbers, little-endian.
 
-        Cancelling it aborts what still runs. Raises ``EngineDead`` or ``RequestFailed``.
+        Cancelling it aborts what still runs. Raises ``EngineDead``, ``NotServed`` or ``RequestFailed``.
         """
 
     @property

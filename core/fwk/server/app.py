@@ -14,10 +14,11 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from fwk import __version__
-from fwk.errors import EngineDead, InvalidRequest, RequestFailed
+from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
-from fwk.server.middleware import BodyTooLarge, Door
+from fwk.server.admission import Turnstile
+from fwk.server.middleware import Door
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ def build_app(
     server_info: Callable[[], dict[str, Any]],
     api_key: str | None,
     max_body_bytes: int,
+    turnstile: Turnstile,
 ) -> FastAPI:
     """Put the application together. ``health`` says why nothing is served, ``degraded`` what part is not; or None."""
     app = FastAPI(title="fwk", version=__version__, docs_url=None, redoc_url=None)
@@ -68,6 +70,7 @@ def build_app(
         public=PUBLIC_ROUTES,
         api_key=api_key,
         max_body_bytes=max_body_bytes,
+        turnstile=turnstile,
         error_body=lambda scope, status, message, param: shapes.body(scope, status, message, param, None),
     )
     return app
@@ -119,15 +122,19 @@ def install_error_handlers(app: FastAPI, shapes: ErrorShapes | None = None) -> N
     async def failed(request: Request, error: Exception) -> Response:
         return answer(request, 500, str(error))
 
+    async def not_served(request: Request, error: Exception) -> Response:
+        assert isinstance(error, NotServed)
+        response = answer(request, error.status, str(error))
+        if error.retry_after is not None:
+            response.headers["retry-after"] = str(error.retry_after)
+        return response
+
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
         code = getattr(error, "code", None)
         response = answer(request, error.status_code, str(error.detail), getattr(error, "param", None), code)
         response.headers.update(error.headers or {})
         return response
-
-    async def too_large(request: Request, error: Exception) -> Response:
-        return answer(request, 413, "the body is too large")
 
     async def unexpected(request: Request, error: Exception) -> Response:
         log.error("an error nobody foresaw in %s", request.url.path, exc_info=error)
@@ -137,7 +144,7 @@ def install_error_handlers(app: FastAPI, shapes: ErrorShapes | None = None) -> N
     app.add_exception_handler(RequestValidationError, unreadable)
     app.add_exception_handler(EngineDead, dead)
     app.add_exception_handler(RequestFailed, failed)
+    app.add_exception_handler(NotServed, not_served)
     app.add_exception_handler(StarletteHTTPException, http)
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(BodyTooLarge, too_large)
     app.add_exception_handler(Exception, unexpected)

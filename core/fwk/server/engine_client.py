@@ -22,6 +22,7 @@ from fwk.config.wire import to_plain
 from fwk.engine.process import LaunchSpec
 from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.parallel import threads_each
+from fwk.server.admission import Receiver
 from fwk.types import (
     Abort,
     AdapterAnswer,
@@ -47,8 +48,6 @@ log = logging.getLogger(__name__)
 
 PING_SECONDS = 0.5
 STOP_SECONDS = 3.0
-
-Receiver = Callable[[list[TokenEvent] | EngineDead], None]
 
 
 class EngineClient:

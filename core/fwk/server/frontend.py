@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from fwk.errors import EngineDead, InvalidRequest, RequestFailed
+from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import AdapterCard, EmbedInput, Frontend, GenerateInput, ModelCard, OutputDelta
 from fwk.interfaces.lora import LoRASource
 from fwk.interfaces.observer import Observer, RequestRecord
@@ -31,22 +31,24 @@ class _Stream:
 
     def __init__(self) -> None:
         self._items: list[TokenEvent] = []
-        self._error: EngineDead | None = None
+        self._error: EngineDead | NotServed | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, news: list[TokenEvent] | EngineDead) -> None:
-        if isinstance(news, EngineDead):
-            self._error = news
+    def put(self, news: list[TokenEvent] | EngineDead | NotServed) -> None:
+        if isinstance(news, EngineDead | NotServed):
+            self._error = self._error or news
         else:
             self._items.extend(news)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def take(self) -> list[TokenEvent]:
-        """Everything that has come since; waits for something. Raises ``EngineDead`` once all was taken."""
+        """Everything that has come since; waits for something. Once all was taken, raises what ended it."""
         while not self._items:
+            if isinstance(self._error, EngineDead):
+                raise EngineDead(str(self._error))  # the one that was told is everybody's
             if self._error is not None:
-                raise EngineDead(str(self._error))
+                raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -95,8 +97,8 @@ class _Embedding:
         self.vector: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._observers = observers
 
-    def put(self, news: list[TokenEvent] | EngineDead) -> None:
-        if isinstance(news, EngineDead):
+    def put(self, news: list[TokenEvent] | EngineDead | NotServed) -> None:
+        if isinstance(news, EngineDead | NotServed):
             self.end("abort", news)
             return
         for event in news:

@@ -12,7 +12,13 @@ import orjson
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fwk.errors import NotServed
+from fwk.server.admission import Turnstile
+
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+FREE_METHODS = {"GET", "HEAD", "OPTIONS"}
+"""Of requests that only look; they pass however many are served."""
 
 ErrorBody = Callable[[Scope, int, str, str | None], dict[str, Any]]
 
@@ -26,13 +32,14 @@ class Door:
 
     def __init__(
         self, app: ASGIApp, *, routes: Sequence[BaseRoute], public: set[str], api_key: str | None,
-        max_body_bytes: int, error_body: ErrorBody,
+        max_body_bytes: int, turnstile: Turnstile, error_body: ErrorBody,
     ) -> None:  # fmt: skip
         self._app = app
         self._routes = routes
         self._public = public
         self._key = api_key.encode() if api_key else None
         self._max_body = max_body_bytes
+        self._turnstile = turnstile
         self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,7 +62,18 @@ class Door:
         if length.isdigit() and int(length) > self._max_body:
             await self._refuse(scope, send_with_id, 413, f"the body is larger than {self._max_body} bytes")
             return
-        await self._app(scope, _limited(receive, self._max_body), send_with_id)
+        if scope["type"] == "websocket" or scope["method"] in FREE_METHODS:
+            await self._app(scope, _limited(receive, self._max_body), send_with_id)
+            return
+        try:
+            await self._turnstile.enter()
+        except NotServed as error:
+            await self._refuse(scope, send_with_id, error.status, str(error), error.retry_after)
+            return
+        try:
+            await self._app(scope, _limited(receive, self._max_body), send_with_id)
+        finally:
+            self._turnstile.leave()
 
     def _is_allowed(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         for route in self._routes:
@@ -68,20 +86,20 @@ class Door:
         assert self._key is not None
         return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
 
-    async def _refuse(self, scope: Scope, send: Send, status: int, message: str) -> None:
+    async def _refuse(
+        self, scope: Scope, send: Send, status: int, message: str, retry_after: int | None = None
+    ) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
         body = orjson.dumps(self._error_body(scope, status, message, None))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if retry_after is not None:
+            headers.append((b"retry-after", str(retry_after).encode()))
         if status == 413:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
-
-
-class BodyTooLarge(Exception):
-    """The body, sent without a length, grew over the limit."""
 
 
 def _limited(receive: Receive, most: int) -> Receive:
@@ -93,7 +111,7 @@ def _limited(receive: Receive, most: int) -> Receive:
         if message["type"] == "http.request":
             size += len(message.get("body", b""))
             if size > most:
-                raise BodyTooLarge
+                raise NotServed("the body is too large", 413)  # it was sent without a length
         return message
 
     return limited

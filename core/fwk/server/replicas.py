@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from fwk.config import Config
-from fwk.errors import EngineDead, InvalidRequest
+from fwk.errors import EngineDead, InvalidRequest, NotServed
 from fwk.interfaces.balance import LoadBalancer, Replica
-from fwk.server.engine_client import EngineClient, Receiver
+from fwk.server.admission import RETRY_SECONDS, Deadlines, Receiver
+from fwk.server.engine_client import EngineClient
 from fwk.types import AdapterInfo, EngineReady, EngineStats, Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Where a request is, and with how many sequences."""
+
+    replica: int
+    count: int
+    deadlines: Deadlines
 
 
 class Replicas:
@@ -23,7 +34,9 @@ class Replicas:
         self._balancer = balancer
         self._clients = [EngineClient(config, fingerprint, index) for index in range(config.engine.data_parallel_size)]
         self._views = [Replica(index) for index in range(len(self._clients))]
-        self._placed: dict[str, tuple[int, int]] = {}  # request -> replica, sequences
+        self._options = config.server
+        self._most_open = config.engine.max_running_requests + config.server.max_queued_requests
+        self._placed: dict[str, _Placed] = {}
         self.on_stats: Callable[[EngineStats], None] | None = None
         for index, client in enumerate(self._clients):
             client.on_stats = partial(self._note, index)
@@ -54,28 +67,38 @@ class Replicas:
         return None if self.trouble() is not None else "; ".join(self._troubles()) or None
 
     def submit(self, request: Request, receiver: Receiver) -> None:
-        """Send a request to a replica; ``receiver`` gets its events, or ``EngineDead`` once."""
+        """Send a request to a replica; ``receiver`` gets its events, or once what ended it.
+
+        Raises ``EngineDead``, and ``NotServed`` when all that can serve have as many open sequences as they may.
+        """
         able = [view for view, client in zip(self._views, self._clients, strict=True) if client.trouble() is None]
         if not able:
             raise EngineDead(self.trouble() or "no engine can serve")
+        able = [view for view in able if not view.num_open or view.num_open + request.n <= self._most_open]
+        if not able:
+            raise NotServed(
+                f"{self._options.max_queued_requests} requests are waiting already; try again", 429, RETRY_SECONDS
+            )
         chosen = self._balancer.choose(request, able)
         if not any(view is chosen for view in able):
             raise AssertionError(f"{type(self._balancer).__name__} chose no replica that can serve")
-        self._clients[chosen.index].submit(request, receiver)
-        self._placed[request.request_id] = chosen.index, request.n
+        deadlines = Deadlines(self._options)
+        self._clients[chosen.index].submit(request, deadlines.start(receiver))
+        self._placed[request.request_id] = _Placed(chosen.index, request.n, deadlines)
         chosen.num_open += request.n
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Tell the request's engine to stop working on it, or on one of its sequences."""
         if request_id in self._placed:
-            self._clients[self._placed[request_id][0]].abort(request_id, index)
+            self._clients[self._placed[request_id].replica].abort(request_id, index)
 
     def forget(self, request_id: str) -> None:
         """The request has ended; events still on their way are dropped."""
         if request_id in self._placed:
-            replica, count = self._placed.pop(request_id)
-            self._views[replica].num_open -= count
-            self._clients[replica].forget(request_id)
+            placed = self._placed.pop(request_id)
+            placed.deadlines.stop()
+            self._views[placed.replica].num_open -= placed.count
+            self._clients[placed.replica].forget(request_id)
 
     async def load_adapter(self, name: str, path: str) -> AdapterInfo:
         """Load a LoRA adapter into every engine that lives, or into none. Raises ``InvalidRequest``."""

@@ -26,6 +26,7 @@ from fwk.interfaces.lora import LoRASourceContext
 from fwk.interfaces.observer import Observer, ObserverContext
 from fwk.plugins import PluginSet, build, choose, option_owners, taking_part
 from fwk.plugins.selection import plugin_options
+from fwk.server.admission import Turnstile, protocol
 from fwk.server.app import build_app
 from fwk.server.frontend import ServerFrontend
 from fwk.server.parsers import Parsers
@@ -38,6 +39,9 @@ from fwk.worker.opened_model import OpenedModel, locate, open_model
 log = logging.getLogger(__name__)
 
 GRACEFUL_SECONDS = 5
+SEND_BUFFER = 256 * 1024
+"""Bytes of replies the system holds for each connection (Linux takes twice that); left alone it grows to megabytes."""
+
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -47,6 +51,7 @@ def bind(host: str, port: int) -> socket.socket:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(info[0], socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         listener.bind(info[4])
         listener.listen(2048)
     except OSError as error:
@@ -196,12 +201,14 @@ class _Server:
             server_info=self._info,
             api_key=config.server.api_key,
             max_body_bytes=config.server.max_body_bytes,
+            turnstile=Turnstile(config.server),
         )
         return frontend, app
 
     def _uvicorn(self, app: Any) -> uvicorn.Server:
         settings = uvicorn.Config(
             app,
+            http=protocol(self._config.server.write_timeout),
             log_level="warning",
             access_log=False,
             lifespan="off",

@@ -11,8 +11,10 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError, ValidationError
 from pydantic import BaseModel
 
+from fwk.config import ServerOptions
 from fwk.errors import EngineDead, RequestFailed
 from fwk.interfaces.dialect import DialectContext
+from fwk.server.admission import Turnstile
 from fwk.server.app import build_app
 from fwk_server.openai.dialect import OpenAIDialect
 from fwk_server.tgi.dialect import TGIDialect
@@ -32,6 +34,7 @@ def app(frontend) -> FastAPI:
         degraded=lambda: None,
         server_info=dict,
         api_key=None,
+        turnstile=Turnstile(ServerOptions()),
         max_body_bytes=1 << 20,
     )
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from fwk.errors import EngineDead, InvalidRequest, RequestFailed
+from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ def error_event(error: Exception, error_body: ErrorBody) -> bytes:
         body = error_body(400, str(error), error.param, None)
     elif isinstance(error, EngineDead):
         body = error_body(503, str(error), None, None)
+    elif isinstance(error, NotServed):
+        body = error_body(error.status, str(error), None, None)
     elif isinstance(error, RequestFailed):
         body = error_body(500, str(error), None, None)
     else:

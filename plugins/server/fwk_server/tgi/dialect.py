@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from fwk import __version__
-from fwk.errors import EngineDead, InvalidRequest, RequestFailed
+from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.types.sampling import MAX_N, MAX_STOP_STRINGS
 from fwk_server._common import body
@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 SMALL_BODY = 2_048
 """Bodies up to this many bytes are read and tokenised on the event loop: a hand-over costs more."""
 
-_KINDS = {400: "validation", 422: "validation", 424: "generation", 429: "overloaded", 503: "unavailable"}
+_KINDS = {
+    400: "validation",
+    422: "validation",
+    424: "generation",
+    429: "overloaded",
+    503: "unavailable",
+    504: "overloaded",
+}
 
 
 class TGIDialect(Dialect):
@@ -130,5 +137,7 @@ class TGIDialect(Dialect):
             yield event(self.error_body(424, f"Request failed during generation: {error}", None, None))
         except EngineDead as error:
             yield event(self.error_body(503, str(error), None, None))
+        except NotServed as error:
+            yield event(self.error_body(error.status, str(error), None, None))
         finally:
             await source.aclose()

@@ -1,0 +1,117 @@
+"""How many requests are let in, how long they may take, and how long a client may take to read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from fwk.config import ServerOptions
+from fwk.errors import EngineDead, NotServed
+from fwk.types import TokenEvent
+
+log = logging.getLogger(__name__)
+
+Receiver = Callable[[list[TokenEvent] | EngineDead | NotServed], None]
+
+RETRY_SECONDS = 1
+"""What refused clients are told to wait: places become free with every request that ends."""
+
+
+class Turnstile:
+    """Counts the requests that are served, before their bodies are read."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._limit = options.concurrency_limit
+        self._most_waiting = options.max_queued_requests if options.concurrency_with_block else 0
+        self._timeout = options.queue_timeout
+        self._places = asyncio.Semaphore(self._limit or 1)
+        self._num_waiting = 0
+
+    async def enter(self) -> None:
+        """Take a place; every one taken must be given back. Raises ``NotServed``."""
+        if self._limit is None:
+            return
+        if self._places.locked() and self._num_waiting >= self._most_waiting:
+            raise NotServed(f"this server answers {self._limit} requests at once; try again", 429, RETRY_SECONDS)
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._places.acquire()
+        except TimeoutError:
+            raise waited_too_long(self._timeout) from None
+        finally:
+            self._num_waiting -= 1
+
+    def leave(self) -> None:
+        """Give a place back."""
+        if self._limit is not None:
+            self._places.release()
+
+
+def waited_too_long(seconds: float | None) -> NotServed:
+    """What a client is told whose request never had its turn."""
+    return NotServed(f"the request waited for {seconds:g} seconds and was given up", 503, RETRY_SECONDS)
+
+
+class Deadlines:
+    """Ends one request that takes too long: until its first token, or altogether."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def start(self, tell: Receiver) -> Receiver:
+        """Run the time for a request; returns what its news go to instead of ``tell``."""
+        queue, total = self._options.queue_timeout, self._options.request_timeout
+        if queue is None and total is None:
+            return tell
+        loop = asyncio.get_running_loop()
+        if total is not None:
+            late = NotServed(f"the request took more than {total:g} seconds and was ended", 504)
+            self._timers.append(loop.call_later(total, tell, late))
+        if queue is None:
+            return tell
+        waiting = loop.call_later(queue, tell, waited_too_long(queue))
+        self._timers.append(waiting)
+
+        def receive(news: list[TokenEvent] | EngineDead | NotServed) -> None:
+            waiting.cancel()
+            tell(news)
+
+        return receive
+
+    def stop(self) -> None:
+        """The request has ended."""
+        for timer in self._timers:
+            timer.cancel()
+
+
+class _PatientFlow(FlowControl):
+    """What a connection's writer waits on while the client does not read."""
+
+    def __init__(self, transport: asyncio.Transport, seconds: float) -> None:
+        super().__init__(transport)
+        self._seconds = seconds
+
+    async def drain(self) -> None:
+        try:
+            await asyncio.wait_for(super().drain(), self._seconds)
+        except TimeoutError:
+            log.warning("a client did not read its reply for %g seconds: its connection is closed", self._seconds)
+            self._transport.abort()  # not close, which would wait until everything written is read
+            await super().drain()  # until the loss of the connection is known to all
+
+
+def protocol(write_timeout: float) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol, whose clients have that many seconds to make room in a full buffer (64 KB)."""
+
+    class Protocol(HttpToolsProtocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.flow = _PatientFlow(transport, write_timeout)
+
+    return Protocol
