@@ -1,6 +1,6 @@
 """Where a decode step's time goes: the model, and the Python around it.
 
-    python -m benchmarks.step_time [--batches 1,8,32] [--steps 100] [--profile]
+    python -m benchmarks.step_time [--batches 1,8,32] [--steps 100] [--attention-backend cpu] [--profile]
 
 The engine runs in this process. "model" is planning attention, the forward pass and the logits; everything else of a
 step is "around": scheduling, building the batch, sampling, taking the result in, and encoding and decoding the messages
@@ -118,9 +118,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
-    with fwk.LLM(dtype=arguments.dtype, prefix_cache="none", max_total_tokens=32768) as llm:
+    options = {"dtype": arguments.dtype, "attention_backend": arguments.attention_backend}
+    with fwk.LLM(prefix_cache="none", max_total_tokens=32768, **options) as llm:
         for label, sampling in (
             ("greedy", {"temperature": 0.0}),
             ("temperature, top-k, top-p", {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "seed": 1}),

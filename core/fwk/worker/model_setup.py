@@ -10,6 +10,7 @@ from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.interfaces.declaration import Facts, Host
 from fwk.interfaces.model import ModelSpec
+from fwk.native import cpu_flags
 from fwk.plugins import PluginSet, Registered, choose
 from fwk.plugins.selection import plugin_options
 from fwk.types import ModelConfig
@@ -43,18 +44,6 @@ def detect_host(device: str) -> Host:
     if device == "cpu" or not has_gpu:
         return Host("cpu", None, cpu_flags())
     return Host("cuda", torch.cuda.get_device_capability(), cpu_flags())
-
-
-def cpu_flags() -> frozenset[str]:
-    """Instruction sets of this CPU, in the kernel's names; empty when the system does not tell."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            for line in file:
-                if line.startswith(("flags", "Features")):
-                    return frozenset(line.split(":", 1)[1].split())
-    except OSError:
-        pass
-    return frozenset()
 
 
 def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetup:

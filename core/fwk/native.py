@@ -1,0 +1,184 @@
+"""C++ kernels of plugins: built on first use by the system's compiler, kept in the user's cache, called by ctypes.
+
+A plugin ships a source file whose entry points are plain C (``extern "C"``), and calls ``load``. The library's name in
+the cache is a hash of everything it depends on: source, flags (and so the instruction set), compiler. Sources may
+use OpenMP: the library is linked without a runtime of its own and finds the one torch has loaded, so that all
+operators of a step share one team of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fwk.errors import ConfigError, PluginError
+
+COMPILERS = ("c++", "g++", "clang++")
+TIMEOUT = 120
+"""Seconds; a kernel should take a few."""
+
+COMMON_FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-w"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
+)
+
+ISA_FLAGS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512": (
+        *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+        "-mprefer-vector-width=512",
+    ),
+}
+ISA_FLAGS["avx512_bf16"] = (*ISA_FLAGS["avx512"], "-mavx512bf16")
+"""Instruction sets a kernel may be built for, from the least to the most, and how compilers are told."""
+
+ISA_NEEDS: dict[str, frozenset[str]] = {
+    "plain": frozenset(),
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+    "avx512": frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}),
+}
+ISA_NEEDS["avx512_bf16"] = ISA_NEEDS["avx512"] | {"avx512_bf16"}
+
+ISA_VARIABLE = "FWK_CPU_ISA"
+"""Environment variable that names a lesser instruction set than the machine has."""
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets of this CPU, in Linux' names; empty when the system does not tell."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            for line in file:
+                if line.startswith(("flags", "Features")):
+                    return frozenset(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def refusal() -> str | None:
+    """Why kernels cannot be built on this machine, as ``Declaration.refusal`` says it; None when they can."""
+    if os.name != "posix":
+        return "is built on first use, which works on Linux and macOS only"
+    if _compiler() is None:
+        return (
+            f"is built on first use and finds no C++ compiler ({', '.join(COMPILERS)}, or what CXX names): install one "
+            "(apt-get install g++)"
+        )
+    return None
+
+
+def isas() -> list[str]:
+    """Instruction sets this machine can run, from the least to the most."""
+    flags = cpu_flags()
+    return [name for name, needs in ISA_NEEDS.items() if needs <= flags]
+
+
+def isa() -> str:
+    """The instruction set kernels are built for: the machine's best, or what ``FWK_CPU_ISA`` names.
+
+    Raises ``ConfigError`` when that is unknown, or more than the machine has.
+    """
+    possible = isas()
+    wanted = os.environ.get(ISA_VARIABLE) or possible[-1]
+    if wanted not in possible:
+        raise ConfigError(f"{ISA_VARIABLE}={wanted}: this machine runs {', '.join(possible)}")
+    return wanted
+
+
+def load(source: Path, instructions: str | None = None) -> ctypes.CDLL:
+    """The library built from one C++ file; a cached one, if nothing it depends on has changed.
+
+    instructions: one of ``isas()``; by default ``isa()``. Raises ``PluginError`` when there is no compiler, or it
+    fails.
+    """
+    why = refusal()
+    compiler = _compiler()
+    if why is not None or compiler is None:
+        raise PluginError(f"the kernel {source.stem} {why}")
+    flags = (*COMMON_FLAGS, *ISA_FLAGS[instructions or isa()])
+    key = hashlib.sha256()
+    said = (" ".join(flags), _version(compiler), platform.machine())
+    for part in (source.read_bytes(), *map(str.encode, said)):
+        key.update(len(part).to_bytes(8, "little") + part)
+    folder = _folder()
+    target = folder / f"{source.stem}-{key.hexdigest()[:24]}.so"
+    if not target.exists():
+        with _locked(folder / f"{target.name}.lock"):
+            if not target.exists():
+                _build(source, target, compiler, flags)
+    import torch  # noqa: F401, PLC0415 - brings the OpenMP runtime that the library is to share
+
+    try:
+        return ctypes.CDLL(str(target))
+    except OSError as error:
+        raise PluginError(f"the kernel {target} cannot be loaded: {error}; remove that file to build it anew") from None
+
+
+def _build(source: Path, target: Path, compiler: list[str], flags: tuple[str, ...]) -> None:
+    """Compile and link in a folder of its own, then put the library into place in one move."""
+    print(f"fwk: building the kernel {source.stem} (once, some seconds) ...", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        compiled, linked = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
+        # Linking does not get -fopenmp: it would bring a second OpenMP runtime, with threads of its own.
+        undefined = ["-Wl,-undefined,dynamic_lookup"] if sys.platform == "darwin" else []
+        _run([*compiler, *flags, "-c", str(source), "-o", str(compiled)], source)
+        _run([*compiler, "-shared", *undefined, str(compiled), "-o", str(linked)], source)
+        os.replace(linked, target)
+
+
+def _run(command: list[str], source: Path) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PluginError(f"the kernel {source.stem} could not be built: {error}") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
+        why = lines[0] if lines else f"exit status {done.returncode}"
+        raise PluginError(f"the kernel {source.stem} could not be built by {command[0]}: {why}")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process builds; others wait and find the outcome."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _folder() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fwk" / "native"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PluginError(f"no folder to keep built kernels in: {error}; name another in XDG_CACHE_HOME") from None
+    return folder
+
+
+def _compiler() -> list[str] | None:
+    """The command that compiles, with the arguments ``CXX`` may hold."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    if named:
+        return named if shutil.which(named[0]) else None
+    return next(([found] for found in map(shutil.which, COMPILERS) if found), None)
+
+
+def _version(compiler: list[str]) -> str:
+    try:
+        done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PluginError(f"the C++ compiler {compiler[0]} does not run: {error}") from None
+    return " ".join(compiler) + done.stdout

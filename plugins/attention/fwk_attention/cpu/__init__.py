@@ -1,0 +1,29 @@
+"""Paged attention on a CPU by a kernel of our own, which reads K and V where they lie."""
+
+from dataclasses import dataclass
+
+from fwk import AttentionBackendSpec, Needs, hookimpl, native
+from fwk.interfaces.declaration import Facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuBackendSpec(AttentionBackendSpec):
+    """Needs a compiler besides what the declaration says."""
+
+    def refusal(self, facts: Facts) -> str | None:
+        return super().refusal(facts) or native.refusal()
+
+
+@hookimpl
+def attention_backends() -> list[AttentionBackendSpec]:
+    return [
+        CpuBackendSpec(
+            name="cpu",
+            load="fwk_attention.cpu.backend:CpuBackend",
+            needs=Needs(device="cpu"),
+            dtypes=("float32", "bfloat16"),
+            features=frozenset({"sliding_window", "soft_cap", "tree_mask"}),
+            rank=10,
+            summary="C++ kernels for CPUs (AVX2, AVX-512), built on first use.",
+        )
+    ]

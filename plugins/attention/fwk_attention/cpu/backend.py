@@ -1,0 +1,68 @@
+"""Hand each layer's pointers to the kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fwk import native
+from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVSpec
+from fwk_attention._common.rows import block_format, move_rows, rows_of
+from fwk_attention.cpu.plan import LayerKind, LayerState, Plan, make_plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fwk.types import ForwardBatch
+
+SOURCE = Path(__file__).with_name("attention.cpp")
+
+
+class CpuBackend(AttentionBackend):
+    """Paged attention that reads K and V in place; the cache is laid out as for ``torch``."""
+
+    def __init__(self, context: AttentionContext) -> None:
+        super().__init__(context)
+        self._rows = rows_of(context)
+        library = native.load(SOURCE)
+        self._attend = library.attend_bfloat16 if context.dtype == torch.bfloat16 else library.attend_float32
+        strided = (ctypes.c_void_p, ctypes.c_int64)
+        self._attend.argtypes = (*strided * 3, *(ctypes.c_void_p,) * 4)
+        self._attend.restype = None
+
+    def block_format(self, spec: KVSpec) -> BlockFormat:
+        return block_format(spec, self.context.block_size, self._rows)
+
+    def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> dict[LayerKind, Plan]:
+        plans: dict[LayerKind, Plan] = {}
+        for layer in layers:
+            if layer.state is None:
+                layer.state = LayerState.of(layer, self.context.block_size)
+            if layer.state.kind not in plans:
+                plans[layer.state.kind] = make_plan(layer.state.kind, batch)
+        return plans
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        assert layer.kv_cache is not None, "forward before the KV cache was allocated"
+        assert v is not None, "latent layers are not served"
+        state: LayerState = layer.state
+        q, k, v = (_heads_together(x, self.context.dtype) for x in (q, k, v))
+        out = torch.empty(q.shape, dtype=q.dtype)
+        self._attend(
+            *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
+            *(layer.kv_cache.data_ptr(), out.data_ptr(), state.address, batch.plan[state.kind].address),
+        )
+        return out
+
+    def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:
+        move_rows(layers, source, target)
+
+
+def _heads_together(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[num_tokens, heads, head_size] such that a token's numbers lie in a row."""
+    if x.dtype != dtype:
+        raise TypeError(f"attention in {dtype} was given {x.dtype}")
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

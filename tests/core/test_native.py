@@ -1,0 +1,109 @@
+"""Kernels built on first use."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fwk import native
+from fwk.errors import ConfigError, PluginError
+
+SOURCE = 'extern "C" int answer() { return %s; }'
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fwk" / "native"
+
+
+def kernel(folder: Path, body: str = "42") -> Path:
+    path = folder / "sample.cpp"
+    path.write_text(SOURCE % body)
+    return path
+
+
+def built(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.so"))
+
+
+def test_builds_once_and_anew_when_anything_changes(
+    cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = kernel(tmp_path)
+    assert native.load(source, "plain").answer() == 42
+    assert capfd.readouterr().err == "fwk: building the kernel sample (once, some seconds) ...\n"
+    native.load(source, "plain")
+    assert capfd.readouterr().err == ""
+    assert len(built(cache)) == 1
+    assert cache.stat().st_mode & 0o077 == 0
+    assert native.load(kernel(tmp_path, "43"), "plain").answer() == 43
+    if len(native.isas()) > 1:
+        native.load(source, native.isas()[-1])
+        assert len(built(cache)) == 3
+
+
+def test_two_processes_build_one_library(cache: Path, tmp_path: Path) -> None:
+    source = kernel(tmp_path)
+    code = f"from pathlib import Path; from fwk import native; native.load(Path({str(source)!r}), 'plain')"
+    running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(2)]
+    said = [process.communicate()[1].decode().count("building") for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert sum(said) == 1
+    assert len(built(cache)) == 1
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+
+def test_no_compiler(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = kernel(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "no C++ compiler" in (native.refusal() or "")
+    with pytest.raises(PluginError, match=r"the kernel sample .* finds no C\+\+ compiler .* install one"):
+        native.load(source)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert native.refusal() is not None
+
+
+def test_a_source_that_is_wrong_names_the_error_and_leaves_nothing(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"sample could not be built by .*nothing.* was not declared"):
+        native.load(kernel(tmp_path, "nothing"), "plain")
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_a_library_that_is_damaged_is_named(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_build", lambda source, target, *_: target.write_text("no library"))
+    with pytest.raises(PluginError, match=r"sample-\w+\.so cannot be loaded.*remove that file"):
+        native.load(kernel(tmp_path), "plain")
+
+
+def test_instruction_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.isas()[0] == "plain"
+    monkeypatch.delenv(native.ISA_VARIABLE, raising=False)
+    assert native.isa() == native.isas()[-1]
+    monkeypatch.setenv(native.ISA_VARIABLE, "plain")
+    assert native.isa() == "plain"
+    monkeypatch.setenv(native.ISA_VARIABLE, "avx1024")
+    with pytest.raises(ConfigError, match="FWK_CPU_ISA=avx1024: this machine runs plain"):
+        native.isa()
+
+
+def test_threads_are_torchs(cache: Path, tmp_path: Path) -> None:
+    """One OpenMP runtime in the process: what torch was told holds in the kernel."""
+    import torch
+
+    source = tmp_path / "threads.cpp"
+    source.write_text('#include <omp.h>\nextern "C" int most() { return omp_get_max_threads(); }')
+    library = native.load(source, "plain")
+    assert isinstance(library, ctypes.CDLL)
+    before = torch.get_num_threads()
+    try:
+        for count in (3, 2):
+            torch.set_num_threads(count)
+            assert library.most() == count
+    finally:
+        torch.set_num_threads(before)
