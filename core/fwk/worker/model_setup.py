@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fwk.config import Config
+from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.interfaces.declaration import Facts, Host
@@ -65,13 +65,7 @@ def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetu
         tp_size=config.engine.tensor_parallel_size,
     )
     if opened.task == "embed":
-        if config.engine.speculative_algorithm != "none":
-            raise ConfigError(
-                f"--speculative-algorithm {config.engine.speculative_algorithm}: {opened.name} makes embeddings, "
-                "there is nothing to draft"
-            )
-        if config.engine.enable_lora:
-            raise ConfigError(f"--enable-lora: {opened.name} makes embeddings, and adapters are for models of text")
+        _check_embeds(config.engine, opened.name)
         if opened.pooling is None:
             reasons.append("embeddings are the mean of the hidden states, not normalised: there is no modules.json")
     try:
@@ -81,6 +75,21 @@ def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetu
     if model is not None:
         facts = model_facts(facts, opened.config, model)
     return ModelSetup(opened, replace(facts, features=facts.features | _drafting(config, plugins)), tuple(reasons))
+
+
+def _check_embeds(options: EngineOptions, name: str) -> None:
+    """Refuse what an encoder could only ignore: it writes no text and keeps no K/V."""
+    for option, idle, why in (
+        ("speculative_algorithm", ("none",), "there is nothing to draft"),
+        ("enable_lora", (False,), "and adapters are for models of text"),
+        ("kv_cache_dtype", ("auto",), "which keeps no K/V"),
+        ("prefix_cache", ("auto", "none"), "which keeps no K/V"),
+        ("cache_tiers", ((),), "which keeps no K/V"),
+    ):
+        value = getattr(options, option)
+        if value not in idle:
+            shown = "" if value is True else f" {' '.join(value) if isinstance(value, tuple) else value}"
+            raise ConfigError(f"--{option.replace('_', '-')}{shown}: {name} makes embeddings, {why}")
 
 
 def model_facts(facts: Facts, config: ModelConfig, model: Registered) -> Facts:

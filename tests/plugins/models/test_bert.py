@@ -342,14 +342,19 @@ def test_configurations_nobody_computes(copy: Path, change: dict[str, Any], mess
         fwk.LLM(str(copy))
 
 
-def test_there_is_nothing_to_draft(copy: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--speculative-algorithm ngram: .* makes embeddings"):
-        fwk.LLM(str(copy), speculative_algorithm="ngram")
-
-
-def test_it_takes_no_adapters(copy: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--enable-lora: .* makes embeddings"):
-        fwk.LLM(str(copy), enable_lora=True)
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("speculative_algorithm", "ngram", "--speculative-algorithm ngram"),
+        ("enable_lora", True, "--enable-lora"),
+        ("kv_cache_dtype", "int8", "--kv-cache-dtype int8"),
+        ("prefix_cache", "hierarchical", "--prefix-cache hierarchical"),
+        ("cache_tiers", ["host"], "--cache-tiers host"),
+    ],
+)
+def test_what_an_encoder_could_only_ignore_is_refused(copy: Path, option: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{said}: .* makes embeddings"):
+        fwk.LLM(str(copy), **{option: value})
 
 
 def test_it_is_no_longer_than_its_positions(copy: Path) -> None:
