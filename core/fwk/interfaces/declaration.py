@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from packaging.requirements import Requirement
 
@@ -120,13 +120,6 @@ class Declaration:
         unknown = set(self.enabled_by) - set(self.options.model_fields if self.options is not None else ())
         if unknown:
             raise ValueError(f"{type(self).__name__} {self.name!r}: enabled_by names no option of its own: {unknown}")
-
-    def required_features(self, options: Any) -> frozenset[str]:
-        """What it asks of the attention backend, in the words of ``AttentionBackendSpec.features``.
-
-        options: the plugin's own, validated.
-        """
-        return frozenset()
 
     def refusal(self, facts: Facts) -> str | None:
         """Why this plugin cannot serve the run described by ``facts``, in one sentence; None when it can."""

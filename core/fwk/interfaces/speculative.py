@@ -114,7 +114,14 @@ class SpeculativeDecoder(ABC):
 class SpeculativeDecoderSpec(Declaration):
     """Declares a speculative decoder (``--speculative-algorithm``).
 
-    A decoder that proposes trees says so by ``required_features`` (``tree_mask``).
+    Override ``required_features`` for a decoder that proposes trees.
     """
 
     family: ClassVar[str] = "speculative"
+
+    def required_features(self, options: Any) -> frozenset[str]:
+        """What it asks of the attention backend, in the words of ``AttentionBackendSpec.features`` (``tree_mask``).
+
+        options: the plugin's own, validated.
+        """
+        return frozenset()

@@ -10,6 +10,7 @@ from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.interfaces.declaration import Facts, Host
 from fwk.interfaces.model import ModelSpec
+from fwk.interfaces.speculative import SpeculativeDecoderSpec
 from fwk.native import cpu_flags
 from fwk.plugins import PluginSet, Registered, choose
 from fwk.plugins.selection import plugin_options
@@ -130,6 +131,7 @@ def _drafting(config: Config, plugins: PluginSet) -> frozenset[str]:
     decoder = plugins.by_family.get("speculative", {}).get(config.engine.speculative_algorithm)
     if decoder is None:
         return frozenset()
+    assert isinstance(decoder.declaration, SpeculativeDecoderSpec)
     return decoder.declaration.required_features(plugin_options(decoder, config.plugin_options))
 
 
