@@ -30,6 +30,7 @@ class Client:
         self.replica = replica
         self.sent: list[tuple[Any, ...]] = []
         self.on_stats: Callable[[EngineStats], None] | None = None
+        self.on_death: Callable[[], None] | None = None
         self.problem: str | None = None
         self.has_started = True
         self.is_dead = False

@@ -22,7 +22,7 @@ from tests.faults.fixtures import Start
 from tests.faults.rig import FAKE, Server, until
 
 KEY = "sk-the-key-of-the-tests"
-PUBLIC = {"/health"}
+PUBLIC = {"/health", "/ready"}
 NUM_STREAMS = 64
 
 

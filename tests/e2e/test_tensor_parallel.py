@@ -112,7 +112,6 @@ def test_what_cannot_be_is_said_before_serving(
         (["--tp", "0"], "--tensor-parallel-size: Input should be greater than or equal to 1, not '0'"),
         (["--tp-size", "two"], "--tensor-parallel-size: Input should be a valid integer"),
         (["--tp", "3"], "4 heads cannot be shared by 3 ranks"),
-        (["--executor", "inprocess", "--watchdog-timeout", "5"], "--watchdog-timeout belongs to executors.processes"),
         (["--watchdog-timeout", "0"], "--watchdog-timeout: Input should be greater than 0"),
     ],
 )

@@ -188,6 +188,22 @@ class ServerOptions(Options):
         "none: thinking stays in the text.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "Log level.")
+    shutdown_timeout: float = option(
+        5.0,
+        "Seconds that requests under way may take after SIGTERM until they end with an error; a second one ends all "
+        "at once.",
+        ge=0,
+        le=86400,
+    )
+    health_monitor: bool = option(
+        False, "Restart an engine that died or hangs; the server gives up after five deaths within a minute."
+    )
+    watchdog_timeout: float = option(
+        300.0,
+        "Seconds a step may take, and the engine's loop may not answer, until it counts as hung and is ended.",
+        gt=0,
+        le=86400,
+    )
     ping_timeout: float = option(
         20.0, "Seconds without an answer from the engine's loop until /health reports 503.", gt=0, le=3600
     )

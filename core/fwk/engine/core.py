@@ -121,7 +121,11 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
     items = {"executors": item, "cache": cache_item, "schedulers": policy_item}
     check_used(plugins, given, {family: item.name for family, item in items.items()})
     context = ExecutorContext(
-        make_worker, worker_recipe(config, plugins, replica), options.tensor_parallel_size, plugin_options(item, given)
+        make_worker,
+        worker_recipe(config, plugins, replica),
+        options.tensor_parallel_size,
+        plugin_options(item, given),
+        config.server.watchdog_timeout,
     )
     executor: Executor = build(item, context)
     try:

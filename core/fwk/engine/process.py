@@ -20,6 +20,7 @@ import zmq
 
 from fwk.config.wire import from_plain
 from fwk.errors import EngineDead, FwkError, PluginError
+from fwk.interfaces.parallel import continue_with_parent_gone
 from fwk.plugins import discover
 from fwk.types import EngineFailed, EngineReady
 
@@ -41,6 +42,7 @@ class LaunchSpec(msgspec.Struct):
 def main() -> int:
     """Load, serve, end. The exit code tells why."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the parent decides
+    continue_with_parent_gone()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=LaunchSpec)
     threading.Thread(target=_die_with_parent, args=(spec.address,), daemon=True).start()
     config = from_plain(spec.config)

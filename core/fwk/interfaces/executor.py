@@ -75,6 +75,8 @@ class ExecutorContext:
     recipe: WorkerRecipe
     tp_size: int = 1
     options: Any = None
+    step_timeout: float = 300.0
+    """Seconds after which a step that has not come back counts as hung; a worker's loss is then the engine's end."""
 
 
 class Executor(ABC):

@@ -22,7 +22,7 @@ RETRY_SECONDS = 1
 
 
 class Turnstile:
-    """Counts the requests that are served, before their bodies are read."""
+    """Counts the requests that are served, before their bodies are read, and lets nobody in any more at the end."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._limit = options.concurrency_limit
@@ -30,9 +30,24 @@ class Turnstile:
         self._timeout = options.queue_timeout
         self._places = asyncio.Semaphore(self._limit or 1)
         self._num_waiting = 0
+        self._num_inside = 0
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self.is_closed = False
 
     async def enter(self) -> None:
         """Take a place; every one taken must be given back. Raises ``NotServed``."""
+        if self.is_closed:
+            raise NotServed("the server is stopping", 503, RETRY_SECONDS)
+        self._num_inside += 1
+        self._is_empty.clear()
+        try:
+            await self._take_place()
+        except BaseException:
+            self._left()
+            raise
+
+    async def _take_place(self) -> None:
         if self._limit is None:
             return
         if self._places.locked() and self._num_waiting >= self._most_waiting:
@@ -50,6 +65,20 @@ class Turnstile:
         """Give a place back."""
         if self._limit is not None:
             self._places.release()
+        self._left()
+
+    def _left(self) -> None:
+        self._num_inside -= 1
+        if not self._num_inside:
+            self._is_empty.set()
+
+    def close(self) -> None:
+        """Let nobody in from now on."""
+        self.is_closed = True
+
+    async def empty(self) -> None:
+        """Wait until all who are inside, or wait to be, have left."""
+        await self._is_empty.wait()
 
 
 def waited_too_long(seconds: float | None) -> NotServed:

@@ -22,7 +22,7 @@ from fwk.server.middleware import Door
 
 log = logging.getLogger(__name__)
 
-PUBLIC_ROUTES = {"/health"}
+PUBLIC_ROUTES = {"/health", "/ready"}
 """Routes that need no key, by their path as declared."""
 
 
@@ -56,7 +56,7 @@ def build_app(
     """Put the application together. ``health`` says why nothing is served, ``degraded`` what part is not; or None."""
     app = FastAPI(title="fwk", version=__version__, docs_url=None, redoc_url=None)
     shapes = ErrorShapes()
-    add_core_routes(app, health, degraded, server_info)
+    add_core_routes(app, health, degraded, server_info, turnstile)
     for dialect in dialects:
         before = len(app.router.routes)
         dialect.routes(app)
@@ -81,8 +81,9 @@ def add_core_routes(
     health: Callable[[], str | None],
     degraded: Callable[[], str | None],
     server_info: Callable[[], dict[str, Any]],
+    turnstile: Turnstile,
 ) -> None:
-    """/health and /server_info."""
+    """/health: whether there is an engine that answers. /ready: whether new requests are taken. /server_info."""
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health_route() -> Response:
@@ -90,6 +91,13 @@ def add_core_routes(
         if trouble is None:
             reason = degraded()
             return JSONResponse({"status": "ok"} if reason is None else {"status": "degraded", "reason": reason})
+        return JSONResponse({"status": "unavailable", "reason": trouble}, 503)
+
+    @app.api_route("/ready", methods=["GET", "HEAD"])
+    async def ready_route() -> Response:
+        trouble = "the server is stopping" if turnstile.is_closed else health()
+        if trouble is None:
+            return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unavailable", "reason": trouble}, 503)
 
     @app.get("/server_info")

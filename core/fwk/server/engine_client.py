@@ -75,6 +75,7 @@ class EngineClient:
         self._closing = False
         self.stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] | None = None
+        self.on_death: Callable[[], None] | None = None
 
     async def start(self) -> None:
         """Start the process; ``wait_ready`` tells when it serves."""
@@ -262,6 +263,11 @@ class EngineClient:
             self._send(Ping(number))
             number += 1
             await asyncio.sleep(PING_SECONDS)
+            silent = time.monotonic() - self._last_pong
+            if self.is_ready and silent > self._config.server.watchdog_timeout:
+                assert self._process is not None
+                self._process.kill()  # also ends one that is stopped
+                self._fail(f"{self._name} has not answered for {silent:.0f} seconds and was killed")
 
     async def _watch(self) -> None:
         assert self._process is not None
@@ -290,6 +296,8 @@ class EngineClient:
         receivers, self._receivers = self._receivers, {}
         for receiver in receivers.values():
             receiver(self._dead)
+        if was_ready and not self._closing and self.on_death is not None:
+            self.on_death()
 
 
 def _environment(config: Config) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +18,14 @@ from fwk.interfaces.balance import LoadBalancer, Replica
 from fwk.server.admission import RETRY_SECONDS, Deadlines, Receiver
 from fwk.server.engine_client import EngineClient
 from fwk.types import AdapterInfo, EngineReady, EngineStats, Request
+
+log = logging.getLogger(__name__)
+
+FIRST_DELAY = 0.5
+"""Seconds until an engine is started again; twice as many with each death."""
+
+MAX_DEATHS = 5
+DEATHS_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +42,28 @@ class Replicas:
 
     def __init__(self, config: Config, fingerprint: str, balancer: LoadBalancer) -> None:
         self._balancer = balancer
+        self._config = config
+        self._fingerprint = fingerprint
         self._clients = [EngineClient(config, fingerprint, index) for index in range(config.engine.data_parallel_size)]
         self._views = [Replica(index) for index in range(len(self._clients))]
         self._options = config.server
         self._most_open = config.engine.max_running_requests + config.server.max_queued_requests
         self._placed: dict[str, _Placed] = {}
         self.on_stats: Callable[[EngineStats], None] | None = None
+        self._past = [EngineStats() for _ in self._clients]  # what engines had done that have died since
+        self._deaths: list[list[float]] = [[] for _ in self._clients]
+        self._adapters: dict[str, str] = {}  # loaded while serving: name -> path
+        self._reviving: dict[int, asyncio.Task[None]] = {}
+        self.given_up = asyncio.Event()
+
         for index, client in enumerate(self._clients):
-            client.on_stats = partial(self._note, index)
+            self._install(index, client)
+
+    def _install(self, index: int, client: EngineClient) -> None:
+        """From now on this is the replica's engine."""
+        self._clients[index] = client
+        client.on_stats = partial(self._note, index)
+        client.on_death = partial(self._revive, index)
 
     async def start(self) -> None:
         """Start the processes; ``wait_ready`` tells when they serve."""
@@ -109,12 +133,14 @@ class Replicas:
         if len({info.key for _, info in loaded}) > 1:
             wrong = InvalidRequest(f"LoRA adapter {name!r} cannot be loaded: its files changed meanwhile", "lora_path")
         if wrong is None and loaded:
+            self._adapters[name] = path
             return loaded[0][1]
         await asyncio.gather(*(client.unload_adapter(name) for client, _ in loaded), return_exceptions=True)
         raise wrong or EngineDead(self.trouble() or "no engine can load it")
 
     async def unload_adapter(self, name: str) -> None:
         """Take a LoRA adapter's name away in every engine that lives."""
+        self._adapters.pop(name, None)
         alive = [client for client in self._clients if not client.is_dead]
         results = await asyncio.gather(*(c.unload_adapter(name) for c in alive), return_exceptions=True)
         wrong = [result for result in results if isinstance(result, BaseException)]
@@ -123,6 +149,9 @@ class Replicas:
 
     async def close(self) -> None:
         """Stop the processes."""
+        for task in self._reviving.values():
+            task.cancel()
+        await asyncio.gather(*self._reviving.values(), return_exceptions=True)
         await asyncio.gather(*(client.close() for client in self._clients))
 
     def info(self) -> list[dict[str, Any]]:
@@ -148,8 +177,61 @@ class Replicas:
                         without_gauges(view.stats) if client.is_dead else view.stats
                         for view, client in zip(self._views, self._clients, strict=True)
                     ]
+                    + self._past
                 )
             )
+
+    def _revive(self, index: int) -> None:
+        """An engine has died: start another in its place, if we are to."""
+        if self._config.server.health_monitor:
+            self._reviving[index] = asyncio.create_task(self._restart(index))
+
+    async def _restart(self, index: int) -> None:
+        """Start an engine until one serves, each time after a longer wait; give up after too many deaths."""
+        deaths = self._deaths[index]
+        await self._clients[index].close()
+        while True:
+            now = time.monotonic()
+            deaths[:] = [death for death in deaths if now - death < DEATHS_SECONDS] + [now]
+            if len(deaths) >= MAX_DEATHS:
+                log.error(
+                    "engine %d died %d times within %d seconds: it is not started again",
+                    index,
+                    MAX_DEATHS,
+                    DEATHS_SECONDS,
+                )
+                if all(client.is_dead for client in self._clients):
+                    self.given_up.set()
+                return
+            delay = FIRST_DELAY * 2 ** (len(deaths) - 1)
+            log.warning("engine %d is started again in %g seconds", index, delay)
+            await asyncio.sleep(delay)
+            client = EngineClient(self._config, self._fingerprint, index)
+            try:
+                await client.start()
+                await client.wait_ready()
+                await self._reload_adapters(client)
+            except EngineDead as error:
+                log.error("engine %d could not be started again: %s", index, error)
+                await client.close()
+                continue
+            except asyncio.CancelledError:
+                await client.close()
+                raise
+            view = self._views[index]
+            self._past[index] = total([self._past[index], without_gauges(view.stats)])
+            view.stats = client.stats
+            self._install(index, client)
+            log.warning("engine %d serves again", index)
+            return
+
+    async def _reload_adapters(self, client: EngineClient) -> None:
+        """Give a new engine the adapters that were loaded since the start."""
+        for name, path in list(self._adapters.items()):
+            try:
+                await client.load_adapter(name, path)
+            except InvalidRequest as error:
+                log.error("LoRA adapter %s is lost with the engine that died: %s", name, error)
 
 
 def without_gauges(stats: EngineStats) -> EngineStats:

@@ -38,7 +38,10 @@ from fwk.worker.opened_model import OpenedModel, locate, open_model
 
 log = logging.getLogger(__name__)
 
-GRACEFUL_SECONDS = 5
+LAST_WORDS_SECONDS = 5
+"""What connections get, once all requests have ended or were told to, to take the rest of their replies."""
+
+EXIT_GIVEN_UP = 70
 SEND_BUFFER = 256 * 1024
 """Bytes of replies the system holds for each connection (Linux takes twice that); left alone it grows to megabytes."""
 
@@ -96,14 +99,15 @@ class _Server:
         self._listener = listener
         self._progress = progress
         self._client = Replicas(config, plugins.fingerprint, _load_balancer(config, plugins))
+        self._turnstile = Turnstile(config.server)
         self._ready: EngineReady | None = None
         self._started = time.monotonic()
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        stop = asyncio.Event()
+        stop, hurry = asyncio.Event(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
         await self._client.start()  # torch is imported over there while the tokeniser is read here
         frontend: ServerFrontend | None = None
         try:
@@ -112,8 +116,8 @@ class _Server:
             uvicorn_server = self._uvicorn(app)
             serving = asyncio.create_task(uvicorn_server.serve(sockets=[self._listener]))
             code = await self._until_stopped(stop, serving, frontend)
+            await self._drain(hurry)
             uvicorn_server.should_exit = True
-            await asyncio.wait([serving], timeout=GRACEFUL_SECONDS)
             await self._client.close()  # whoever still waits for tokens is told that there will be none
             await serving
             return code
@@ -121,6 +125,15 @@ class _Server:
             if frontend is not None:
                 frontend.close()
             await self._client.close()
+
+    async def _drain(self, hurry: asyncio.Event) -> None:
+        """Answer new requests with 503 while those under way finish: until the time is up, or a second signal."""
+        self._turnstile.close()
+        waits = [asyncio.create_task(self._turnstile.empty()), asyncio.create_task(hurry.wait())]
+        timeout = self._config.server.shutdown_timeout
+        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
 
     async def _until_stopped(self, stop: asyncio.Event, serving: asyncio.Task[None], frontend: ServerFrontend) -> int:
         stopped = asyncio.create_task(stop.wait())
@@ -136,8 +149,15 @@ class _Server:
             self._progress(f"fwk: error: {error}")
             stopped.cancel()
             return 1
-        await asyncio.wait([stopped, serving], return_when=asyncio.FIRST_COMPLETED)
+        given_up = asyncio.create_task(self._client.given_up.wait())
+        await asyncio.wait([stopped, serving, given_up], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
+        given_up.cancel()
+        if self._client.given_up.is_set():
+            self._progress(
+                "fwk: error: no engine can be kept alive, so the server ends; its log says what they died of"
+            )
+            return EXIT_GIVEN_UP
         return 0
 
     def _settle(self, ready: EngineReady, frontend: ServerFrontend) -> None:
@@ -201,7 +221,7 @@ class _Server:
             server_info=self._info,
             api_key=config.server.api_key,
             max_body_bytes=config.server.max_body_bytes,
-            turnstile=Turnstile(config.server),
+            turnstile=self._turnstile,
         )
         return frontend, app
 
@@ -212,7 +232,7 @@ class _Server:
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=2 * GRACEFUL_SECONDS,  # only for requests that do not end when told to
+            timeout_graceful_shutdown=LAST_WORDS_SECONDS,
             timeout_keep_alive=30,
         )
         server = uvicorn.Server(settings)

@@ -48,9 +48,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr("tempfile.tempdir", None)
 
     def build(size: int = 2, timeout: float = SECONDS, **config: Any) -> Any:
-        assert ITEM.declaration.options is not None
-        options = ITEM.declaration.options(watchdog_timeout=timeout)
-        executors.append(load_object(ITEM)(ExecutorContext(nobody, recipe(**config), size, options)))
+        executors.append(load_object(ITEM)(ExecutorContext(nobody, recipe(**config), size, step_timeout=timeout)))
         return executors[-1]
 
     yield build

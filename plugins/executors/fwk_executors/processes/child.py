@@ -22,6 +22,7 @@ import msgspec
 
 from fwk.errors import FwkError
 from fwk.interfaces.executor import Worker
+from fwk.interfaces.parallel import continue_with_parent_gone
 from fwk.types import StepResult
 from fwk_executors._common.torch_group import TorchGroup
 from fwk_executors.processes.messages import (
@@ -122,4 +123,5 @@ def failure(number: int, error: Exception, *, is_refusal: bool) -> Failed:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the server decides
+    continue_with_parent_gone()
     Child(socket.socket(fileno=int(sys.argv[1]))).run()

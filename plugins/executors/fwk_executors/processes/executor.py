@@ -16,7 +16,6 @@ from fwk import errors
 from fwk.errors import EngineDead, FwkError
 from fwk.interfaces.executor import Executor, ExecutorContext, WorkerInfo
 from fwk.types import Batch, StepResult
-from fwk_executors.processes import ProcessesOptions
 from fwk_executors.processes.messages import Call, Called, Failed, FromRank, Loaded, Ran, Run, Start, ToRank, frame
 from fwk_executors.processes.rank import Rank, environment_of_ranks
 
@@ -38,8 +37,7 @@ class ProcessesExecutor(Executor):
 
     def __init__(self, context: ExecutorContext) -> None:
         super().__init__(context)
-        options = context.options or ProcessesOptions()
-        self._timeout: float = options.watchdog_timeout
+        self._timeout = context.step_timeout
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
         self._numbers = itertools.count()

@@ -1,0 +1,149 @@
+"""Checks 20, 21, 39 and 47: draining, engines that are started again, and a server that gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import psutil
+
+from tests.faults.client import connect, together
+from tests.faults.fixtures import Start
+from tests.faults.rig import FAKE, Server, is_alive, until
+from tests.faults.test_engine_death import begin
+
+SLOW = (*FAKE, "--fake-step-ms", "20")
+RESTART_SECONDS = 20.0
+
+
+def status(server: Server, path: str) -> int:
+    return server.get(path).status_code
+
+
+def serves_again(server: Server) -> None:
+    """Another engine has taken the place of the dead one, and knows the golden answer."""
+    until(lambda: server.log.count("serves again") == 1 and server.health() == 200, RESTART_SECONDS, "a new engine")
+    server.engine = psutil.Process(server.process.pid).children()[0]
+    assert server.post({"prompt": "Hi", "max_tokens": 2}).status_code == 200
+    server._family = server.children()
+    assert server._family == [server.engine], "no more processes than before"
+    server.check_invariants()
+
+
+async def test_a_draining_server_finishes_what_it_took(spawn: Start) -> None:
+    server = spawn(*SLOW, "--shutdown-timeout", "30")
+    assert status(server, "/ready") == 200
+    async with connect(server) as client:
+        streams, running = await begin(client, 8, max_tokens=150)
+        server.process.terminate()
+        until(lambda: status(server, "/ready") == 503, 1, "not ready")
+        assert server.health() == 200, "it lives"
+        refused = server.post({"prompt": "Hi"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        await running
+    assert all(s.is_done and not s.errors and s.reasons == {0: "length"} for s in streams)
+    assert server.wait(10) == 0
+    assert not server.leftovers
+
+
+async def test_a_second_signal_ends_it_at_once(spawn: Start) -> None:
+    server = spawn(*SLOW, "--shutdown-timeout", "600")
+    async with connect(server) as client:
+        streams, running = await begin(client, 8, max_tokens=1500)
+        server.process.terminate()
+        until(lambda: status(server, "/ready") == 503, 1, "not ready")
+        await asyncio.sleep(0.5)
+        assert not any(stream.errors for stream in streams)
+        server.process.terminate()
+        started = time.monotonic()
+        await running
+    assert server.wait(10) == 0
+    assert time.monotonic() - started < 5
+    assert all(s.is_done and len(s.errors) == 1 for s in streams)
+    assert not server.leftovers
+
+
+async def test_a_dead_engine_is_started_again(spawn: Start) -> None:
+    server = spawn(*SLOW, "--health-monitor")
+    async with connect(server) as client:
+        streams, running = await begin(client, 12)
+        await asyncio.sleep(1)  # so that there is something to count
+        server.signal_engine(signal.SIGKILL)
+        await running
+        assert all(len(stream.errors) == 1 for stream in streams)
+    until(lambda: server.health() == 503, 2, "health 503")
+    before = server.metric("fwk:generation_tokens_total")
+    assert before > 40
+    assert status(server, "/ready") == 503
+    serves_again(server)
+    assert server.metric("fwk:generation_tokens_total") > before, "counters never fall"
+    assert server.stop() == 0
+    assert not server.leftovers
+
+
+def test_a_hung_engine_is_started_again(spawn: Start) -> None:
+    """SIGSTOP: it does not end, so nobody but the watchdog can tell."""
+    server = spawn(*SLOW, "--health-monitor", "--watchdog-timeout", "2", "--ping-timeout", "1")
+    hung = server.engine
+    server.signal_engine(signal.SIGSTOP)
+    until(lambda: server.health() == 503, 4, "health 503")
+    until(lambda: not is_alive(hung), 6, "the end of the hung engine")
+    assert "has not answered for" in server.log
+    serves_again(server)
+
+
+async def test_only_the_dead_one_of_two_is_started_again(spawn: Start) -> None:
+    server = spawn(*SLOW, "--health-monitor", "--data-parallel-size", "2")
+    first, second = psutil.Process(server.process.pid).children()
+    async with connect(server) as client:
+        streams, running = await begin(client, 8, max_tokens=100)
+        first.kill()
+        await running
+        assert 0 < sum(bool(stream.errors) for stream in streams) < 8, "the other's requests go on"
+        assert server.health() == 200
+        until(lambda: server.get("/health").json()["status"] == "ok", RESTART_SECONDS, "both again")
+        assert is_alive(second)
+        assert len(psutil.Process(server.process.pid).children()) == 2
+        await together(client.complete(prompt=f"{i}", max_tokens=4) for i in range(8))
+    server.engine = second
+    assert server.stop() == 0
+
+
+def test_a_server_whose_engines_keep_dying_ends(spawn: Start) -> None:
+    """Five times within a minute; each time it waits longer."""
+    server = spawn(*SLOW, "--health-monitor")
+    seen: set[int] = set()
+
+    def kill_what_comes() -> bool:
+        if not server.is_running:
+            return True
+        try:
+            for child in psutil.Process(server.process.pid).children():
+                is_begun = time.time() - child.create_time() > 0.5  # it is Python by now, and loads
+                if child.pid not in seen and is_begun and is_alive(child):
+                    seen.add(child.pid)
+                    child.kill()
+        except psutil.NoSuchProcess:
+            pass
+        return False
+
+    until(kill_what_comes, 40, "the end")
+    assert server.wait(5) == 70
+    assert len(seen) == 5
+    for delay in ("0.5", "1", "2", "4"):
+        assert server.log.count(f"started again in {delay} seconds") == 1, server.log
+    assert "died 5 times" in server.log
+    assert "no engine can be kept alive" in server.log
+    assert "Traceback" not in server.log
+    assert not server.leftovers
+
+
+def test_a_stopped_engine_does_not_outlive_a_killed_server(spawn: Start) -> None:
+    """It cannot see that its parent is gone: the system wakes it."""
+    server = spawn(*SLOW)
+    server.signal_engine(signal.SIGSTOP)
+    psutil.Process(server.process.pid).kill()
+    server.process.wait(5)
+    until(lambda: not is_alive(server.engine), 5, "the end of the engine")
+    assert not server.leftovers
