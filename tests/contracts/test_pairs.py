@@ -108,7 +108,7 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_the_core_contains_no_features_name() -> None:
     """Whatever a plugin is called, core knows families only."""
-    everyday = {"none", "torch", "local", "file", "host", "hub"}
+    everyday = {"none", "torch", "local", "file", "host", "hub", "cpu"}
     names = {item.name for item in discover().all() if item.family != "logits_processors"} - everyday
     found = [
         f"{path.relative_to(ROOT)}: {name}"

@@ -182,7 +182,8 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     ("flag", "value"), [("--no-such-flag", "1"), ("--page-size", "0"), ("--executor", "none-such"), ("--port", "70000")]
 )
 def test_a_wrong_option_ends_in_one_line(tiny_model: Path, flag: str, value: str) -> None:
-    ended = run_to_its_end("--port", "0", flag, value, model=tiny_model)
+    port = () if flag == "--port" else ("--port", "0")
+    ended = run_to_its_end(*port, flag, value, model=tiny_model)
     assert ended.returncode not in (0, None)
     assert "Traceback" not in ended.stderr
     assert "fwk: error: " in ended.stderr
