@@ -187,7 +187,7 @@ def test_serves_a_model(tiny_llm: Callable[..., fwk.LLM]) -> None:
 def test_never_chosen_by_itself_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = choose(PLUGINS, "attention", "auto", Facts()).chosen
     assert chosen is not None
-    assert chosen.name == "torch"
+    assert chosen.name not in ("triton", "flashinfer")
     assert TRITON.declaration.refusal(Facts()) is None
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(PluginError, match="needs a cuda device, or TRITON_INTERPRET=1 to run its kernels in"):
