@@ -79,10 +79,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Feature:
-    """options: of the server. sampling: of every request. n: sequences of each request.
+    """options: of the server. shared: options the reference has too. sampling: of every request that can have it.
 
-    group: features of one group exclude each other by being values of one option; kind, weights, adapter: what the
-    model is made of. shared: options the reference has too. proof: shows that the feature took part.
+    n: sequences of each request. kind, weights, adapter, drafts: what the model is made of, whether a LoRA adapter is
+    asked for, and whether a draft model is needed. proof: shows that the feature took part.
     """
 
     name: str

@@ -19,24 +19,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fwk_loaders.dummy.tokenizer import TOKENIZER_CONFIG, build_tokenizer
+from tests.helpers.tiny import TINY
 
 Array = np.ndarray[Any, Any]
 
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "dtype": "float32",
-}
+CONFIG: dict[str, Any] = {**TINY, "model_type": "llama", "tie_word_embeddings": False}
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 

@@ -5,62 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
-from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import GatedMLP, LMHead, MoE, RMSNorm, RotaryEmbedding, RotaryRows, Routing, VocabEmbedding
+from fwk.interfaces.model import ModelContext
+from fwk.layers import GatedMLP, MoE, RotaryEmbedding, Routing
+from fwk_models._common.decoder import Decoder, DecoderLayer
 from fwk_models.deepseek_v2.attention import LatentAttention
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fwk.types import ForwardBatch
 
+class DeepseekV2(Decoder):
+    """The decoder with latent attention, and experts behind the first dense layers."""
 
-class DeepseekV2(Model):
-    """Token ids to hidden states to logits."""
+    def make_rotary(self, context: ModelContext) -> RotaryEmbedding:
+        return RotaryEmbedding(context, context.config.integer("qk_rope_head_dim"), is_interleaved=True)
 
-    def __init__(self, context: ModelContext) -> None:
+    def make_layer(self, context: ModelContext, index: int) -> DecoderLayer:
         config = context.config
-        self.embedding = VocabEmbedding(context, "model.embed_tokens")
-        self.rotary = RotaryEmbedding(context, config.integer("qk_rope_head_dim"), is_interleaved=True)
-        self.layers = [DeepseekV2Layer(context, self.rotary, index) for index in range(config.num_layers)]
-        self.norm = RMSNorm(context, "model.norm", config.hidden_size, config.rms_norm_eps)
-        self.head = LMHead(context, "lm_head", self.embedding if config.tie_word_embeddings else None)
-
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        x = self.embedding(batch.token_ids)
-        rows = self.rotary.rows(batch.positions)
-        residual = None
-        for layer in self.layers:
-            x, residual = layer(x, residual, rows, batch)
-        return self.norm.add(x, residual)[0]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
-
-
-class DeepseekV2Layer:
-    """Attention and MLP or experts, each on the normalised residual stream."""
-
-    def __init__(self, context: ModelContext, rotary: RotaryEmbedding, index: int) -> None:
-        config, prefix = context.config, f"model.layers.{index}"
-        self.input_norm = RMSNorm(context, f"{prefix}.input_layernorm", config.hidden_size, config.rms_norm_eps)
-        self.attention = LatentAttention(context, rotary, f"{prefix}.self_attn")
-        self.mlp_norm = RMSNorm(context, f"{prefix}.post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
         is_dense = index < config.integer("first_k_dense_replace", 0, low=0)
-        self.mlp = (
-            GatedMLP(context, f"{prefix}.mlp", bias=bool(config.raw.get("mlp_bias", False)))
-            if is_dense
-            else Experts(context, f"{prefix}.mlp")
+        bias = bool(config.raw.get("mlp_bias", False))
+        return DecoderLayer(
+            context,
+            index,
+            lambda prefix: LatentAttention(context, self.rotary, prefix),
+            lambda prefix: GatedMLP(context, prefix, bias=bias) if is_dense else Experts(context, prefix),
         )
-
-    def __call__(
-        self, x: Tensor, residual: Tensor | None, rows: RotaryRows, batch: ForwardBatch
-    ) -> tuple[Tensor, Tensor]:
-        """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each."""
-        x, residual = self.input_norm.add(x, residual)
-        x = self.attention(x, rows, batch)
-        x, residual = self.mlp_norm.add(x, residual)
-        return self.mlp(x), residual
 
 
 class Experts:

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import (
-    Attention,
-    GatedMLP,
-    LMHead,
-    QKVLinear,
-    RMSNorm,
-    RotaryEmbedding,
-    RotaryRows,
-    RowParallelLinear,
-    VocabEmbedding,
-)
+from fwk.interfaces.model import ModelContext
+from fwk.layers import Attention, GatedMLP, QKVLinear, RotaryEmbedding, RotaryRows, RowParallelLinear
+from fwk_models._common.decoder import Decoder, DecoderLayer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,47 +14,17 @@ if TYPE_CHECKING:
     from fwk.types import ForwardBatch
 
 
-class Llama(Model):
-    """Token ids to hidden states to logits."""
+class Llama(Decoder):
+    """The decoder as it is, with the attention below."""
 
-    def __init__(self, context: ModelContext) -> None:
-        config = context.config
-        self.embedding = VocabEmbedding(context, "model.embed_tokens")
-        self.rotary = RotaryEmbedding(context)
-        self.layers = [LlamaLayer(context, self.rotary, index) for index in range(config.num_layers)]
-        self.norm = RMSNorm(context, "model.norm", config.hidden_size, config.rms_norm_eps)
-        self.head = LMHead(context, "lm_head", self.embedding if config.tie_word_embeddings else None)
-
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        x = self.embedding(batch.token_ids)
-        rows = self.rotary.rows(batch.positions)
-        residual = None
-        for layer in self.layers:
-            x, residual = layer(x, residual, rows, batch)
-        return self.norm.add(x, residual)[0]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
-
-
-class LlamaLayer:
-    """Attention and MLP, each on the normalised residual stream."""
-
-    def __init__(self, context: ModelContext, rotary: RotaryEmbedding, index: int) -> None:
-        config, prefix = context.config, f"model.layers.{index}"
-        self.input_norm = RMSNorm(context, f"{prefix}.input_layernorm", config.hidden_size, config.rms_norm_eps)
-        self.attention = LlamaAttention(context, rotary, f"{prefix}.self_attn", index)
-        self.mlp_norm = RMSNorm(context, f"{prefix}.post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMLP(context, f"{prefix}.mlp", bias=bool(config.raw.get("mlp_bias", False)))
-
-    def __call__(
-        self, x: Tensor, residual: Tensor | None, rows: RotaryRows, batch: ForwardBatch
-    ) -> tuple[Tensor, Tensor]:
-        """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each."""
-        x, residual = self.input_norm.add(x, residual)
-        x = self.attention(x, rows, batch)
-        x, residual = self.mlp_norm.add(x, residual)
-        return self.mlp(x), residual
+    def make_layer(self, context: ModelContext, index: int) -> DecoderLayer:
+        bias = bool(context.config.raw.get("mlp_bias", False))
+        return DecoderLayer(
+            context,
+            index,
+            lambda prefix: LlamaAttention(context, self.rotary, prefix, index),
+            lambda prefix: GatedMLP(context, prefix, bias=bias),
+        )
 
 
 class LlamaAttention:

@@ -1,5 +1,32 @@
 """What plugins of this family share."""
 
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from fwk.interfaces.parser import Parsed, StreamParser
+
+
+class SteppingParser(StreamParser):
+    """A parser that is in one state at a time, and goes on as long as a step changes it."""
+
+    _at: Any  # the state, an enum
+    _text: str  # undecided
+
+    def feed(self, text: str) -> Parsed:
+        self._text += text
+        parsed = Parsed()
+        while True:
+            before = self._at
+            parsed += self._step()
+            if self._at is before:
+                return parsed
+
+    @abstractmethod
+    def _step(self) -> Parsed:
+        """Decide on the text as far as it goes in one state."""
+
 
 def held_len(text: str, mark: str) -> int:
     """Length of the longest end of ``text`` that could be the beginning of ``mark``, but is not all of it."""

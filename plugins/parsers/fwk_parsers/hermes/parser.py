@@ -9,7 +9,7 @@ from typing import Any
 
 from fwk.interfaces.parser import Parsed, ParserContext, ToolCallDelta, ToolParser
 from fwk.types import GrammarRequest
-from fwk_parsers._common import HeldSpace, held_len
+from fwk_parsers._common import HeldSpace, SteppingParser, held_len
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_HEADER = 512
@@ -83,11 +83,13 @@ class _At(Enum):
     CLOSING = auto()  # before the closing mark
 
 
-class HermesParser(ToolParser):
+class HermesParser(SteppingParser, ToolParser):
     """A call counts from the moment its name, a known tool's, and the brace of its arguments have come: from then on
     the arguments are given out as they come, whatever the model makes of them. Before, everything is held back, and
     becomes content when it turns out to be no call. A missing closing mark is forgiven.
     """
+
+    _at: _At
 
     def __init__(self, context: ParserContext) -> None:
         super().__init__(context)
@@ -99,15 +101,6 @@ class HermesParser(ToolParser):
         self._pieces: list[str] = []  # of the call that will be known at its end
         self._num_calls = 0
         self._is_after_call = False  # nothing but white space has come since a call
-
-    def feed(self, text: str) -> Parsed:
-        self._text += text
-        parsed = Parsed()
-        while True:
-            before = self._at
-            parsed += self._step()
-            if self._at is before:
-                return parsed
 
     def finish(self) -> Parsed:
         text, self._text = self._text, ""
@@ -131,7 +124,6 @@ class HermesParser(ToolParser):
         return GrammarRequest("tagged", json.dumps({"tags": tags, "separator": "\n", "is_many": is_many}))
 
     def _step(self) -> Parsed:
-        """Decide on the text as far as it goes in one state."""
         match self._at:
             case _At.TEXT:
                 return self._in_text()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from fwk.interfaces.parser import Parsed, ParserContext, StreamParser
-from fwk_parsers._common import HeldSpace, held_len
+from fwk.interfaces.parser import Parsed, ParserContext
+from fwk_parsers._common import HeldSpace, SteppingParser, held_len
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -18,7 +18,7 @@ class _At(Enum):
     ANSWER = auto()
 
 
-class ThinkParser(StreamParser):
+class ThinkParser(SteppingParser):
     """White space beside the marks is dropped; thinking that never ends is thinking."""
 
     is_open_unless_closed = False
@@ -31,15 +31,6 @@ class ThinkParser(StreamParser):
         self._text = ""  # undecided
         self._space = HeldSpace()
         self._has_thought = False
-
-    def feed(self, text: str) -> Parsed:
-        self._text += text
-        parsed = Parsed()
-        while True:
-            before = self._at
-            parsed += self._step()
-            if self._at is before:
-                return parsed
 
     def finish(self) -> Parsed:
         text, self._text = self._text, ""
@@ -54,7 +45,6 @@ class ThinkParser(StreamParser):
                 return Parsed()
 
     def _step(self) -> Parsed:
-        """Decide on the text as far as it goes in one state."""
         if self._at is _At.ANSWER:
             text, self._text = self._text, ""
             return Parsed(content=text)

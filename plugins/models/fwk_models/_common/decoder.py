@@ -1,0 +1,68 @@
+"""The trunk of decoders whose layers normalise the residual stream before attention and before the MLP."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from fwk.interfaces.model import Model, ModelContext
+from fwk.layers import LMHead, RMSNorm, RotaryEmbedding, RotaryRows, VocabEmbedding
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fwk.types import ForwardBatch
+
+
+class Decoder(Model):
+    """Token ids to hidden states to logits."""
+
+    def __init__(self, context: ModelContext) -> None:
+        config = context.config
+        self.embedding = VocabEmbedding(context, "model.embed_tokens")
+        self.rotary = self.make_rotary(context)
+        self.layers = [self.make_layer(context, index) for index in range(config.num_layers)]
+        self.norm = RMSNorm(context, "model.norm", config.hidden_size, config.rms_norm_eps)
+        self.head = LMHead(context, "lm_head", self.embedding if config.tie_word_embeddings else None)
+
+    def make_rotary(self, context: ModelContext) -> RotaryEmbedding:
+        """The table of angles for all layers."""
+        return RotaryEmbedding(context)
+
+    @abstractmethod
+    def make_layer(self, context: ModelContext, index: int) -> DecoderLayer:
+        """Layer ``index``; ``self.rotary`` is there."""
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        x = self.embedding(batch.token_ids)
+        rows = self.rotary.rows(batch.positions)
+        residual = None
+        for layer in self.layers:
+            x, residual = layer(x, residual, rows, batch)
+        return self.norm.add(x, residual)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+
+class DecoderLayer:
+    """Attention and MLP or experts, each on the normalised residual stream.
+
+    ``make_attention`` and ``make_mlp`` get the prefix of their part of the layer, and build it.
+    """
+
+    def __init__(self, context: ModelContext, index: int, make_attention: Any, make_mlp: Any) -> None:
+        config, prefix = context.config, f"model.layers.{index}"
+        self.input_norm = RMSNorm(context, f"{prefix}.input_layernorm", config.hidden_size, config.rms_norm_eps)
+        self.attention = make_attention(f"{prefix}.self_attn")
+        self.mlp_norm = RMSNorm(context, f"{prefix}.post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
+        self.mlp = make_mlp(f"{prefix}.mlp")
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, rows: RotaryRows, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each."""
+        x, residual = self.input_norm.add(x, residual)
+        x = self.attention(x, rows, batch)
+        x, residual = self.mlp_norm.add(x, residual)
+        return self.mlp(x), residual

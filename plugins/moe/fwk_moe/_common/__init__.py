@@ -1,1 +1,0 @@
-"""What plugins of this family share."""
