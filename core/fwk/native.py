@@ -3,7 +3,8 @@
 A plugin ships a source file whose entry points are plain C (``extern "C"``), and calls ``load``. The library's name in
 the cache is a hash of everything it depends on: source, flags (and so the instruction set), compiler. Sources may
 use OpenMP: the library is linked without a runtime of its own and finds the one torch has loaded, so that all
-operators of a step share one team of threads.
+operators of a step share one team of threads. Headers of a plugin's own are found beside the source, core's
+(``fwk/team.h``) in ``INCLUDE``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -51,6 +53,9 @@ ISA_NEEDS: dict[str, frozenset[str]] = {
     "avx512": frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}),
 }
 ISA_NEEDS["avx512_bf16"] = ISA_NEEDS["avx512"] | {"avx512_bf16"}
+
+INCLUDE = Path(__file__).with_name("native_include")
+"""Where core's headers are."""
 
 ISA_VARIABLE = "FWK_CPU_ISA"
 """Environment variable that names a lesser instruction set than the machine has."""
@@ -112,7 +117,7 @@ def load(source: Path, instructions: str | None = None) -> ctypes.CDLL:
     flags = (*COMMON_FLAGS, *ISA_FLAGS[instructions or isa()])
     key = hashlib.sha256()
     said = (" ".join(flags), _version(compiler), platform.machine())
-    for part in (source.read_bytes(), *map(str.encode, said)):
+    for part in (*(file.read_bytes() for file in _files(source)), *map(str.encode, said)):
         key.update(len(part).to_bytes(8, "little") + part)
     folder = _folder()
     target = folder / f"{source.stem}-{key.hexdigest()[:24]}.so"
@@ -128,6 +133,17 @@ def load(source: Path, instructions: str | None = None) -> ctypes.CDLL:
         raise PluginError(f"the kernel {target} cannot be loaded: {error}; remove that file to build it anew") from None
 
 
+def _files(source: Path) -> list[Path]:
+    """The source and the headers it includes from its own folder or core's, in the order they are met."""
+    found = [source]
+    for file in found:
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', file.read_text(encoding="utf-8"), re.MULTILINE):
+            header = next((path for path in (file.parent / name, INCLUDE / name) if path.is_file()), None)
+            if header is not None and header not in found:
+                found.append(header)
+    return found
+
+
 def _build(source: Path, target: Path, compiler: list[str], flags: tuple[str, ...]) -> None:
     """Compile and link in a folder of its own, then put the library into place in one move."""
     print(f"fwk: building the kernel {source.stem} (once, some seconds) ...", file=sys.stderr, flush=True)
@@ -135,7 +151,7 @@ def _build(source: Path, target: Path, compiler: list[str], flags: tuple[str, ..
         compiled, linked = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
         # Linking does not get -fopenmp: it would bring a second OpenMP runtime, with threads of its own.
         undefined = ["-Wl,-undefined,dynamic_lookup"] if sys.platform == "darwin" else []
-        _run([*compiler, *flags, "-c", str(source), "-o", str(compiled)], source)
+        _run([*compiler, *flags, f"-I{INCLUDE}", "-c", str(source), "-o", str(compiled)], source)
         _run([*compiler, "-shared", *undefined, str(compiled), "-o", str(linked)], source)
         os.replace(linked, target)
 

@@ -47,6 +47,17 @@ def test_builds_once_and_anew_when_anything_changes(
         assert len(built(cache)) == 3
 
 
+def test_headers_are_found_and_a_change_of_one_builds_anew(cache: Path, tmp_path: Path) -> None:
+    source = tmp_path / "sample.cpp"
+    source.write_text('#include "own.h"\n#include "fwk/team.h"\nextern "C" int answer() { return OWN + fwk::YIELDS; }')
+    (tmp_path / "own.h").write_text('#include "deeper.h"\n#define OWN DEEPER')
+    (tmp_path / "deeper.h").write_text("#define DEEPER 1000")
+    first = native.load(source, "plain").answer()
+    (tmp_path / "deeper.h").write_text("#define DEEPER 2000")
+    assert native.load(source, "plain").answer() - first == 1000
+    assert len(built(cache)) == 2
+
+
 def test_two_processes_build_one_library(cache: Path, tmp_path: Path) -> None:
     source = kernel(tmp_path)
     code = f"from pathlib import Path; from fwk import native; native.load(Path({str(source)!r}), 'plain')"

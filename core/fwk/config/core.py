@@ -50,6 +50,12 @@ class EngineOptions(Options):
     """Device, kernels, memory and scheduling."""
 
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Device type; auto takes a GPU when there is one.")
+    cpu_threads: int | None = option(
+        None,
+        "Threads that compute on the CPU, in each worker (default: one for each physical core, or OMP_NUM_THREADS).",
+        ge=1,
+        le=1024,
+    )
     executor: str = option(
         "auto",
         "How the engine reaches its workers; auto: in its own process if there is one, else the best for their number.",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration, Facts
+from fwk.team import Team
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +90,7 @@ class AttentionContext:
     """What an attention backend is built with.
 
     ``kv_dtype`` is the user's word, one of the declaration's ``kv_dtypes``: what it means in bytes is the backend's
-    affair. ``auto`` is ``dtype``.
+    affair. ``auto`` is ``dtype``. ``team`` runs native operators.
     """
 
     device: torch.device
@@ -97,6 +98,7 @@ class AttentionContext:
     kv_dtype: str
     block_size: int
     options: Any = None
+    team: Team = field(default_factory=Team)
 
 
 class AttentionBackend(ABC):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
+from fwk.team import Team
 
 if TYPE_CHECKING:
     import torch
@@ -73,12 +74,16 @@ Weights = Any
 
 @dataclass(frozen=True, slots=True)
 class QuantContext:
-    """What a quantisation method is built with. ``checkpoint_config`` is config.json's ``quantization_config``."""
+    """What a quantisation method is built with. ``checkpoint_config`` is config.json's ``quantization_config``.
+
+    ``team`` runs native operators.
+    """
 
     device: torch.device
     dtype: torch.dtype
     checkpoint_config: Mapping[str, Any]
     options: Any = None
+    team: Team = field(default_factory=Team)
 
 
 class QuantMethod(ABC):

@@ -22,6 +22,7 @@ from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, Sampli
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
 from fwk.plugins import PluginSet, Registered, build, choose, find
 from fwk.plugins.selection import plugin_options
+from fwk.team import Team
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
 from fwk.types import Batch, StepResult
@@ -78,6 +79,9 @@ class LocalWorker(Worker):
         self._device = device_of(setup.facts.host.device, group, replica)
         self._dtype: torch.dtype = getattr(torch, setup.facts.dtype)
         self._tp = group
+        if config.engine.cpu_threads is not None:
+            torch.set_num_threads(config.engine.cpu_threads)
+        self._team = Team(config.engine.cpu_threads)
         self._runner: ModelRunner | PoolingRunner | None = None
         self._moe: Registered | None = None
         self._store: BlockStore | None = None
@@ -213,6 +217,7 @@ class LocalWorker(Worker):
             kv_dtype=self._setup.facts.kv_dtype,
             block_size=self._config.engine.page_size,
             options=self._options(item),
+            team=self._team,
         )
         return build(item, context)
 
@@ -246,7 +251,7 @@ class LocalWorker(Worker):
 
     def _quant(self, item: Registered, opened: OpenedModel) -> QuantMethod:
         config = opened.config.raw.get("quantization_config") or {}
-        return build(item, QuantContext(self._device, self._dtype, config, self._options(item)))
+        return build(item, QuantContext(self._device, self._dtype, config, self._options(item), self._team))
 
     def _report(self, context: ModelContext) -> None:
         """Say how the layers were quantised in the end."""
