@@ -41,7 +41,7 @@ def test_shown_options_hide_them() -> None:
 
 
 def test_a_configuration_hides_the_key() -> None:
-    config = Config(server=ServerOptions(api_key=KEY))
+    config = Config(server=ServerOptions(api_key=KEY, admin_api_key=f"{KEY}-of-the-administrator"))
     assert KEY not in repr(config)
     assert KEY not in repr(to_plain(config))
     assert KEY not in repr(without_secrets(ServerOptions, config.server.model_dump()))
@@ -52,6 +52,12 @@ def test_a_wrong_key_is_refused_and_not_repeated(wrong: str) -> None:
     """An empty key would leave the door open; what no header carries would close it for ever."""
     with pytest.raises(ConfigError, match="--api-key") as error:
         build_config(discover(), {"api-key": wrong})
+    assert KEY not in str(error.value)
+
+
+def test_one_key_for_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--admin-api-key: .*must be another key than --api-key") as error:
+        build_config(discover(), {"api-key": KEY, "admin-api-key": KEY})
     assert KEY not in str(error.value)
 
 

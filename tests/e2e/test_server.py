@@ -19,10 +19,12 @@ import pytest
 from fwk.plugins import discover
 from tests.faults.client import Streamed, connect, together
 from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, Server, until
+from tests.faults.rig import FAKE, Server, assert_no_leak, until
 
 KEY = "sk-the-key-of-the-tests"
+ADMIN_KEY = "sk-the-key-of-the-administrator"
 PUBLIC = {"/health", "/ready"}
+ADMIN = {f"{start}/{verb}_lora_adapter" for start in ("/v1", "") for verb in ("load", "unload")}
 NUM_STREAMS = 64
 
 
@@ -94,8 +96,8 @@ async def test_every_reply_carries_the_request_id(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def locked(spawn: Start) -> Iterator[Server]:
-    """A server that asks for a key."""
-    return spawn(*FAKE, key=KEY)
+    """A server that asks for keys."""
+    return spawn(*FAKE, "--admin-api-key", ADMIN_KEY, key=KEY)
 
 
 def routes(server: Server) -> list[tuple[str, str]]:
@@ -112,7 +114,7 @@ def test_a_key_is_asked_for_everywhere_but(locked: Server) -> None:
         "/v1/chat/completions",
         "/server_info",
         "/metrics",
-    } | PUBLIC
+    } | PUBLIC | ADMIN
     odd = ["/", "/nothing", "//v1/models", "/v1/%6dodels", "/health/", "/health/x", "/HEALTH", "/v1/%2e%2e/health"]
     found += [("GET", path) for path in odd]
     found += [(method, path) for method in ("OPTIONS", "HEAD", "PUT", "DELETE", "TRACE") for _, path in found[:4]]
@@ -123,12 +125,26 @@ def test_a_key_is_asked_for_everywhere_but(locked: Server) -> None:
     ]  # fmt: skip
     with httpx.Client(base_url=locked.url) as http:
         for method, path in found:
+            is_public = path in PUBLIC and method in ("GET", "HEAD")
             for headers in wrong:
                 reply = http.request(method, path, headers=headers)
-                is_public = path in PUBLIC and method in ("GET", "HEAD")
                 assert reply.status_code == (200 if is_public else 401), (method, path, headers, reply.text)
                 assert KEY not in reply.text
+            for key, is_for_admins in ((KEY, False), (ADMIN_KEY, True)):
+                reply = http.request(method, path, headers={"authorization": f"Bearer {key}"})
+                opens = is_public or (path in ADMIN) == is_for_admins
+                assert (reply.status_code != 401) == opens, (method, path, key, reply.text)
+                if path != "/server_info":  # the configuration, folders too
+                    assert_no_leak(reply.text)
     locked.check_invariants()
+
+
+def test_admin_routes_are_not_there_unless_asked_for(fake: Server) -> None:
+    assert not {path for _, path in routes(fake)} & ADMIN
+    for path in ADMIN:
+        for headers in ({}, {"authorization": f"Bearer {ADMIN_KEY}"}):
+            reply = httpx.post(fake.url + path, json={"lora_name": "x", "lora_path": "x"}, headers=headers)
+            assert reply.status_code == 404
 
 
 def test_the_key_opens(locked: Server) -> None:
@@ -138,10 +154,10 @@ def test_the_key_opens(locked: Server) -> None:
     assert locked.post({"prompt": "Hi", "max_tokens": 1}).status_code == 200
     info = locked.get("/server_info")
     assert info.status_code == 200
-    assert KEY not in info.text
-    assert info.json()["server"]["api_key"] == "(hidden)"
-    assert KEY not in locked.get("/metrics").text
-    assert KEY not in locked.log
+    assert info.json()["server"]["api_key"] == info.json()["server"]["admin_api_key"] == "(hidden)"
+    for key in (KEY, ADMIN_KEY):
+        for text in (info.text, locked.get("/metrics").text, locked.log):
+            assert key not in text
     assert locked.get("/nothing").status_code == 404
 
 

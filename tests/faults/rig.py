@@ -130,8 +130,8 @@ class Server:
         """What it has in the folder for temporary files."""
         return [path for path in self._folder.iterdir() if path != self._log]
 
-    def post(self, body: Any, path: str = "/v1/completions") -> httpx.Response:
-        return httpx.post(self.url + path, json=body, headers=self.headers, timeout=60)
+    def post(self, body: Any, path: str = "/v1/completions", headers: dict[str, str] | None = None) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, headers=self.headers | (headers or {}), timeout=60)
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, headers=self.headers, timeout=10)

@@ -17,7 +17,7 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("bare_model", nargs="?", default=None, metavar="MODEL", help="folder, file, hub id or name")
     plugins, config, _ = read_options(parser, argv)
-    set_up_log(config.server.log_level, [config.server.api_key])
+    set_up_log(config.server.log_level, [config.server.api_key, config.server.admin_api_key])
     from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack
 
     return serve(config, plugins, note)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import field_validator
+from pydantic import ValidationInfo, field_validator
 
 from fwk.config.options import Options, option
 
@@ -170,6 +170,10 @@ class EngineOptions(Options):
         return name.lower()  # elsewhere these names are written in capitals
 
 
+KEY_PATTERN = r"^[\x21-\x7e]*$"
+"""What a header can carry."""
+
+
 class ServerOptions(Options):
     """The HTTP side."""
 
@@ -181,7 +185,16 @@ class ServerOptions(Options):
         is_secret=True,
         min_length=1,
         max_length=1024,
-        pattern=r"^[\x21-\x7e]*$",  # what a header can carry; an empty one would leave the door open
+        pattern=KEY_PATTERN,  # an empty one would leave the door open
+    )
+    admin_api_key: str | None = option(
+        None,
+        "Key of the server's administrator. With it come the routes for administrators (loading LoRA adapters, ...), "
+        "which take this key and no other; without it they do not exist.",
+        is_secret=True,
+        min_length=1,
+        max_length=1024,
+        pattern=KEY_PATTERN,
     )
     tool_call_parser: str = option(
         "auto",
@@ -246,6 +259,13 @@ class ServerOptions(Options):
         le=86400,
     )
     max_body_bytes: int = option(8 * 2**20, "Largest request body, in bytes.", ge=1024, le=2**31)
+
+    @field_validator("admin_api_key")
+    @classmethod
+    def _is_another(cls, key: str | None, info: ValidationInfo) -> str | None:
+        if key is not None and key == info.data.get("api_key"):
+            raise ValueError("must be another key than --api-key: else all users are administrators")
+        return key
 
 
 class PluginOptions(Options):

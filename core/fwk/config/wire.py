@@ -12,7 +12,7 @@ def to_plain(config: Config) -> dict[str, Any]:
     return {
         "model": config.model.model_dump(mode="json"),
         "engine": config.engine.model_dump(mode="json"),
-        "server": config.server.model_dump(mode="json", exclude={"api_key"}),
+        "server": config.server.model_dump(mode="json", exclude={"api_key", "admin_api_key"}),
         "plugins": config.plugins.model_dump(mode="json"),
         "plugin_options": {key: dict(values) for key, values in config.plugin_options.items()},
         "seed": config.seed,

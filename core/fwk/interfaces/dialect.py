@@ -267,6 +267,13 @@ class Dialect(ABC):
     def routes(self, app: FastAPI) -> None:
         """Add the routes. Errors of fwk's own types need no handling: ``error_body`` shapes them."""
 
+    def admin_routes(self, app: FastAPI) -> None:
+        """Add routes that change the server for all its clients.
+
+        They exist only where the operator set ``--admin-api-key``, and answer to that key alone. Every route added here
+        is one of them, and none that is added elsewhere.
+        """
+
     def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
         """The JSON body of an error on one of this dialect's routes; OpenAI's shape by default."""
         return openai_error(status, message, param, code)

@@ -54,6 +54,9 @@ class Observer:
     def routes(self, app: FastAPI) -> None:
         """Add routes, such as /metrics."""
 
+    def admin_routes(self, app: FastAPI) -> None:
+        """Add routes for the server's administrator, as ``Dialect.admin_routes`` does."""
+
     def request_arrived(self, record: RequestRecord) -> None:
         """A request was accepted."""
 

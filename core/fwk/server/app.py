@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -18,12 +19,25 @@ from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
 from fwk.server.admission import Turnstile
+from fwk.server.guard import Guard, Keys
 from fwk.server.middleware import Door
 
 log = logging.getLogger(__name__)
 
 PUBLIC_ROUTES = {"/health", "/ready"}
-"""Routes that need no key, by their path as declared."""
+"""Which of core's routes need no key; no other route can be public."""
+
+
+AddRoutes = Callable[[FastAPI], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What the server says of itself: why nothing is served, what part is not (None: all is well), what runs."""
+
+    health: Callable[[], str | None]
+    degraded: Callable[[], str | None]
+    server_info: Callable[[], dict[str, Any]]
 
 
 class ErrorShapes:
@@ -46,29 +60,37 @@ def build_app(
     dialects: Sequence[Dialect],
     observers: Sequence[Observer],
     *,
-    health: Callable[[], str | None],
-    degraded: Callable[[], str | None],
-    server_info: Callable[[], dict[str, Any]],
-    api_key: str | None,
+    reports: Reports,
+    keys: Keys,
     max_body_bytes: int,
     turnstile: Turnstile,
+    admin_routes: Sequence[AddRoutes] = (),
 ) -> FastAPI:
-    """Put the application together. ``health`` says why nothing is served, ``degraded`` what part is not; or None."""
+    """Put the application together.
+
+    ``admin_routes`` are core's own routes for administrators; like those of dialects and observers they are added only
+    if there is a key for them.
+    """
     app = FastAPI(title="fwk", version=__version__, docs_url=None, redoc_url=None)
     shapes = ErrorShapes()
-    add_core_routes(app, health, degraded, server_info, turnstile)
+    core = _added(app, lambda app: add_core_routes(app, reports, turnstile))
+    admin: list[BaseRoute] = []
     for dialect in dialects:
-        before = len(app.router.routes)
-        dialect.routes(app)
-        shapes.own(app.router.routes[before:], dialect)
+        shapes.own(_added(app, dialect.routes), dialect)
+        if keys.admin:
+            mounted = _added(app, dialect.admin_routes)
+            shapes.own(mounted, dialect)
+            admin += mounted
     for observer in observers:
         observer.routes(app)
+    if keys.admin:
+        for add in (*admin_routes, *(observer.admin_routes for observer in observers)):
+            admin += _added(app, add)
     install_error_handlers(app, shapes)
+    public = [route for route in core if getattr(route, "path", None) in PUBLIC_ROUTES]
     app.add_middleware(
         Door,
-        routes=app.router.routes,
-        public=PUBLIC_ROUTES,
-        api_key=api_key,
+        guard=Guard(app.router.routes, public, admin, keys),
         max_body_bytes=max_body_bytes,
         turnstile=turnstile,
         error_body=lambda scope, status, message, param: shapes.body(scope, status, message, param, None),
@@ -76,33 +98,34 @@ def build_app(
     return app
 
 
-def add_core_routes(
-    app: FastAPI,
-    health: Callable[[], str | None],
-    degraded: Callable[[], str | None],
-    server_info: Callable[[], dict[str, Any]],
-    turnstile: Turnstile,
-) -> None:
+def _added(app: FastAPI, add: AddRoutes) -> list[BaseRoute]:
+    """The routes that ``add`` adds."""
+    before = len(app.router.routes)
+    add(app)
+    return app.router.routes[before:]
+
+
+def add_core_routes(app: FastAPI, reports: Reports, turnstile: Turnstile) -> None:
     """/health: whether there is an engine that answers. /ready: whether new requests are taken. /server_info."""
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health_route() -> Response:
-        trouble = health()
+        trouble = reports.health()
         if trouble is None:
-            reason = degraded()
+            reason = reports.degraded()
             return JSONResponse({"status": "ok"} if reason is None else {"status": "degraded", "reason": reason})
         return JSONResponse({"status": "unavailable", "reason": trouble}, 503)
 
     @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready_route() -> Response:
-        trouble = "the server is stopping" if turnstile.is_closed else health()
+        trouble = "the server is stopping" if turnstile.is_closed else reports.health()
         if trouble is None:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unavailable", "reason": trouble}, 503)
 
     @app.get("/server_info")
     async def server_info_route() -> Response:
-        return JSONResponse(server_info())
+        return JSONResponse(reports.server_info())
 
 
 def install_error_handlers(app: FastAPI, shapes: ErrorShapes | None = None) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hmac
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import orjson
-from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fwk.errors import NotServed
 from fwk.server.admission import Turnstile
+from fwk.server.guard import Guard
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -24,20 +23,13 @@ ErrorBody = Callable[[Scope, int, str, str | None], dict[str, Any]]
 
 
 class Door:
-    """Lets a request in, or answers it.
-
-    A key, when one is set, is asked for by default: the route that would answer is looked up, and only routes on the
-    public list need none, so that no spelling of a path gets round it. WebSockets are no exception.
-    """
+    """Lets a request in, or answers it. WebSockets need a key like everything else."""
 
     def __init__(
-        self, app: ASGIApp, *, routes: Sequence[BaseRoute], public: set[str], api_key: str | None,
-        max_body_bytes: int, turnstile: Turnstile, error_body: ErrorBody,
-    ) -> None:  # fmt: skip
+        self, app: ASGIApp, *, guard: Guard, max_body_bytes: int, turnstile: Turnstile, error_body: ErrorBody
+    ) -> None:
         self._app = app
-        self._routes = routes
-        self._public = public
-        self._key = api_key.encode() if api_key else None
+        self._guard = guard
         self._max_body = max_body_bytes
         self._turnstile = turnstile
         self._error_body = error_body
@@ -55,8 +47,9 @@ class Door:
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        if self._key is not None and not self._is_allowed(scope, headers):
-            await self._refuse(scope, send_with_id, 401, "a valid API key is required: 'Authorization: Bearer KEY'")
+        refusal = self._guard.refusal(scope, headers.get(b"authorization", b""))
+        if refusal is not None:
+            await self._refuse(scope, send_with_id, 401, refusal)
             return
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body:
@@ -74,17 +67,6 @@ class Door:
             await self._app(scope, _limited(receive, self._max_body), send_with_id)
         finally:
             self._turnstile.leave()
-
-    def _is_allowed(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
-        for route in self._routes:
-            match, _ = route.matches(scope)
-            if match is Match.FULL:
-                if getattr(route, "path", None) in self._public:
-                    return True
-                break
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        assert self._key is not None
-        return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
 
     async def _refuse(
         self, scope: Scope, send: Send, status: int, message: str, retry_after: int | None = None

@@ -27,8 +27,9 @@ from fwk.interfaces.observer import Observer, ObserverContext
 from fwk.plugins import PluginSet, build, choose, option_owners, taking_part
 from fwk.plugins.selection import plugin_options
 from fwk.server.admission import Turnstile, protocol
-from fwk.server.app import build_app
+from fwk.server.app import Reports, build_app
 from fwk.server.frontend import ServerFrontend
+from fwk.server.guard import Keys
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
 from fwk.text import ModelText
@@ -209,6 +210,11 @@ class _Server:
                 build(item, LoRASourceContext(plugin_options(item, config.plugin_options)))
                 for item in sorted(plugins.family("lora_sources"), key=lambda item: -item.declaration.rank)
             ]
+            if frontend.can_load_adapters and not config.server.admin_api_key:
+                raise ConfigError(
+                    "LoRA adapters may be loaded while the server runs, but by nobody: add --admin-api-key KEY, which "
+                    "adds the routes for it, or leave the folders to load from out"
+                )
         dialects: list[Dialect] = [
             build(item, DialectContext(frontend, options))
             for item, options in taking_part(plugins, "dialects", config.plugin_options)
@@ -216,10 +222,8 @@ class _Server:
         app = build_app(
             dialects,
             observers,
-            health=self._client.trouble,
-            degraded=self._client.degraded,
-            server_info=self._info,
-            api_key=config.server.api_key,
+            reports=Reports(self._client.trouble, self._client.degraded, self._info),
+            keys=Keys(config.server.api_key, config.server.admin_api_key),
             max_body_bytes=config.server.max_body_bytes,
             turnstile=self._turnstile,
         )
@@ -248,7 +252,10 @@ class _Server:
             "model": without_secrets(type(config.model), config.model.model_dump()),
             "engine": without_secrets(type(config.engine), config.engine.model_dump()),
             "server": without_secrets(type(config.server), config.server.model_dump())
-            | {"has_api_key": bool(config.server.api_key)},
+            | {
+                "has_api_key": bool(config.server.api_key),
+                "has_admin_api_key": bool(config.server.admin_api_key),
+            },
             "plugin_options": {
                 owner.key: without_secrets(owner.model, config.plugin_options[owner.key])
                 for owner in option_owners(self._plugins)

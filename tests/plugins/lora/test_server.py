@@ -17,6 +17,8 @@ import fwk
 from fwk import SamplingParams
 
 PROMPTS = [[5 + i, 17, 3 * i + 1, 40, 200 - i] for i in range(4)]
+KEY = "sk-of-the-administrator"
+ADMIN = {"authorization": f"Bearer {KEY}"}
 NUM_TOKENS = 12
 
 Expected = dict[str, list[list[int]]]
@@ -49,7 +51,15 @@ def told(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folders: Path, told: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    lora = ("--enable-lora", "--lora-paths", f"narrow={folders / 'narrow'}", "--lora-dirs", str(told))
+    lora = (
+        "--enable-lora",
+        "--lora-paths",
+        f"narrow={folders / 'narrow'}",
+        "--lora-dirs",
+        str(told),
+        "--admin-api-key",
+        KEY,
+    )
     flags = ("--load-format", "safetensors", "--data-parallel-size", "2", *lora)
     server = Server(folders / "base", *flags, python_path=install_plugins(tmp_path_factory.mktemp("site")))
     yield server.start()
@@ -76,14 +86,14 @@ async def stream(client: openai.AsyncOpenAI, model: str, prompt: list[int]) -> l
 
 
 def load(server: Server, name: str, path: str, status: int = 200, start: str = "/v1") -> dict[str, Any]:
-    reply = server.post({"lora_name": name, "lora_path": path}, f"{start}/load_lora_adapter")
+    reply = server.post({"lora_name": name, "lora_path": path}, f"{start}/load_lora_adapter", ADMIN)
     assert_no_leak(reply.text)
     assert reply.status_code == status, reply.text
     return reply.json()
 
 
 def unload(server: Server, name: str, status: int = 200, start: str = "/v1") -> dict[str, Any]:
-    reply = server.post({"lora_name": name}, f"{start}/unload_lora_adapter")
+    reply = server.post({"lora_name": name}, f"{start}/unload_lora_adapter", ADMIN)
     assert reply.status_code == status, reply.text
     return reply.json()
 
@@ -170,7 +180,7 @@ async def test_a_stream_outlives_its_adapter(server: Server, expected: Expected)
 async def test_one_name_loaded_by_many_at_once(server: Server, expected: Expected) -> None:
     """One wins, on every engine the same one."""
     body = [{"lora_name": "either", "lora_path": f"team/{name}"} for name in ("wide", "odd")] * 3
-    posts = (asyncio.to_thread(server.post, b, "/load_lora_adapter") for b in body)
+    posts = (asyncio.to_thread(server.post, b, "/load_lora_adapter", ADMIN) for b in body)
     replies = await asyncio.gather(*posts)
     assert sorted(reply.status_code for reply in replies) == [200, 400, 400, 400, 400, 400]
     assert all("is loaded already; unload it first" in reply.text for reply in replies if reply.status_code == 400)

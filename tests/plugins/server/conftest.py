@@ -210,6 +210,7 @@ def app(frontend: FakeFrontend) -> FastAPI:
     dialect = OpenAIDialect(DialectContext(frontend))
     install_error_handlers(app)
     dialect.routes(app)
+    dialect.admin_routes(app)
     return app
 
 

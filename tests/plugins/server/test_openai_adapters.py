@@ -1,4 +1,4 @@
-"""LoRA adapters over HTTP: as models, in the list, loaded and unloaded by clients."""
+"""LoRA adapters over HTTP: as models, in the list, loaded and unloaded by administrators."""
 
 import asyncio
 

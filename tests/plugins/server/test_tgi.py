@@ -15,7 +15,8 @@ from fwk.config import ServerOptions
 from fwk.errors import EngineDead, RequestFailed
 from fwk.interfaces.dialect import DialectContext
 from fwk.server.admission import Turnstile
-from fwk.server.app import build_app
+from fwk.server.app import Reports, build_app
+from fwk.server.guard import Keys
 from fwk_server.openai.dialect import OpenAIDialect
 from fwk_server.tgi.dialect import TGIDialect
 
@@ -30,10 +31,8 @@ def app(frontend) -> FastAPI:
     return build_app(
         [OpenAIDialect(context), TGIDialect(context)],
         [],
-        health=lambda: None,
-        degraded=lambda: None,
-        server_info=dict,
-        api_key=None,
+        reports=Reports(lambda: None, lambda: None, dict),
+        keys=Keys(),
         turnstile=Turnstile(ServerOptions()),
         max_body_bytes=1 << 20,
     )

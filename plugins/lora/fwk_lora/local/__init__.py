@@ -1,8 +1,8 @@
 """LoRA adapters from local folders, in the layout PEFT saves.
 
-Clients may name folders below those given with ``--lora-dirs``, by a path relative to one of them or a whole one.
-What leads out of them (``..``, a symbolic link) is as unknown as what is not there. Adapters of ``--lora-paths`` are
-the operator's own choice and may lie anywhere.
+The server's administrator may name folders below those given with ``--lora-dirs`` while it runs, by a path relative to
+one of them or a whole one. What leads out of them (``..``, a symbolic link) is as unknown as what is not there.
+Adapters of ``--lora-paths`` may lie anywhere.
 """
 
 from fwk import LoRASourceSpec, Options, hookimpl, option
@@ -12,7 +12,7 @@ class LocalAdapterOptions(Options):
     """Options of ``lora_sources.local``."""
 
     lora_dirs: tuple[str, ...] = option(
-        (), "Folders below which clients may load LoRA adapters from while the server runs (default: none)."
+        (), "Folders that hold LoRA adapters for --admin-api-key to load while the server runs (default: none)."
     )
 
 

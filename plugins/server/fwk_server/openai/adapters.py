@@ -1,8 +1,8 @@
-"""LoRA adapters: as models of requests and lists, and their loading and unloading by clients.
+"""LoRA adapters: as models of requests and lists, and their loading and unloading by the administrator.
 
 A request names an adapter in ``model``, alone or behind the served model's name and a colon, or in SGLang's
 ``lora_path``. vLLM's and SGLang's routes for loading are the same but for their path, and answer as SGLang's do. Both
-refuse unless the operator has named folders that clients may load from; nothing else can be loaded.
+need the administrator's key, and refuse unless the operator has named folders to load from; nothing else can be loaded.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def unload(data: bytes, frontend: Frontend) -> dict[str, Any]:
 def _check_open(frontend: Frontend) -> None:
     if not frontend.can_load_adapters:
         raise InvalidRequest(
-            "clients may not load or unload LoRA adapters here: the server needs --enable-lora and --lora-dirs"
+            "LoRA adapters cannot be loaded or unloaded here: the server needs --enable-lora and --lora-dirs"
         )
 
 

@@ -51,11 +51,13 @@ class OpenAIDialect(Dialect):
         self._post(app, "/v1/embeddings", self.create_embedding, EmbeddingRequest)
         self._post(app, "/tokenize", self.tokenize, TokenizeRequest)
         self._post(app, "/detokenize", self.detokenize, DetokenizeRequest)
+        app.add_api_route("/v1/models", self.list_models, methods=["GET"], response_model=None)
+        app.add_api_route("/v1/models/{name:path}", self.retrieve_model, methods=["GET"], response_model=None)
+
+    def admin_routes(self, app: FastAPI) -> None:
         for start in ("/v1", ""):
             self._post(app, f"{start}/load_lora_adapter", self.load_lora_adapter, LoadAdapterRequest)
             self._post(app, f"{start}/unload_lora_adapter", self.unload_lora_adapter, UnloadAdapterRequest)
-        app.add_api_route("/v1/models", self.list_models, methods=["GET"], response_model=None)
-        app.add_api_route("/v1/models/{name:path}", self.retrieve_model, methods=["GET"], response_model=None)
 
     def _post(self, app: FastAPI, path: str, endpoint: Endpoint, model: type[BaseModel]) -> None:
         async def route(request: Request) -> Response:
@@ -113,11 +115,11 @@ class OpenAIDialect(Dialect):
         return json_response(adapters.retrieve_model(name, self._frontend))
 
     async def load_lora_adapter(self, request: Request) -> Response:
-        """Load a LoRA adapter from the folders clients may load from."""
+        """Load a LoRA adapter from the folders of ``--lora-dirs``. For administrators."""
         return json_response(await adapters.load(await body.read(request), self._frontend))
 
     async def unload_lora_adapter(self, request: Request) -> Response:
-        """Forget a LoRA adapter once the requests for it that are under way have ended."""
+        """Forget a LoRA adapter once the requests for it that are under way have ended. For administrators."""
         return json_response(await adapters.unload(await body.read(request), self._frontend))
 
     async def _read(self, request: Request, prepare: Callable[..., Any], *args: Any) -> Any:

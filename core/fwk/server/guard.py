@@ -1,0 +1,75 @@
+"""Who may use which route: everybody, whoever has the key, or whoever has the administrator's key."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
+
+
+class Access(Enum):
+    """Whom a route is for."""
+
+    PUBLIC = "everybody"
+    USER = "holders of --api-key, or everybody when there is none"
+    ADMIN = "holders of --admin-api-key"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys a server asks for; without an administrator's key there are no routes for administrators."""
+
+    user: str | None = None
+    admin: str | None = None
+
+
+class Guard:
+    """Decides by the route that would answer, never by the text of a path, so no spelling of one gets round it.
+
+    Whatever is on neither list is for users, a path without a route too: what a key protects cannot be probed for.
+    Neither key opens what the other does.
+    """
+
+    def __init__(
+        self, routes: Sequence[BaseRoute], public: Sequence[BaseRoute], admin: Sequence[BaseRoute], keys: Keys
+    ) -> None:
+        if admin and not keys.admin:
+            raise AssertionError("routes for administrators without a key of their own")
+        self._routes = routes
+        self._access = {id(route): Access.PUBLIC for route in public} | {id(route): Access.ADMIN for route in admin}
+        self._keys = {
+            Access.USER: keys.user.encode() if keys.user else None,
+            Access.ADMIN: keys.admin.encode() if keys.admin else None,
+        }
+
+    def refusal(self, scope: Scope, authorization: bytes) -> str | None:
+        """Why a request may not pass, in a sentence; None when it may."""
+        access = self._asked(scope)
+        if access is Access.PUBLIC:
+            return None
+        key = self._keys[access]
+        if key is None and access is Access.USER:
+            return None
+        scheme, _, given = authorization.partition(b" ")
+        if key is not None and hmac.compare_digest(given.strip(), key) and scheme.lower() == b"bearer":
+            return None
+        whose = "the administrator's" if access is Access.ADMIN else "a valid"
+        return f"{whose} API key is required: 'Authorization: Bearer KEY'"
+
+    def _asked(self, scope: Scope) -> Access:
+        """Whom the route is for that will answer: the first that matches whole, else the first that does but for the
+        method, as the router chooses.
+        """
+        partial: BaseRoute | None = None
+        for route in self._routes:
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                return self._access.get(id(route), Access.USER)
+            if match is Match.PARTIAL and partial is None:
+                partial = route
+        access = self._access.get(id(partial), Access.USER)
+        return Access.USER if access is Access.PUBLIC else access
