@@ -18,6 +18,8 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.helpers.packages import write_metadata
+
 HERE = Path(__file__).parent
 START_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
@@ -55,10 +57,7 @@ def assert_no_leak(body: str) -> None:
 
 def install_plugins(folder: Path) -> str:
     """A distribution with the plugins of the tests; returns the PYTHONPATH on which the server finds it."""
-    info = folder / "fwk_faults-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fwk-faults\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[fwk]\ntests.faults = fwk_faults\n")
+    write_metadata(folder, "fwk-faults", {"tests.faults": "fwk_faults"})
     return os.pathsep.join([str(folder), str(HERE / "plugin"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

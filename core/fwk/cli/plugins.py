@@ -40,7 +40,7 @@ def _rows(plugins: PluginSet) -> list[dict[str, Any]]:
             "name": item.name,
             "package": item.package,
             "version": item.version,
-            "api": item.declaration.api,
+            "api": item.api,
             "rank": item.declaration.rank,
             "state": "ok",
             "load_ms": round(plugins.load_seconds.get(item.plugin, 0.0) * 1000, 1),

@@ -14,9 +14,6 @@ from packaging.requirements import Requirement
 
 from fwk.config import Options
 
-API_VERSIONS: dict[str, int] = {}
-"""Newest API version of each family, filled by the declaration classes below."""
-
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -88,13 +85,12 @@ class Declaration:
     options: the plugin's own options; they become flags, YAML keys, help and documentation.
     enabled_by: names among these options, in a family of which every installed plugin takes part: this one is off, and
         what ``load`` names is not imported, until one of them is set.
-    api: the family's API version the plugin was written for.
+    api: the family's API version the plugin was written for (``fwk.plugins.VERSIONS`` has the newest of each).
     override: may take a name another package has, if the user also says ``--allow-override FAMILY.NAME``.
     switches: flags without a value that select it, for families that an option chooses from.
     """
 
     family: ClassVar[str] = ""
-    api_version: ClassVar[int] = 1
 
     name: str
     load: str
@@ -106,11 +102,6 @@ class Declaration:
     override: bool = False
     switches: tuple[str, ...] = ()
     summary: str = ""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if cls.family:
-            API_VERSIONS[cls.family] = cls.api_version
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

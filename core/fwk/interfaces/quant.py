@@ -168,16 +168,28 @@ class QuantizerSpec(Declaration):
     layouts: names of checkpoint layouts it reads (``WeightSource.layouts``); with ``plain`` among them it can
     compute any unquantised layer. For each layer ``auto`` takes the best-ranked quantiser that reads one of the
     layouts the checkpoint offers without changing its numbers.
-    is_lossless: whether the numbers of layouts other than ``plain`` stay those of the checkpoint.
-    keeps_plain: whether those of ``plain`` do.
+    exact: those of ``layouts`` whose numbers stay the checkpoint's.
+    is_lossless, keeps_plain: of version 1 (``api=1``), which said with two switches what ``exact`` says: whether the
+    numbers of layouts other than ``plain`` stay, and whether those of ``plain`` do.
     """
 
     family: ClassVar[str] = "quant"
 
     layouts: tuple[str, ...] = (PLAIN,)
+    exact: tuple[str, ...] = ()
     is_lossless: bool = False
     keeps_plain: bool = False
 
-    def keeps(self, layout: str) -> bool:
-        """Whether it reads ``layout`` without changing its numbers."""
-        return layout in self.layouts and (self.keeps_plain if layout == PLAIN else self.is_lossless)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.api == 1 and self.exact:
+            raise ValueError(f"quantizer {self.name!r}: exact is of version 2 of this interface: say api=2")
+        if self.api > 1 and (self.is_lossless or self.keeps_plain):
+            raise ValueError(
+                f"quantizer {self.name!r}: is_lossless and keeps_plain are of version 1: name the layouts in exact"
+            )
+        unread = set(self.exact) - set(self.layouts)
+        if unread:
+            raise ValueError(
+                f"quantizer {self.name!r}: exact names {', '.join(sorted(unread))}, which it does not read"
+            )

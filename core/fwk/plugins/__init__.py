@@ -4,9 +4,13 @@ from fwk.plugins.discovery import Broken, PluginSet, Registered, discover
 from fwk.plugins.families import FAMILIES, Family
 from fwk.plugins.options import OptionOwner, build_config, option_owners
 from fwk.plugins.selection import Candidate, Selection, build, choose, find, load_object, taking_part
+from fwk.plugins.versions import VERSIONS, Adapter, ApiVersion
 
 __all__ = [
     "FAMILIES",
+    "VERSIONS",
+    "Adapter",
+    "ApiVersion",
     "Broken",
     "Candidate",
     "Family",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -15,18 +15,25 @@ from fwk import hookspecs
 from fwk.errors import PluginError
 from fwk.interfaces.declaration import Declaration
 from fwk.plugins.families import FAMILIES
+from fwk.plugins.versions import VERSIONS, Adapter, ApiVersion
 
 GROUP = "fwk"
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """One declaration and where it came from."""
+    """One declaration and where it came from.
+
+    declaration: as of the family's newest API version. ``adapter`` made it so, and is for its object too, when the
+    plugin was written for an older one, ``api``.
+    """
 
     declaration: Declaration
     plugin: str  # the entry point's name: family.name
     package: str
     version: str
+    api: int = 1
+    adapter: Adapter | None = None
 
     @property
     def family(self) -> str:
@@ -45,6 +52,16 @@ class Registered:
     def source(self) -> str:
         """For messages: name, package and version."""
         return f"'{self.plugin}' from {self.package} {self.version}"
+
+    @property
+    def age(self) -> str | None:
+        """A sentence about a plugin of an older API version; None for one of the newest."""
+        if self.adapter is None:
+            return None
+        return (
+            f"plugin {self.source} was written for version {self.api} of the {self.family} interface and is adapted to "
+            f"version {self.declaration.api}; fwk {self.adapter.retires} will refuse it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +83,7 @@ class PluginSet:
     """Everything installed, resolved once per process. Passed around; never a global."""
 
     manager: pluggy.PluginManager
+    versions: Mapping[str, ApiVersion] = field(default_factory=lambda: VERSIONS)
     by_family: dict[str, dict[str, Registered]] = field(default_factory=dict[str, dict[str, Registered]])
     broken: list[Broken] = field(default_factory=list[Broken])
     overridden: list[Registered] = field(default_factory=list[Registered])
@@ -94,7 +112,7 @@ class PluginSet:
         """
         self.manager.register(plugin, name=name)
         try:
-            declared = [Registered(item, name, package, version) for item in self._declarations(plugin)]
+            declared = [self._adapted(item, name, package, version) for item in self._declarations(plugin)]
             self._check(declared, set(allow_override))
         except BaseException:
             self.manager.unregister(name=name)
@@ -116,6 +134,14 @@ class PluginSet:
                 if impl.plugin is plugin:
                     found.extend(_checked(impl.function(), caller.name, spec))
         return found
+
+    def _adapted(self, item: Declaration, plugin: str, package: str, version: str) -> Registered:
+        known = self.versions[item.family]
+        refusal = known.refusal(item.family, item.name, package, item.api)
+        if refusal is not None:
+            raise TypeError(refusal)
+        declaration, adapter = known.adapt(item)
+        return Registered(declaration, plugin, package, version, item.api, adapter)
 
     def _check(self, declared: list[Registered], allowed: set[str]) -> None:
         seen: set[str] = set()
@@ -141,11 +167,6 @@ def _checked(answer: object, hook: str, spec: type[Declaration]) -> list[Declara
     for item in answer:  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(item, spec):
             raise TypeError(f"{hook} must return {spec.__name__} objects, not {type(item).__name__}")  # pyright: ignore[reportUnknownArgumentType]
-        if not 1 <= item.api <= spec.api_version:
-            raise TypeError(
-                f"{item.name!r} was written for version {item.api} of the {spec.family} interface, this fwk has "
-                f"version {spec.api_version}: install a matching version of the plugin"
-            )
     return answer  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -153,11 +174,12 @@ def discover(
     allow_override: Iterable[str] = (),
     points: Iterable[EntryPoint] | None = None,
     warn: Callable[[str], None] | None = None,
+    versions: Mapping[str, ApiVersion] = VERSIONS,
 ) -> PluginSet:
     """Load all entry points of group ``fwk``. Raises ``PluginError`` only for names claimed twice."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    plugins = PluginSet(manager)
+    plugins = PluginSet(manager, versions)
     found = entry_points(group=GROUP) if points is None else points
     # Packages that override come last, whatever the order of installation.
     for point in sorted(found, key=lambda p: (_package(p)[0] != "fwk", p.name)):

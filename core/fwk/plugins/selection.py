@@ -109,10 +109,11 @@ def choose_tiers(plugins: PluginSet, cache: Registered, given: Sequence[str], fa
 
 
 def load_object(item: Registered) -> Any:
-    """Import the declared class. Raises ``PluginLoadError`` naming plugin, package and cause."""
+    """Import the declared class, with today's interface. Raises ``PluginLoadError`` naming plugin and cause."""
     module_name, _, attribute = item.declaration.load.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        found = getattr(importlib.import_module(module_name), attribute)
+        return found if item.adapter is None else item.adapter.wrap(found)
     except (Exception, SystemExit) as error:
         raise PluginLoadError(
             f"plugin {item.source} failed to import {item.declaration.load}: {type(error).__name__}: {error}"
@@ -144,12 +145,14 @@ def is_enabled(declaration: Declaration, given: Mapping[str, object]) -> bool:
 def taking_part(
     plugins: PluginSet, family: str, given: Mapping[str, Mapping[str, object]]
 ) -> list[tuple[Registered, Any]]:
-    """The plugins of a family that are not off, each with its validated options; ``given`` as for ``plugin_options``.
+    """The plugins of a family that are not off, best rank first, each with its validated options.
+
+    ``given`` is as for ``plugin_options``.
 
     Raises ``PluginError`` when one that was turned on lacks a package.
     """
     found: list[tuple[Registered, Any]] = []
-    for item in plugins.family(family):
+    for item in sorted(plugins.family(family), key=lambda item: -item.declaration.rank):
         if not is_enabled(item.declaration, given.get(item.key, {})):
             continue
         refusal = item.declaration.needs.refusal(Host()) if item.declaration.enabled_by else None

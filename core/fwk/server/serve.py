@@ -207,8 +207,8 @@ class _Server:
             for adapter in adapter_paths(config):
                 frontend.expect_adapter(adapter)
             frontend.lora_sources = [
-                build(item, LoRASourceContext(plugin_options(item, config.plugin_options)))
-                for item in sorted(plugins.family("lora_sources"), key=lambda item: -item.declaration.rank)
+                build(item, LoRASourceContext(options))
+                for item, options in taking_part(plugins, "lora_sources", config.plugin_options)
             ]
             if frontend.can_load_adapters and not config.server.admin_api_key:
                 raise ConfigError(

@@ -14,7 +14,7 @@ from fwk.errors import ConfigError, ModelLoadError, PluginError
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.loader import Checkpoint, Loader, LoaderContext, ModelSource
 from fwk.interfaces.model import ModelSpec
-from fwk.plugins import PluginSet, build, choose, find, load_object
+from fwk.plugins import PluginSet, build, choose, find, load_object, taking_part
 from fwk.plugins.selection import plugin_options
 from fwk.types import ModelConfig, PoolingConfig, Task
 
@@ -43,13 +43,13 @@ def locate(config: Config, plugins: PluginSet, progress: Callable[[str], None]) 
     """Ask every model source for the model. Raises ``ModelLoadError`` naming those asked."""
     name = config.model.model
     folder = Path(config.model.download_dir).expanduser() if config.model.download_dir else default_download_dir()
-    items = sorted(plugins.family("model_sources"), key=lambda item: -item.declaration.rank)
-    for item in items:
-        source: ModelSource = build(item, LoaderContext(plugin_options(item, config.plugin_options)))
+    items = taking_part(plugins, "model_sources", config.plugin_options)
+    for item, options in items:
+        source: ModelSource = build(item, LoaderContext(options))
         path = source.fetch(name, config.model.revision, folder, progress)
         if path is not None:
             return path
-    asked = ", ".join(item.name for item in items) or "none is installed"
+    asked = ", ".join(item.name for item, _ in items) or "none is installed"
     raise ModelLoadError(
         f"no model {name!r}: it is not a local path, and no model source knows it ({asked}). "
         "Give a folder with config.json and weights, a model file, or leave the model out for the default one"

@@ -97,7 +97,7 @@ class ChosenQuantization(Quantization):
             (item.declaration.rank, -index, item, layout)
             for index, layout in enumerate(offered)
             for item in self._plugins.family("quant")
-            if _spec(item).keeps(layout) and item.declaration.refusal(self._facts) is None
+            if layout in _spec(item).exact and item.declaration.refusal(self._facts) is None
         ]
         if not readers:
             raise ModelLoadError(

@@ -20,7 +20,7 @@ from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
 from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, SamplingContext
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
-from fwk.plugins import PluginSet, Registered, build, choose, find
+from fwk.plugins import PluginSet, Registered, build, choose, find, taking_part
 from fwk.plugins.selection import plugin_options
 from fwk.team import Team
 from fwk.text import ModelText
@@ -204,8 +204,10 @@ class LocalWorker(Worker):
     def _adapters(self, backend: LoRABackend | None) -> AdapterStore | NoAdapters:
         if backend is None:
             return NoAdapters()
-        items = sorted(self._plugins.family("lora_sources"), key=lambda item: -item.declaration.rank)
-        sources: list[LoRASource] = [build(item, LoRASourceContext(self._options(item))) for item in items]
+        sources: list[LoRASource] = [
+            build(item, LoRASourceContext(own))
+            for item, own in taking_part(self._plugins, "lora_sources", self._config.plugin_options)
+        ]
         store = AdapterStore(backend, sources)
         self._operations |= {"load_adapter": store.load, "unload_adapter": store.unload}
         return store
@@ -281,9 +283,10 @@ class LocalWorker(Worker):
             return item.declaration.order, item.name
 
         sampler = self._choose("samplers", self._config.engine.sampling_backend)
+        items = [item for item, _ in taking_part(self._plugins, "logits_processors", self._config.plugin_options)]
         processors: list[LogitsProcessor] = [
             GrammarMasks(context(None), self._grammars, table),
-            *(build(item, context(item)) for item in sorted(self._plugins.family("logits_processors"), key=order)),
+            *(build(item, context(item)) for item in sorted(items, key=order)),
         ]
         return SamplingPipeline(processors, build(sampler, context(sampler)), table)
 

@@ -22,7 +22,8 @@ def quantizers() -> list[QuantizerSpec]:
             name="fp8",
             load="fwk_quant.fp8.method:Fp8Method",
             layouts=("fp8", "compressed-tensors:float-quantized", "plain"),
-            is_lossless=True,
+            exact=("fp8", "compressed-tensors:float-quantized"),
+            api=2,
             options=Fp8Options,
             summary="8-bit floating-point weights (e4m3); from quantised checkpoints or made while loading.",
         )

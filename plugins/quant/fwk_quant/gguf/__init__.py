@@ -11,7 +11,8 @@ def quantizers() -> list[QuantizerSpec]:
             name="gguf",
             load="fwk_quant.gguf.method:GGUFMethod",
             layouts=("gguf:Q8_0", "gguf:Q4_K", "gguf:Q6_K", "gguf:Q4_0", "gguf:Q4_1"),
-            is_lossless=True,
+            exact=("gguf:Q8_0", "gguf:Q4_K", "gguf:Q6_K", "gguf:Q4_0", "gguf:Q4_1"),
+            api=2,
             summary="The blocks of a GGUF file, kept packed in memory: less memory than 'none', slower on a CPU.",
         )
     ]

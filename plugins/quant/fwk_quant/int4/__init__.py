@@ -23,7 +23,8 @@ def quantizers() -> list[QuantizerSpec]:
             name="int4",
             load="fwk_quant.int4.method:Int4Method",
             layouts=("gptq:4", "awq:4", "compressed-tensors:pack-quantized:4", "plain"),
-            is_lossless=True,
+            exact=("gptq:4", "awq:4", "compressed-tensors:pack-quantized:4"),
+            api=2,
             options=Int4Options,
             summary="4-bit integer weights in groups; from GPTQ, AWQ and similar checkpoints, or made while loading.",
         )

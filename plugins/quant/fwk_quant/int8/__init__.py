@@ -16,7 +16,8 @@ def quantizers() -> list[QuantizerSpec]:
                 "compressed-tensors:pack-quantized:8",
                 "plain",
             ),
-            is_lossless=True,
+            exact=("gptq:8", "compressed-tensors:int-quantized", "compressed-tensors:pack-quantized:8"),
+            api=2,
             summary="8-bit integer weights, a scale per output; from quantised checkpoints or made while loading.",
         )
     ]

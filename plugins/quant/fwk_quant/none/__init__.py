@@ -10,8 +10,8 @@ def quantizers() -> list[QuantizerSpec]:
             name="none",
             load="fwk_quant.none.method:PlainMethod",
             layouts=("plain",),
-            is_lossless=True,
-            keeps_plain=True,
+            exact=("plain",),
+            api=2,
             rank=10,
             summary="Unquantised weights; on a CPU they are packed once for oneDNN.",
         )
