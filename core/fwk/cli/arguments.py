@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fwk.cli.flags import Parser, type_name
+from fwk.cli.migrating import page as migrating_page
 from fwk.config import aliases_of, stability_of, turned_by
 from fwk.plugins import PluginSet, discover, option_owners
 from fwk.plugins.options import flag, normal, switches
@@ -50,6 +51,10 @@ def run(argv: Sequence[str]) -> int:
     """Print the page."""
     parser = Parser("fwk arguments", description="Print the page of all arguments as Markdown.")
     parser.add_argument("--all", action="store_true", help="third-party plugins too")
+    parser.add_argument("--peers", action="store_true", help="other servers' arguments instead, and ours for them")
     arguments = parser.parse_args(argv)
+    if arguments.peers:
+        print(migrating_page(discover()), end="")
+        return 0
     print(page(discover(), None if arguments.all else "fwk"), end="")
     return 0

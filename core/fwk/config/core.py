@@ -23,7 +23,9 @@ class ModelOptions(Options):
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")
     download_dir: str | None = option(None, "Folder for downloaded models (default: the user's cache folder).")
     load_format: str = option("auto", "Loader that reads the weights: a loader's name, or auto.", aliases=["load-way"])
-    tokenizer_path: str | None = option(None, "Folder or tokenizer.json to use instead of the model's own tokenizer.")
+    tokenizer_path: str | None = option(
+        None, "Folder or tokenizer.json to use instead of the model's own tokenizer.", aliases=["tokenizer"]
+    )
     chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the model's own.")
     served_model_name: str | None = option(
         None, "Name reported by the API (default: the model as given).", aliases=["model-name"]
@@ -43,7 +45,9 @@ class ModelOptions(Options):
         ge=8,
         le=2**24,
     )
-    json_model_override_args: str = option("{}", "JSON object of config.json fields to replace.")
+    json_model_override_args: str = option(
+        "{}", "JSON object of config.json fields to replace.", aliases=["hf-overrides"]
+    )
 
 
 class EngineOptions(Options):
@@ -93,7 +97,9 @@ class EngineOptions(Options):
     )
     moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.")
     sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")
-    schedule_policy: str = option("auto", "Order, admission and pre-emption of requests.")
+    schedule_policy: str = option(
+        "auto", "Order, admission and pre-emption of requests.", aliases=["scheduling-policy"]
+    )
     prefix_cache: str = option("auto", "Reuse of K/V between requests with a common prefix.")
     cache_tiers: tuple[str, ...] = option(
         (),
@@ -130,7 +136,7 @@ class EngineOptions(Options):
     grammar_backend: str = option(
         "auto", "Compiler of constrained output (JSON schema, regex, ...); none: such requests are refused."
     )
-    page_size: int = option(16, "Tokens per KV cache block.", ge=1, le=1024)
+    page_size: int = option(16, "Tokens per KV cache block.", aliases=["block-size"], ge=1, le=1024)
     max_total_tokens: int | None = option(
         None,
         "Size of the KV cache in tokens (default: from --mem-fraction-static).",
@@ -142,19 +148,23 @@ class EngineOptions(Options):
         None,
         "Share of the device's free memory for weights and KV cache (default: 0.88 on a GPU; on a CPU the KV cache "
         "alone gets a tenth of the free memory, used only as it fills).",
-        aliases=["mem-fraction"],
+        aliases=["mem-fraction", "gpu-memory-utilization"],
         gt=0,
         lt=1,
     )
     max_running_requests: int = option(
         256,
         "Sequences computed at once; others wait.",
-        aliases=["running-max-req-size", "max-batch-size"],
+        aliases=["running-max-req-size", "max-batch-size", "max-num-seqs"],
         ge=1,
         le=4096,
     )
     max_prefill_tokens: int = option(
-        2048, "Tokens computed in one step, over all sequences.", aliases=["batch-max-tokens"], ge=1, le=2**20
+        2048,
+        "Tokens computed in one step, over all sequences.",
+        aliases=["batch-max-tokens", "max-num-batched-tokens"],
+        ge=1,
+        le=2**20,
     )
     chunked_prefill_size: int = option(
         2048, "Tokens of one prompt computed in one step; longer prompts take several.", ge=1, le=2**20

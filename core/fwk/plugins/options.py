@@ -26,6 +26,7 @@ from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.cache import CacheTierSpec
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family
+from fwk.plugins.peers import answer
 from fwk.plugins.selection import foreseen, is_enabled
 
 _CORE: dict[str, type[Options]] = {
@@ -87,6 +88,14 @@ def switches(plugins: PluginSet) -> dict[str, dict[str, str]]:
         for name in item.declaration.switches if option is not None else ():
             found.setdefault(option or "", {})[name] = item.name
     return found
+
+
+def called(plugins: PluginSet) -> dict[str, str]:
+    """Every name an option can be given by, dashes as underscores, and how it is written with our own name."""
+    return {
+        name: f"{flag(meaning.option)} {meaning.constant}" if meaning.is_constant else flag(meaning.option)
+        for name, meaning in _meanings(plugins).items()
+    }
 
 
 def build_config(plugins: PluginSet, given: Mapping[str, Any]) -> Config:
@@ -203,6 +212,9 @@ def _meanings(plugins: PluginSet) -> dict[str, _Meaning]:
 
 
 def _unknown(name: str, meanings: Mapping[str, _Meaning], plugins: PluginSet) -> str:
+    known = answer(name)
+    if known is not None:
+        return known
     close = difflib.get_close_matches(normal(name), list(meanings), 1)
     hint = f" (did you mean {flag(close[0])}?)" if close else ""
     broken = f"; {len(plugins.broken)} installed plugins are broken, see 'fwk plugins list'" if plugins.broken else ""

@@ -10,7 +10,7 @@ def prefix_caches() -> list[PrefixCacheSpec]:
     return [
         PrefixCacheSpec(
             name="none",
-            switches=("disable-radix-cache", "disable-dynamic-prompt-cache"),
+            switches=("disable-radix-cache", "disable-dynamic-prompt-cache", "no-enable-prefix-caching"),
             load="fwk_cache.none.cache:NoPrefixCache",
             summary="Keeps nothing: each prompt is computed in full.",
         )

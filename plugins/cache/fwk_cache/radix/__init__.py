@@ -13,7 +13,7 @@ def prefix_caches() -> list[PrefixCacheSpec]:
             name="radix",
             load="fwk_cache._common.radix:RadixPrefixCache",
             rank=10,
-            switches=("reuse-cache",),
+            switches=("reuse-cache", "use-dynamic-prompt-cache", "enable-prefix-caching"),
             options=EvictionOptions,
             summary="Keeps the blocks of earlier prompts and answers in a trie.",
         )
