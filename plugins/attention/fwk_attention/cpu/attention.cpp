@@ -11,7 +11,6 @@
 // Products are of bfloat16 pairs with float32 sums where the machine has vdpbf16ps, otherwise of float32.
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -21,9 +20,12 @@
 #include <immintrin.h>
 #endif
 
+#include "fwk/team.h"
+
 namespace {
 
 constexpr int TILE = 64;      // keys at a time
+constexpr int STORED = 16;    // tokens whose K and V are stored at a time
 constexpr int ROWS = 6;       // rows of a product kept in registers at a time
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
@@ -215,12 +217,24 @@ struct Plan {
     const uint8_t* tree;      // [num_tokens, tree_width] or null
     float* parts;             // [num_parts, num_kv_heads, part_rows, padded head size + 2]
     int32_t* finished;        // [num_parts, num_kv_heads] of zeros
-    int64_t table_width, tree_width, num_tasks, num_tokens, part_rows, num_threads;
+    int64_t table_width, tree_width, num_tasks, num_tokens, part_rows;
 };
 
 struct Layer {
     int64_t num_heads, num_kv_heads, head_size, block_size, window;  // window: 0 for none
     float scale, soft_cap;                                           // soft_cap: 0 for none
+};
+
+struct Attend {  // strides are elements from token to token; heads stand together
+    const void* q;
+    int64_t q_stride;
+    const void* k;
+    int64_t k_stride;
+    const void* v;
+    int64_t v_stride;
+    void *cache, *out;
+    const Layer* layer;
+    const Plan* plan;
 };
 
 }  // extern "C"
@@ -493,24 +507,17 @@ struct Step {
         for (int i = 0; i < size; i++) put(to + i, sums[i] * scale);
     }
 
-    void all() const {
-        const int64_t total = plan.num_tasks * layer.num_kv_heads, heads = layer.num_kv_heads;
-        if (plan.num_threads <= 1 || total == 1) {
-            for (int64_t i = 0; i < total; i++) run(plan.tasks[i / heads], int(i % heads));
-            return;
-        }
-        std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(plan.num_threads)
-        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < total;)
-            run(plan.tasks[i / heads], int(i % heads));
+    void all(fwk::Member& m) const {
+        const int64_t heads = layer.num_kv_heads;
+        m.chunks(plan.num_tasks * heads, [&](int64_t i) { run(plan.tasks[i / heads], int(i % heads)); });
     }
 };
 
 template <class T>
 void put_rows(const T* k, int64_t k_stride, const T* v, int64_t v_stride, T* cache, const Layer& layer,
-              const Plan& plan) {
+              const Plan& plan, int64_t first, int64_t last) {
     const int64_t size = layer.head_size, part = layer.num_kv_heads * layer.block_size * size;
-    for (int64_t t = 0; t < plan.num_tokens; t++) {
+    for (int64_t t = first; t < last; t++) {
         const int64_t block = plan.slots[t] / layer.block_size, offset = plan.slots[t] % layer.block_size;
         T* to = cache + block * 2 * part + offset * size;
         for (int64_t h = 0; h < layer.num_kv_heads; h++, to += layer.block_size * size) {
@@ -520,24 +527,29 @@ void put_rows(const T* k, int64_t k_stride, const T* v, int64_t v_stride, T* cac
     }
 }
 
+// Store k and v of all new tokens, then attend.
+template <class T, class P>
+void attend(const Attend& a, fwk::Member& m) {
+    const T *q = (const T*)a.q, *k = (const T*)a.k, *v = (const T*)a.v;
+    const int64_t num_tokens = a.plan->num_tokens;
+    m.chunks((num_tokens + STORED - 1) / STORED, [&](int64_t i) {
+        const int64_t last = std::min((i + 1) * STORED, num_tokens);
+        put_rows(k, a.k_stride, v, a.v_stride, (T*)a.cache, *a.layer, *a.plan, i * STORED, last);
+    });
+    Step<T, P>{q, a.q_stride, (T*)a.cache, (T*)a.out, *a.layer, *a.plan}.all(m);
+}
+
 }  // namespace
 
 extern "C" {
 
-// Store k and v of all new tokens, then attend. Strides are elements from token to token; heads stand together.
-void attend_float32(const float* q, int64_t q_stride, const float* k, int64_t k_stride, const float* v,
-                    int64_t v_stride, float* cache, float* out, const Layer* layer, const Plan* plan) {
-    put_rows(k, k_stride, v, v_stride, cache, *layer, *plan);
-    Step<float, Floats>{q, q_stride, cache, out, *layer, *plan}.all();
-}
+void attend_float32(const void* args, fwk::Member& m) { attend<float, Floats>(*(const Attend*)args, m); }
 
-void attend_bfloat16(const uint16_t* q, int64_t q_stride, const uint16_t* k, int64_t k_stride, const uint16_t* v,
-                     int64_t v_stride, uint16_t* cache, uint16_t* out, const Layer* layer, const Plan* plan) {
-    put_rows(k, k_stride, v, v_stride, cache, *layer, *plan);
+void attend_bfloat16(const void* args, fwk::Member& m) {
 #ifdef __AVX512BF16__
-    Step<uint16_t, Pairs>{q, q_stride, cache, out, *layer, *plan}.all();
+    attend<uint16_t, Pairs>(*(const Attend*)args, m);
 #else
-    Step<uint16_t, Floats>{q, q_stride, cache, out, *layer, *plan}.all();
+    attend<uint16_t, Floats>(*(const Attend*)args, m);
 #endif
 }
 

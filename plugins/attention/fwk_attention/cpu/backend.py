@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,9 @@ import torch
 
 from fwk import native
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVSpec
+from fwk.team import operator
 from fwk_attention._common.rows import block_format, move_rows, rows_of
-from fwk_attention.cpu.plan import LayerKind, LayerState, Plan, make_plan
+from fwk_attention.cpu.plan import AttendStruct, LayerKind, LayerState, Plan, PlanStruct, make_plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,16 +24,17 @@ SOURCE = Path(__file__).with_name("attention.cpp")
 
 
 class CpuBackend(AttentionBackend):
-    """Paged attention that reads K and V in place; the cache is laid out as for ``torch``."""
+    """Paged attention that reads K and V in place; the cache is laid out as for ``torch``.
+
+    A step is planned where the step before was: a recorded step finds its plan at the same address.
+    """
 
     def __init__(self, context: AttentionContext) -> None:
         super().__init__(context)
         self._rows = rows_of(context)
-        library = native.load(SOURCE)
-        self._attend = library.attend_bfloat16 if context.dtype == torch.bfloat16 else library.attend_float32
-        strided = (ctypes.c_void_p, ctypes.c_int64)
-        self._attend.argtypes = (*strided * 3, *(ctypes.c_void_p,) * 4)
-        self._attend.restype = None
+        name = "attend_bfloat16" if context.dtype == torch.bfloat16 else "attend_float32"
+        self._attend = operator(native.load(SOURCE), name)
+        self._structs: dict[LayerKind, PlanStruct] = defaultdict(PlanStruct)
 
     def block_format(self, spec: KVSpec) -> BlockFormat:
         return block_format(spec, self.context.block_size, self._rows)
@@ -42,7 +45,7 @@ class CpuBackend(AttentionBackend):
             if layer.state is None:
                 layer.state = LayerState.of(layer, self.context.block_size)
             if layer.state.kind not in plans:
-                plans[layer.state.kind] = make_plan(layer.state.kind, batch)
+                plans[layer.state.kind] = make_plan(layer.state.kind, batch, self._structs[layer.state.kind])
         return plans
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
@@ -51,10 +54,12 @@ class CpuBackend(AttentionBackend):
         state: LayerState = layer.state
         q, k, v = (_heads_together(x, self.context.dtype) for x in (q, k, v))
         out = torch.empty(q.shape, dtype=q.dtype)
-        self._attend(
+        plan: Plan = batch.plan[state.kind]
+        args = AttendStruct(
             *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
-            *(layer.kv_cache.data_ptr(), out.data_ptr(), state.address, batch.plan[state.kind].address),
+            *(layer.kv_cache.data_ptr(), out.data_ptr(), state.address, ctypes.addressof(plan.struct)),
         )
+        self.context.team.run(self._attend, args, is_small=plan.is_small)
         return out
 
     def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:

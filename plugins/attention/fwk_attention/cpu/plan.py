@@ -43,7 +43,7 @@ class PlanStruct(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("tasks", "slots", "table", "positions", "tree", "parts", "finished")),
         *((name, ctypes.c_int64) for name in ("table_width", "tree_width", "num_tasks", "num_tokens")),
-        *((name, ctypes.c_int64) for name in ("part_rows", "num_threads")),
+        ("part_rows", ctypes.c_int64),
     ]
 
 
@@ -51,6 +51,13 @@ class LayerStruct(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_size", "block_size", "window")),
         *((name, ctypes.c_float) for name in ("scale", "soft_cap")),
+    ]
+
+
+class AttendStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, kind) for x in "qkv" for name, kind in ((x, ctypes.c_void_p), (f"{x}_stride", ctypes.c_int64))),
+        *((name, ctypes.c_void_p) for name in ("cache", "out", "layer", "plan")),
     ]
 
 
@@ -96,11 +103,12 @@ class Plan:
     """One step for one kind of layer. ``kept`` holds what the structure points at."""
 
     struct: PlanStruct
-    address: int
+    is_small: bool
     kept: tuple[Any, ...]
 
 
-def make_plan(kind: LayerKind, batch: ForwardBatch) -> Plan:
+def make_plan(kind: LayerKind, batch: ForwardBatch, struct: PlanStruct) -> Plan:
+    """Plan a step in ``struct``, where recorded steps expect it."""
     group = batch.kv_groups[kind.kv_group]
     tasks, num_parts, part_rows, num_scores = _tasks(kind, batch)
     slots = np.ascontiguousarray(group.slot_mapping_np, np.int64)
@@ -114,8 +122,7 @@ def make_plan(kind: LayerKind, batch: ForwardBatch) -> Plan:
         width = -(-kind.head_size // 16) * 16 + 2
         parts = torch.empty(num_parts * kind.num_kv_heads * part_rows * width)
         finished = np.zeros(num_parts * kind.num_kv_heads, np.int32)
-    num_threads = 1 if num_scores <= FEW_SCORES else torch.get_num_threads()
-    struct = PlanStruct(
+    struct.__init__(
         tasks.ctypes.data,
         slots.ctypes.data,
         table.ctypes.data,
@@ -128,9 +135,8 @@ def make_plan(kind: LayerKind, batch: ForwardBatch) -> Plan:
         len(tasks),
         len(slots),
         part_rows,
-        num_threads,
     )
-    return Plan(struct, ctypes.addressof(struct), (tasks, slots, table, tree, positions, parts, finished))
+    return Plan(struct, num_scores <= FEW_SCORES, (tasks, slots, table, tree, positions, parts, finished))
 
 
 def _tasks(kind: LayerKind, batch: ForwardBatch) -> tuple[Any, int, int, int]:
