@@ -8,17 +8,28 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.helpers.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
+from tests.helpers.fake_engine import VOCAB, FakeExecutor, installed, make_engine, next_token, reference
 
 from fwk.engine.core import Engine
 from fwk.errors import InvalidRequest
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
-from fwk.types import Request, SamplingParams
+from fwk.types import Request, SamplingParams, Service
+
+POLICIES = [item.name for item in installed().family("schedulers")]
+PLAIN = Service()
 
 
-def request(name: str, prompt: list[int], max_tokens: int = 8, n: int = 1, **sampling: object) -> Request:
+def request(
+    name: str,
+    prompt: list[int],
+    max_tokens: int = 8,
+    n: int = 1,
+    priority: int = 0,
+    service: Service = PLAIN,
+    **sampling: object,
+) -> Request:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]
-    return Request(request_id=name, prompt_token_ids=prompt, sampling=params, n=n)
+    return Request(request_id=name, prompt_token_ids=prompt, sampling=params, n=n, priority=priority, service=service)
 
 
 def run(engine: Engine, limit: int = 10_000) -> dict[tuple[str, int], list[int]]:
@@ -46,13 +57,13 @@ def prompts(count: int, seed: int = 0, shared: int = 0, longest: int = 60) -> li
 
 
 @pytest.mark.parametrize("cache", ["radix", "none"])
-@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize(("step", "chunk"), [(16, 5), (64, 64), (1, 1)])
-def test_outputs_do_not_depend_on_the_way(cache: str, policy: str, depth: int, step: int, chunk: int) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize(("step", "chunk"), [(16, 5), (64, None), (1, 1)])
+def test_outputs_do_not_depend_on_the_way(cache: str, policy: str, depth: int, step: int, chunk: int | None) -> None:
     engine = make_engine(cache=cache, policy=policy, depth=depth, step_tokens=step, chunk_tokens=chunk, num_blocks=40)
     for i, prompt in enumerate(prompts(12, shared=11)):
-        assert engine.add(request(f"r{i}", prompt, max_tokens=9)) == []
+        assert engine.add(request(f"r{i}", prompt, max_tokens=9, priority=i * 7 % 30)) == []
     outputs = run(engine)
     for i, prompt in enumerate(prompts(12, shared=11)):
         assert outputs[f"r{i}", 0] == reference(prompt, 9)
@@ -198,6 +209,12 @@ class Contrary(SchedulePolicy):
     def chunk(self, sequence, remaining, budget, view):  # type: ignore[no-untyped-def]
         return self.rng.randint(-5, 100)
 
+    def rank(self, sequence, view):  # type: ignore[no-untyped-def]
+        return self.rng.random()
+
+    def displaced(self, sequence, running, view):  # type: ignore[no-untyped-def]
+        return self.rng.choice([*running, None, None, object()])
+
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_policy_can_break_the_books(seed: int) -> None:
@@ -217,12 +234,16 @@ class EngineMachine(RuleBasedStateMachine):
         num_blocks=st.integers(8, 40),
         block_size=st.sampled_from([1, 3, 4]),
         cache=st.sampled_from(["radix", "none"]),
-        policy=st.sampled_from(["fcfs", "lpm"]),
+        policy=st.sampled_from([*POLICIES, "contrary"]),
         depth=st.integers(1, 3),
         step_tokens=st.integers(1, 40),
         drafts=st.booleans(),
+        chunk_tokens=st.sampled_from([None, 3, 32]),
+        conservativeness=st.sampled_from([0.0, 1.0, 5.0]),
+        is_mixed=st.booleans(),
+        steps_per_look=st.sampled_from([1, 1, 4]),
     )
-    def start(self, num_blocks, block_size, cache, policy, depth, step_tokens, drafts) -> None:  # type: ignore[no-untyped-def]
+    def start(self, num_blocks, block_size, cache, policy, depth, step_tokens, drafts, **limits) -> None:  # type: ignore[no-untyped-def]
         rng = random.Random(num_blocks)
 
         def draft(tokens: list[int]) -> list[int]:
@@ -232,12 +253,14 @@ class EngineMachine(RuleBasedStateMachine):
             num_blocks=num_blocks,
             block_size=block_size,
             cache=cache,
-            policy=policy,
+            policy=policy if policy != "contrary" else "fcfs",
+            policy_object=Contrary(num_blocks) if policy == "contrary" else None,
             depth=depth,
             step_tokens=step_tokens,
             max_running=5,
             max_len=64,
             draft=draft if drafts else None,
+            **limits,
         )
         self.room = min(64, num_blocks * block_size)
         self.count = 0
@@ -246,14 +269,15 @@ class EngineMachine(RuleBasedStateMachine):
         self.ended: set[tuple[str, int]] = set()
 
     @rule(
-        shared=st.integers(0, 12), own=st.lists(st.integers(0, 3), min_size=1, max_size=12), n=st.integers(1, 3),
-        max_tokens=st.integers(1, 20),
+        shared=st.integers(0, 30), own=st.lists(st.integers(0, 3), min_size=1, max_size=12), n=st.integers(1, 3),
+        max_tokens=st.integers(1, 20), priority=st.sampled_from([-30, 0, 5, 20]), who=st.sampled_from(["", "a", "b"]),
     )  # fmt: skip
-    def arrive(self, shared: int, own: list[int], n: int, max_tokens: int) -> None:
+    def arrive(self, shared: int, own: list[int], n: int, max_tokens: int, priority: int, who: str) -> None:
         prompt = [7] * shared + own
         name = f"r{self.count}"
         self.count += 1
-        events = self.engine.add(request(name, prompt, max_tokens, n))
+        service = Service(tenant=who, session=who, tier="flex" if who else "", deadline=0.5 if priority else None)
+        events = self.engine.add(request(name, prompt, max_tokens, n, priority, service))
         assert bool(events) == (len(prompt) + max_tokens > self.room)
         for i in range(0 if events else n):
             self.open[name, i] = []

@@ -7,6 +7,7 @@ computed) changes what is read, and so the output.
 from __future__ import annotations
 
 import copy
+import itertools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -185,16 +186,19 @@ def make_engine(
     max_running: int = 8,
     max_len: int = 256,
     step_tokens: int = 32,
-    chunk_tokens: int = 32,
+    chunk_tokens: int | None = 32,
     cache: str = "radix",
     policy: str = "fcfs",
     policy_object: Any = None,
+    policy_options: Mapping[str, object] | None = None,
+    now: Callable[[], float] | None = None,
     depth: int = 1,
     draft: Draft | None = None,
     eos: frozenset[int] = frozenset(),
     cache_options: Mapping[str, object] | None = None,
     tiers: Callable[[CacheTierContext], list[CacheTier]] | None = None,
     is_late: bool = False,
+    **limits: Any,
 ) -> Engine:
     """An engine on a fake worker, with the real scheduler, cache and policy, checking its books every step."""
     plugins = installed()
@@ -205,8 +209,10 @@ def make_engine(
     executor = (LateExecutor if is_late else FakeExecutor)(worker, depth)
     own = plugin_options(cache_item, {cache_item.key: cache_options or {}})
     cache_object = build(cache_item, CacheContext(block_size, own, WorkerTransfer(executor)))
-    policy_object = policy_object or build(policy_item, ScheduleContext(plugin_options(policy_item, {})))
-    limits = Limits(
+    policy_object = policy_object or build(
+        policy_item, ScheduleContext(plugin_options(policy_item, {policy_item.key: policy_options or {}}))
+    )
+    limits_object = Limits(
         max_model_len=max_len,
         max_step_tokens=step_tokens,
         max_chunk_tokens=chunk_tokens,
@@ -214,11 +220,15 @@ def make_engine(
         block_size=block_size,
         eos_token_ids=eos,
         num_lookahead=NUM_LOOKAHEAD if draft else 0,
-        check_blocks=True,
+        **{"check_blocks": True, **limits},
     )
-    clock = iter(range(10**9))
+    clock = itertools.count()
     scheduler = Scheduler(
-        limits, BlockAllocator(num_blocks, cache_object), cache_object, policy_object, now=lambda: float(next(clock))
+        limits_object,
+        BlockAllocator(num_blocks, cache_object),
+        cache_object,
+        policy_object,
+        now=now or (lambda: float(next(clock))),
     )
     info = EngineInfo(num_blocks, block_size, max_len, VOCAB, {}, [])
     return Engine(scheduler, executor, info)

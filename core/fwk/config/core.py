@@ -167,12 +167,42 @@ class EngineOptions(Options):
         le=2**20,
     )
     chunked_prefill_size: int = option(
-        2048, "Tokens of one prompt computed in one step; longer prompts take several.", ge=1, le=2**20
+        2048,
+        "Tokens of one prompt computed in one step; longer prompts take several. -1: a prompt is cut only if it is "
+        "longer than a step.",
+        turns={"disable-chunked-prefill": -1},
+        ge=-1,
+        le=2**20,
+    )
+    enable_mixed_chunk: bool = option(
+        True, "Compute prompts and next tokens in the same step; false: steps of the one and of the other take turns."
+    )
+    schedule_conservativeness: float = option(
+        1.0,
+        "Blocks of KV cache kept free for each running sequence when another one starts: more means fewer "
+        "pre-emptions, less means more sequences at once.",
+        ge=0,
+        le=2**20,
+    )
+    num_continuous_decode_steps: int = option(
+        1,
+        "Steps from one look at the waiting queue to the next, while sequences run: more means less scheduling, and "
+        "a longer wait for the first token.",
+        aliases=["router-max-wait-tokens"],
+        ge=1,
+        le=1024,
     )
     random_seed: int | None = option(None, "Seed for requests that bring none (default: a random one).", ge=0, lt=2**63)
     check_blocks: bool = option(
         False, "Prove the block accounting after every step (slow; for debugging plugins).", stability="beta"
     )
+
+    @field_validator("chunked_prefill_size")
+    @classmethod
+    def _not_nothing(cls, size: int) -> int:
+        if size == 0:
+            raise ValueError("must be -1 (do not cut prompts) or at least 1")
+        return size
 
     @field_validator("speculative_algorithm")
     @classmethod

@@ -172,7 +172,7 @@ def _assemble(
     limits = Limits(
         max_model_len=setup.max_model_len,
         max_step_tokens=options.max_prefill_tokens,
-        max_chunk_tokens=options.chunked_prefill_size,
+        max_chunk_tokens=options.chunked_prefill_size if options.chunked_prefill_size > 0 else None,
         max_running=options.max_running_requests,
         block_size=options.page_size,
         eos_token_ids=frozenset(setup.eos_token_ids),
@@ -180,6 +180,9 @@ def _assemble(
         num_lookahead=loaded.num_lookahead,
         check_blocks=options.check_blocks,
         whole_prompts=setup.opened.task == "embed",
+        conservativeness=options.schedule_conservativeness,
+        is_mixed=options.enable_mixed_chunk,
+        steps_per_look=options.num_continuous_decode_steps,
     )
     scheduler = Scheduler(
         limits,
@@ -188,6 +191,7 @@ def _assemble(
         policy,
         gate=GrammarGate(executor.call),
         adapters=_adapters(config, executor),
+        policy_name=policy_item.name,
     )
     chosen = {**loaded.chosen, **{family: item.name for family, item in items.items()}}
     reasons = [*setup.reasons, *loaded.reasons]

@@ -236,6 +236,7 @@ class LLM:
             sampling=item.sampling,
             n=item.n,
             priority=item.priority,
+            service=item.service,
             cache_namespace=cache_namespace(item.cache_salt, adapter),
             adapter=adapter,
         )

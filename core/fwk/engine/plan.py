@@ -14,11 +14,15 @@ class Limits:
 
     ``whole_prompts``: a model that does not generate computes each prompt in one step, all of it, and nothing follows:
     its requests have ``max_tokens`` 0, and only they do. Its prefix cache must be one that never finds anything.
+    ``max_chunk_tokens`` of None: a prompt is cut only if it is longer than a step.
+    ``conservativeness``: blocks kept free for each running sequence to grow when another one starts.
+    ``is_mixed``: prompts and decoding may share a step; if not, they take turns.
+    ``steps_per_look``: steps between two looks at the waiting queue while sequences run.
     """
 
     max_model_len: int
     max_step_tokens: int
-    max_chunk_tokens: int
+    max_chunk_tokens: int | None
     max_running: int
     block_size: int
     eos_token_ids: frozenset[int]
@@ -26,6 +30,9 @@ class Limits:
     num_lookahead: int = 0  # tokens past the newest one that the workers may draft, and need blocks for
     check_blocks: bool = False
     whole_prompts: bool = False
+    conservativeness: float = 1.0
+    is_mixed: bool = True
+    steps_per_look: int = 1
 
     @property
     def max_request_len(self) -> int:

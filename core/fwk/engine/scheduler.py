@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -12,6 +13,7 @@ from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.blocks import BlockAllocator, OutOfBlocks
 from fwk.engine.gate import Gate
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
+from fwk.engine.policing import Policing
 from fwk.engine.sequence import Sequence, Status
 from fwk.engine.waiting import WaitingQueue
 from fwk.errors import InvalidRequest
@@ -44,11 +46,12 @@ class Scheduler:
         now: Callable[[], float] = time.monotonic,
         gate: Gate | None = None,
         adapters: Adapters | None = None,
+        policy_name: str = "",
     ) -> None:
         self.limits = limits
         self._allocator = allocator
         self._cache = cache
-        self._policy = policy
+        self._policing = Policing(policy, self, policy_name)
         self.adapters = adapters or Adapters()
         self._now = now
         self._gate = gate or Gate()
@@ -60,8 +63,14 @@ class Scheduler:
         self._freed_slots: list[int] = []  # to tell the workers with the next batch
         self._counters = Counters()
         self._num_arrived = 0
+        self._num_unlooked = 0  # steps since the last look at the waiting queue
+        self._was_prompts = False  # what the last step computed, where prompts and decoding take turns
 
     # What policies see (SchedulerView).
+
+    @property
+    def now(self) -> float:
+        return self._now()
 
     @property
     def num_running(self) -> int:
@@ -76,6 +85,10 @@ class Scheduler:
         return self._allocator.num_available
 
     @property
+    def num_reserved_blocks(self) -> int:
+        return math.ceil(self.limits.conservativeness * len(self._running))
+
+    @property
     def block_size(self) -> int:
         return self.limits.block_size
 
@@ -84,6 +97,10 @@ class Scheduler:
         return self._cache.match(
             sequence.request.cache_namespace, sequence.token_ids, self._matchable(sequence)
         ).num_tokens
+
+    @property
+    def policy(self) -> SchedulePolicy:
+        return self._policing.policy
 
     # Requests come and go.
 
@@ -118,7 +135,7 @@ class Scheduler:
         self._num_arrived += request.n
         self._by_request[request.request_id] = sequences
         for sequence in sequences:
-            self._waiting.push(sequence)
+            self._enqueue(sequence)
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenEvent]:
         """End a request, or one of its sequences, wherever it is. Unknown ids are nobody's fault."""
@@ -138,12 +155,17 @@ class Scheduler:
     def schedule(self) -> PlannedStep | None:
         """Plan a step: sequences under way first, then as many waiting ones as fit. None when nothing can run."""
         plan = StepPlan(self.limits.max_step_tokens)
-        for sequence in list(self._running):
-            if plan.budget <= 0:
+        looks = self._looks()
+        if looks and self._policing.can_displace:
+            self._displace()
+        parts: list[Callable[[], None]] = [lambda: self._plan_decoding(plan), lambda: self._plan_prompts(plan, looks)]
+        if not self.limits.is_mixed and not self._was_prompts:
+            parts.reverse()
+        for part in parts:
+            part()
+            if plan.scheduled and not self.limits.is_mixed:
+                self._was_prompts = any(not s.samples or s.num_new_tokens > 1 for s in plan.scheduled.values())
                 break
-            if sequence.status is Status.RUNNING:
-                self._schedule_running(sequence, plan)
-        self._admit_waiting(plan)
         if not plan.scheduled:
             self._gate.wait()
             return None
@@ -221,12 +243,35 @@ class Scheduler:
 
     # Inside a step.
 
+    def _looks(self) -> bool:
+        """Whether this step is one of those that look at the waiting queue."""
+        self._num_unlooked += 1
+        if not self._waiting or (self._running and self._num_unlooked < self.limits.steps_per_look):
+            return False
+        self._num_unlooked = 0
+        return True
+
+    def _plan_decoding(self, plan: StepPlan) -> None:
+        """One token, and drafts, for each sequence whose prompt is computed: no prompt holds these up."""
+        for sequence in list(self._running):
+            if sequence.status is Status.RUNNING and _is_decoding(sequence):
+                self._schedule_running(sequence, plan)
+
+    def _plan_prompts(self, plan: StepPlan, looks: bool) -> None:
+        """Chunks of prompts under way in the policy's order, then of those that start."""
+        prompts = [sequence for sequence in self._running if not _is_decoding(sequence)]
+        for sequence in sorted(prompts, key=lambda s: (s.rank, s.order)) if len(prompts) > 1 else prompts:
+            if sequence.status is Status.RUNNING and sequence not in plan.scheduled:
+                self._schedule_running(sequence, plan)
+        if looks:
+            self._admit_waiting(plan)
+
     def _schedule_running(self, sequence: Sequence, plan: StepPlan) -> None:
-        if sequence.has_drafts_in_flight or sequence.is_last_token_launched:
+        if plan.budget <= 0 or sequence.has_drafts_in_flight or sequence.is_last_token_launched:
             return
         if sequence.num_pending and self.limits.num_lookahead:
             return  # its drafts come with the result, and are worth more than a step's head start
-        remaining = sequence.num_tokens - sequence.num_computed_tokens
+        remaining = sequence.num_uncomputed_tokens
         drafts: list[int] = []
         if remaining == 1:
             num_new = 1
@@ -236,6 +281,8 @@ class Scheduler:
                 num_new += len(drafts)
         else:
             num_new = self._chunk(sequence, remaining, plan.budget)
+            if not num_new:
+                return
         blocks = self._make_room(sequence, num_new, plan)
         if blocks is not None:
             self._schedule(sequence, num_new, blocks, drafts, plan)
@@ -249,27 +296,56 @@ class Scheduler:
             except OutOfBlocks:
                 # Whoever is already in the plan stays: its blocks may be shared with others of this step.
                 candidates = [other for other in self._running if other not in plan.scheduled]
-                victim = self._policy.victim(candidates, self)
+                victim = self._policing.ask("victim", candidates)
                 if not isinstance(victim, Sequence) or victim not in candidates:
                     victim = candidates[-1]
                 self._preempt(victim)
                 if victim is sequence:
                     return None
 
-    def _admit_waiting(self, plan: StepPlan) -> None:
-        if not self._waiting or plan.budget <= 0 or not self._free_slots:
+    def _displace(self) -> None:
+        """Let the policy pre-empt running sequences for the first waiting one, until that one fits beside the rest."""
+        sequence = next(self._candidates(), None)
+        while sequence is not None and self._running and not self._fits(sequence):
+            victim = self._policing.ask("displaced", sequence, list(self._running))
+            if not isinstance(victim, Sequence) or victim not in self._running:
+                return
+            self._preempt(victim)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence could start in this step, if the running ones do what they have to do."""
+        budget = self.limits.max_step_tokens
+        for other in self._running:
+            budget -= 1 if _is_decoding(other) else self._chunk(other, other.num_uncomputed_tokens, max(budget, 1))
+        if budget <= 0 or not self._free_slots:
+            return False
+        match = self._cache.match(sequence.request.cache_namespace, sequence.token_ids, self._matchable(sequence))
+        num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, budget)
+        count = self._num_blocks(sequence, match.num_tokens + num_new) - len(match.block_ids)
+        return num_new > 0 and count + self.num_reserved_blocks <= self._allocator.num_available
+
+    def _candidates(self) -> Iterator[Sequence]:
+        """Whom the policy would start, in its order: those of them who wait, and for nothing of their own."""
+        if not self._waiting:
             return
         for gate in self._gates:
             gate.poll()
-        admitted: list[Sequence] = []
-        for candidate in self._policy.order(self._waiting, self):
-            if not isinstance(candidate, Sequence) or candidate not in self._waiting or candidate in plan.scheduled:
+        for candidate in self._policing.order(self._waiting):
+            if not isinstance(candidate, Sequence) or candidate not in self._waiting:
                 continue
             closed = next((gate for gate in self._gates if not gate.lets_through(candidate)), None)
-            if closed is not None:
-                if closed.is_full:
-                    break
-                continue  # others need not wait for it
+            if closed is None:
+                yield candidate
+            elif closed.is_full:
+                return  # the others need not wait for it otherwise
+
+    def _admit_waiting(self, plan: StepPlan) -> None:
+        if plan.budget <= 0 or not self._free_slots:
+            return
+        admitted: list[Sequence] = []
+        for candidate in self._candidates():
+            if candidate in plan.scheduled:
+                continue
             if not self._admit(candidate, plan):
                 break  # whoever is first in the policy's order is not overtaken
             admitted.append(candidate)
@@ -278,13 +354,20 @@ class Scheduler:
         for sequence in admitted:
             self._waiting.remove(sequence)
             self._gate.started(sequence)
+            self._policing.tell("started", sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        """Let a sequence wait, in the place the policy gives it."""
+        sequence.rank = self._policing.ask("rank", sequence)
+        self._waiting.push(sequence, sequence.rank)
+        self._policing.tell("waits", sequence)
 
     def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         match = self._cache.match(sequence.request.cache_namespace, sequence.token_ids, self._matchable(sequence))
         self._cache.lock(match.node)
         num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, plan.budget)
         count = self._num_blocks(sequence, match.num_tokens + num_new) - len(match.block_ids)
-        may_start = num_new > 0 and (not self._running or self._policy.admit(sequence, count, self))
+        may_start = num_new > 0 and (not self._running or self._policing.ask("admit", sequence, count))
         if not may_start or count > self._allocator.num_available:
             self._cache.unlock(match.node, is_used=False)
             return False
@@ -315,7 +398,8 @@ class Scheduler:
             self.adapters.take(sequence.request.adapter),
         )
         # After what came back, the first chunk needs no more blocks than it would have without.
-        num_new = min(num_new, self._chunk(sequence, len(sequence.token_ids) - computed, plan.budget))
+        remaining = len(sequence.token_ids) - computed
+        num_new = min(num_new, remaining, self._chunk(sequence, remaining, plan.budget) or remaining)
         blocks = self._allocator.allocate(self._num_blocks(sequence, computed + num_new) - len(sequence.blocks))
         self._schedule(sequence, num_new, blocks, [], plan)
         return True
@@ -422,6 +506,7 @@ class Scheduler:
             self._waiting.remove(sequence)
             self._gate.ended(sequence)
         sequence.status = Status.FINISHED
+        self._policing.tell("ended", sequence)
         self.adapters.leave(sequence.request.adapter)
         siblings = self._by_request[sequence.request.request_id]
         siblings.remove(sequence)
@@ -460,7 +545,7 @@ class Scheduler:
         sequence.has_drafts_in_flight = False
         if sequence.wants_prompt_logprobs:
             sequence.prompt_logprobs.clear()
-        self._waiting.push_back(sequence)
+        self._enqueue(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self._allocator.free(sequence.owned_blocks)
@@ -478,8 +563,10 @@ class Scheduler:
         """How many of a sequence's remaining tokens to compute in a step; 0 if it must be all and that is too many."""
         if self.limits.whole_prompts:
             return remaining if remaining <= budget else 0
+        if self.limits.max_chunk_tokens is None:
+            return 0 if budget < remaining <= self.limits.max_step_tokens else min(remaining, budget)
         most = min(remaining, budget, self.limits.max_chunk_tokens)
-        return max(1, min(most, self._policy.chunk(sequence, remaining, most, self)))
+        return max(1, min(most, self._policing.ask("chunk", sequence, remaining, most)))
 
     def _num_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks for that many tokens and the drafts after them; nobody drafts past the last token it may have."""
@@ -503,6 +590,11 @@ class Scheduler:
         if given is not None:
             return (given + sequence.index * 0x9E3779B97F4A7C15) % 2**64
         return (self.limits.seed + (sequence.order + 1) * 0xD1B54A32D192ED03) % 2**64
+
+
+def _is_decoding(sequence: Sequence) -> bool:
+    """Whether only its newest token is left to compute."""
+    return sequence.num_uncomputed_tokens <= 1
 
 
 def _is_stop(reason: tuple[FinishReason, int | None] | None) -> bool:

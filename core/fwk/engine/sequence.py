@@ -27,7 +27,7 @@ class Sequence:
     __slots__ = (
         "arrival", "blocks", "cached_tokens", "drafts", "has_drafts_in_flight", "index", "is_owned", "key", "node",
         "num_computed_tokens", "num_pending", "num_preemptions", "num_shared_blocks", "order", "prompt_logprobs",
-        "request", "slot", "status", "token_ids", "was_admitted",
+        "rank", "request", "slot", "status", "token_ids", "was_admitted",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, order: int, arrival: float) -> None:
@@ -35,6 +35,7 @@ class Sequence:
         self.index = index
         self.key = (request.request_id, index)
         self.order = order  # by arrival; unique
+        self.rank: Any = None  # the policy's word on its place, as of when it last came to wait
         self.arrival = arrival
         self.status = Status.WAITING
         self.token_ids = list(request.prompt_token_ids)
@@ -60,6 +61,11 @@ class Sequence:
     def num_tokens(self) -> int:
         """Tokens once every launched step has run."""
         return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose K/V no launched step computes."""
+        return len(self.token_ids) + self.num_pending - self.num_computed_tokens
 
     @property
     def num_output_tokens(self) -> int:

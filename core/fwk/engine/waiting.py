@@ -1,41 +1,32 @@
-"""The waiting queue: order of arrival, pre-empted sequences first, removal in O(1)."""
+"""The waiting queue: in the order of the ranks the policy gave, however long it is."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from itertools import chain
+from typing import Any
 
 from fwk.engine.sequence import Sequence
+from fwk.interfaces.ranked import Ranked
 
 
 class WaitingQueue(Collection[Sequence]):
-    """Sequences that wait for blocks, a slot or budget."""
+    """Sequences that wait for blocks, a slot or budget: lowest rank first, among equals by arrival."""
 
     def __init__(self) -> None:
-        self._preempted: OrderedDict[tuple[str, int], Sequence] = OrderedDict()
-        self._fresh: OrderedDict[tuple[str, int], Sequence] = OrderedDict()
+        self._ranked: Ranked[Sequence] = Ranked()
 
-    def push(self, sequence: Sequence) -> None:
-        """A sequence that has just arrived."""
-        self._fresh[sequence.key] = sequence
-
-    def push_back(self, sequence: Sequence) -> None:
-        """A pre-empted sequence: before all others, among its like by arrival."""
-        younger = [key for key, other in self._preempted.items() if other.order > sequence.order]
-        self._preempted[sequence.key] = sequence
-        for key in younger:
-            self._preempted.move_to_end(key)
+    def push(self, sequence: Sequence, rank: Any) -> None:
+        """A sequence that has arrived, or is back after a pre-emption."""
+        self._ranked.add(sequence, rank, sequence.order)
 
     def remove(self, sequence: Sequence) -> None:
-        if self._preempted.pop(sequence.key, None) is None:
-            del self._fresh[sequence.key]
+        self._ranked.remove(sequence)
 
     def __contains__(self, sequence: object) -> bool:
-        return isinstance(sequence, Sequence) and (sequence.key in self._preempted or sequence.key in self._fresh)
+        return sequence in self._ranked
 
     def __iter__(self) -> Iterator[Sequence]:
-        return chain(self._preempted.values(), self._fresh.values())
+        return iter(self._ranked)
 
     def __len__(self) -> int:
-        return len(self._preempted) + len(self._fresh)
+        return len(self._ranked)

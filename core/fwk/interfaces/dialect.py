@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fwk.errors import InvalidRequest
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.parser import StreamParser, ToolParser
-from fwk.types import FinishReason, SamplingParams, Task, TokenLogprobs
+from fwk.types import FinishReason, SamplingParams, Service, Task, TokenLogprobs
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -50,6 +50,7 @@ class GenerateInput:
     sampling: SamplingParams
     n: int = 1
     priority: int = 0
+    service: Service = Service()
     cache_salt: str = ""
     adapter: str = ""  # name of a loaded LoRA adapter
     label: str = ""
@@ -60,12 +61,13 @@ class GenerateInput:
 
 @dataclass(frozen=True, slots=True)
 class EmbedInput:
-    """One text to make an embedding of; the last three fields are as those of ``GenerateInput``."""
+    """One text to make an embedding of; the other fields are as those of ``GenerateInput``."""
 
     token_ids: list[int]
     priority: int = 0
     label: str = ""
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
+    service: Service = Service()
 
 
 MAX_TRACE_HEADER = 512

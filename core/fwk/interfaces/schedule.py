@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -24,15 +23,27 @@ class SequenceView(Protocol):
         ...
 
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of the output so far."""
+        ...
+
     @property
     def num_computed_tokens(self) -> int: ...
     @property
     def num_preemptions(self) -> int: ...
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens it may generate."""
+        ...
 
 
 class SchedulerView(Protocol):
     """What a policy sees of the engine. Read-only; every member costs O(1) unless it says otherwise."""
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds, by the clock of ``SequenceView.arrival``."""
+        ...
 
     @property
     def num_running(self) -> int: ...
@@ -41,6 +52,11 @@ class SchedulerView(Protocol):
     @property
     def num_free_blocks(self) -> int:
         """Blocks that could be handed out now, evictable cached ones included."""
+        ...
+
+    @property
+    def num_reserved_blocks(self) -> int:
+        """Of these, what ``--schedule-conservativeness`` keeps for the running sequences to grow."""
         ...
 
     @property
@@ -58,40 +74,77 @@ class ScheduleContext:
     options: Any = None
 
 
-class SchedulePolicy(ABC):
-    """Answers questions; cannot break the accounting whatever it answers."""
+class SchedulePolicy:
+    """Answers questions; cannot break the accounting whatever it answers. What it raises ends the engine.
+
+    Every question has a default answer, that of first come, first served. Most policies are a ``rank``; one whose order
+    changes while sequences wait overrides ``order``. ``waits``, ``started`` and ``ended`` tell such a policy what goes
+    on; they and ``rank`` are called once for each event, ``order`` and ``displaced`` at most once a step.
+    """
 
     def __init__(self, context: ScheduleContext) -> None:
         self.context = context
 
-    @abstractmethod
-    def order(self, waiting: Collection[SequenceView], view: SchedulerView) -> Iterable[SequenceView]:
-        """The waiting sequences in the order they should start.
+    def rank(self, sequence: SequenceView, view: SchedulerView) -> Any:
+        """The place of a sequence that comes to wait: lowest first, equals by arrival.
 
-        ``waiting`` stands in order of arrival, pre-empted sequences first. Called once a step, read only as far as
-        there is room: answer lazily, and keep the cost flat in the queue's length. The queue does not change while it
-        is read. Sequences left out keep waiting; strangers and repeats are ignored.
+        Asked when it arrives and after each pre-emption; the answer holds until it starts, so that keeping a queue of
+        any length in order costs a few comparisons. All ranks of a policy must be comparable with one another.
         """
+        return sequence.num_preemptions == 0
+
+    def order(self, waiting: Collection[SequenceView], view: SchedulerView) -> Iterable[SequenceView]:
+        """The waiting sequences in the order they should start; by default by rank.
+
+        ``waiting`` stands in the order of the ranks. Called at most once a step, read only as far as there is room:
+        answer lazily, and keep the cost flat in the queue's length. Nothing changes while it is read. Sequences left
+        out keep waiting; strangers and repeats are ignored.
+        """
+        return waiting
 
     def admit(self, sequence: SequenceView, num_blocks: int, view: SchedulerView) -> bool:
         """Whether a waiting sequence may start now, needing ``num_blocks`` new blocks for its first chunk.
 
-        By default it may when, after it, each running sequence could still grow by one block: starting one more
-        only to pre-empt it a step later is work thrown away. An idle engine starts the first whatever is said.
+        By default it may when, after it, the running sequences could still grow by the blocks that are reserved for
+        them (one each unless ``--schedule-conservativeness`` says otherwise): starting one more only to pre-empt it a
+        step later is work thrown away. An idle engine starts the first whatever is said.
         """
-        return num_blocks + view.num_running <= view.num_free_blocks
+        return num_blocks + view.num_reserved_blocks <= view.num_free_blocks
 
     def victim(self, running: Sequence[SequenceView], view: SchedulerView) -> SequenceView:
         """Which running sequence gives its blocks back when they run out; by default the last to have arrived.
 
         ``running`` stands in order of arrival. Pre-empting the youngest first means that the oldest always goes on,
-        so the engine cannot thrash for ever.
+        so the engine cannot thrash for ever; any other fixed order of victims has the same effect.
         """
         return running[-1]
+
+    def displaced(
+        self, sequence: SequenceView, running: Sequence[SequenceView], view: SchedulerView
+    ) -> SequenceView | None:
+        """Which running sequence is pre-empted for a waiting one that does not fit beside them; by default none.
+
+        Asked for the first of the order, when slots, blocks or the step's tokens do not suffice for it, again until it
+        fits or the answer is None. Overriding it is what switches pre-emption on, at the cost of a look at the running
+        sequences in each step in which others wait. Two sequences must never displace one another in turn.
+        """
+        return None
 
     def chunk(self, sequence: SequenceView, remaining: int, budget: int, view: SchedulerView) -> int:
         """Tokens of a prompt to compute this step, given what remains of the prompt and of the step's budget."""
         return min(remaining, budget)
+
+    def waits(self, sequence: SequenceView, view: SchedulerView) -> None:
+        """A sequence has come to wait: it has arrived, or was pre-empted (``num_preemptions`` > 0)."""
+
+    def started(self, sequence: SequenceView, view: SchedulerView) -> None:
+        """A waiting sequence runs now. Told after the step has been planned."""
+
+    def ended(self, sequence: SequenceView, view: SchedulerView) -> None:
+        """A waiting or running sequence is gone for good."""
+
+    def close(self) -> None:
+        """The engine stops, or another policy has taken over."""
 
 
 @dataclass(frozen=True, kw_only=True)

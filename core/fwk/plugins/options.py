@@ -107,7 +107,7 @@ def build_config(plugins: PluginSet, given: Mapping[str, Any]) -> Config:
         meaning = meanings.get(normal(name))
         if meaning is None:
             raise ConfigError(_unknown(name, meanings, plugins))
-        if meaning.option in named and normal(name) != meaning.option:
+        if named.get(meaning.option, flag(normal(name))) != flag(normal(name)):
             raise ConfigError(f"{flag(normal(name))} and {named[meaning.option]} both set {flag(meaning.option)}")
         named[meaning.option] = flag(normal(name))
         if meaning.is_constant:

@@ -232,6 +232,7 @@ class ServerFrontend(Frontend):
             sampling=item.sampling,
             n=item.n,
             priority=item.priority,
+            service=item.service,
             cache_namespace=cache_namespace(item.cache_salt, adapter),
             adapter=adapter,
         )
@@ -291,6 +292,7 @@ class ServerFrontend(Frontend):
             prompt_token_ids=item.token_ids,
             sampling=NOTHING_FOLLOWS,
             priority=item.priority,
+            service=item.service,
         )
         record = RequestRecord(
             request.request_id,

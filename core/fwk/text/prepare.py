@@ -24,8 +24,14 @@ def check_embed_input(item: EmbedInput, *, max_model_len: int, vocab_size: int) 
             f"the input has {length} tokens; this server takes at most {max_model_len}, and cuts nothing off", "input"
         )
     check_token_ids(item.token_ids, vocab_size, "input", max_model_len)
+    _check_standing(item)
+
+
+def _check_standing(item: EmbedInput | GenerateInput) -> None:
+    """Check what a schedule policy may go by."""
     if not -(2**31) <= item.priority < 2**31:
         raise InvalidRequest(f"priority must be between {-(2**31)} and {2**31 - 1}", "priority")
+    item.service.check()
 
 
 def prepare_input(item: GenerateInput, text: TextTools, *, max_model_len: int, vocab_size: int) -> GenerateInput:
@@ -41,8 +47,7 @@ def prepare_input(item: GenerateInput, text: TextTools, *, max_model_len: int, v
     check_token_ids(item.prompt_token_ids, vocab_size, "prompt", max_model_len)
     if not 1 <= item.n <= MAX_N:
         raise InvalidRequest(f"n must be between 1 and {MAX_N}, not {item.n}", "n")
-    if not -(2**31) <= item.priority < 2**31:
-        raise InvalidRequest(f"priority must be between {-(2**31)} and {2**31 - 1}", "priority")
+    _check_standing(item)
     if len(item.cache_salt) > MAX_SALT:
         raise InvalidRequest(f"cache_salt has more than {MAX_SALT} characters", "cache_salt")
     sampling = item.sampling

@@ -28,7 +28,16 @@ from fwk.types.messages import (
     UnloadAdapter,
 )
 from fwk.types.model_config import ModelConfig, PoolingConfig, RopeConfig
-from fwk.types.request import AdapterInfo, FinishReason, Request, Task, TokenLogprobs, cache_namespace
+from fwk.types.request import (
+    AdapterInfo,
+    FinishReason,
+    Request,
+    Service,
+    Task,
+    TokenLogprobs,
+    cache_namespace,
+    tenant_of,
+)
 from fwk.types.sampling import GrammarKind, GrammarRequest, SamplingParams
 
 __all__ = [
@@ -58,6 +67,7 @@ __all__ = [
     "SamplingParams",
     "ScheduledSequence",
     "SequenceResult",
+    "Service",
     "Shutdown",
     "StepOutputs",
     "StepResult",
@@ -67,4 +77,5 @@ __all__ = [
     "TokenLogprobs",
     "UnloadAdapter",
     "cache_namespace",
+    "tenant_of",
 ]

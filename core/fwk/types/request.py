@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
 
+from fwk.errors import InvalidRequest
 from fwk.types.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 Task = Literal["generate", "embed"]
 """What a model is for: to go on with a text, or to turn it into a vector."""
+
+
+MAX_NAME = 256
+MAX_DEADLINE = 86_400.0
+
+
+class Service(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who asks and what they expect: hints that a schedule policy may go by; the others take no notice.
+
+    tenant: whose key the request came with, as ``tenant_of`` makes it of the key; empty without one.
+    session: the client's name of a conversation. Names of different tenants have nothing to do with one another.
+    tier: the service level that was asked for.
+    deadline: seconds after arrival by which the first token is wanted.
+    """
+
+    tenant: str = ""
+    session: str = ""
+    tier: str = ""
+    deadline: float | None = None
+
+    def check(self) -> None:
+        """Raise ``InvalidRequest`` naming the first field that is too long or out of range."""
+        for name, text in (("session_id", self.session), ("service_tier", self.tier)):
+            if len(text) > MAX_NAME or not text.isprintable():
+                raise InvalidRequest(f"{name} must have at most {MAX_NAME} printable characters", name)
+        if self.deadline is not None and not 0 < self.deadline <= MAX_DEADLINE:
+            raise InvalidRequest(f"deadline must be above 0 and at most {MAX_DEADLINE:g} seconds", "deadline")
+
+
+def tenant_of(key: str) -> str:
+    """What stands for an API key where requests are told apart by it: a hash, so that the key stays secret."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
 
 
 class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
@@ -29,6 +63,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     sampling: SamplingParams
     n: int = 1
     priority: int = 0
+    service: Service = Service()
     cache_namespace: str = ""
     adapter: str = ""
 

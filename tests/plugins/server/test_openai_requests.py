@@ -6,6 +6,8 @@ import math
 import pytest
 from pydantic import BaseModel, Field
 
+from fwk.types import Service, tenant_of
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 BODIES = {CHAT: {"messages": [{"role": "user", "content": "Hi"}]}, COMPLETIONS: {"prompt": "Hi"}}
@@ -450,3 +452,50 @@ async def test_an_unknown_model_is_not_found(api):
 async def test_a_million_wrong_elements_are_one_error(api):
     error = await api.refused(COMPLETIONS, {"prompt": "Hi", "stop_token_ids": ["x"] * 300_000})
     assert error["param"] == "stop_token_ids[0]"
+
+
+HINTS = {"x-session-id": "s", "x-service-tier": "flex", "x-deadline": "2.5", "x-priority": "-7"}
+
+
+async def test_hints_for_the_scheduler_come_from_headers_or_the_body(api, frontend):
+    key = {"authorization": "Bearer sk-1"}
+    await api.post(CHAT, BODIES[CHAT], headers=HINTS | key)
+    fields = {"session_id": "mine", "service_tier": "gold", "deadline": 1, "priority": 2}
+    await api.post(COMPLETIONS, BODIES[COMPLETIONS] | fields, headers=HINTS)
+    await api.post(CHAT, BODIES[CHAT] | {"prompt_cache_key": "k", "service_tier": "auto"})
+    found = [(item.priority, item.service) for item in frontend.items]
+    assert found == [
+        (-7, Service(tenant_of("sk-1"), "s", "flex", 2.5)),
+        (2, Service("", "mine", "gold", 1.0)),
+        (0, Service("", "k", "", None)),
+    ]
+    assert "sk-1" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("headers", "param"),
+    [
+        ({"x-deadline": "soon"}, "x-deadline"),
+        ({"x-deadline": "nan"}, "x-deadline"),
+        ({"x-deadline": "-1"}, "x-deadline"),
+        ({"x-priority": "1.5"}, "x-priority"),
+        ({"x-priority": "30000000000"}, "x-priority"),
+    ],
+)
+async def test_hints_that_are_wrong_are_refused(api, headers, param):
+    assert (await api.refused(CHAT, BODIES[CHAT], headers=headers))["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("session_id", "s" * 300),
+        ("session_id", 5),
+        ("service_tier", "t" * 300),
+        ("deadline", 0),
+        ("deadline", 1e6),
+        ("deadline", "soon"),
+    ],
+)
+async def test_fields_that_are_wrong_are_refused(api, field, value):
+    assert (await api.refused(CHAT, BODIES[CHAT] | {field: value}))["param"] == field

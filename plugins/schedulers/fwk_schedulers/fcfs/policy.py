@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-
-from fwk.interfaces.schedule import SchedulePolicy, SchedulerView, SequenceView
+from fwk.interfaces.schedule import SchedulePolicy
 
 
 class FirstComeFirstServed(SchedulePolicy):
-    """The waiting queue as it stands."""
-
-    def order(self, waiting: Collection[SequenceView], view: SchedulerView) -> Iterable[SequenceView]:
-        return waiting
+    """The answers every policy gives unless it says otherwise."""

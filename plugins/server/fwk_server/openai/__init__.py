@@ -3,10 +3,11 @@
 ``model`` names the served model, a LoRA adapter of it, or both (``MODEL:ADAPTER``); see ``adapters.py``.
 
 Fields nobody here reads are ignored, as OpenAI's own clients expect of a server: ``user``, ``metadata``, ``store``,
-``service_tier``, ``safety_identifier``, ``prompt_cache_*``, ``prediction`` and ``verbosity`` (hints), ``session_id``,
-``strict`` of a tool (calls the model makes by itself are not constrained), and anything unknown. A field that asks for
-something this server cannot do (``suffix``, tools without a parser, audio, ...) is refused with 400 and its name in
-``param``: ignoring it would lie. The table of those is in ``refusals.py``.
+``safety_identifier``, ``prompt_cache_retention``, ``prediction`` and ``verbosity`` (hints), ``strict`` of a tool (calls
+the model makes by itself are not constrained), and anything unknown. A field that asks for something this server cannot
+do (``suffix``, tools without a parser, audio, ...) is refused with 400 and its name in ``param``: ignoring it would
+lie. The table of those is in ``refusals.py``. Hints for the schedule policy (``priority``, ``session_id``,
+``prompt_cache_key``, ``service_tier``, ``deadline``) are passed on; see docs/scheduling.md.
 
 Output is constrained by ``response_format``, by ``structured_outputs`` (``json``, ``regex``, ``choice``, ``grammar``,
 ``json_object``) and the older ``guided_*`` of vLLM, and by SGLang's ``json_schema``, ``regex`` and ``ebnf``; one

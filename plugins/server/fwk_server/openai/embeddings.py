@@ -42,7 +42,8 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> EmbeddingCall:
     for i, prompt in enumerate(prompts):
         if prompt.text == "":
             raise InvalidRequest("input must not be an empty string", _at(i, prompts))
-    items = [EmbedInput(prompt.token_ids, body.priority or 0, caller.label, caller.trace) for prompt in prompts]
+    urgency, service = body.urgency(caller), body.service(caller)
+    items = [EmbedInput(prompt.token_ids, urgency, caller.label, caller.trace, service) for prompt in prompts]
     return EmbeddingCall(body, items)
 
 

@@ -10,7 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from fwk.types import Service
+from fwk.types.request import MAX_DEADLINE
 from fwk.types.sampling import MAX_N
+from fwk_server._common.caller import Caller
 
 MAX_LABEL = 256
 MAX_SALT = 256
@@ -44,6 +47,29 @@ class _Fields(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
+class Standing(_Fields):
+    """Hints for the schedule policy, by which requests it may go; see docs/scheduling.md. Headers may give them too."""
+
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    session_id: Annotated[str, Field(max_length=MAX_LABEL)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_LABEL)] | None = Field(
+        None, description="OpenAI's; read as session_id when that is not given."
+    )
+    service_tier: Annotated[str, Field(max_length=MAX_LABEL)] | None = None
+    deadline: Annotated[float, Field(gt=0, le=MAX_DEADLINE)] | None = Field(
+        None, description="Seconds after arrival by which the first token is wanted."
+    )
+
+    def service(self, caller: Caller) -> Service:
+        """These hints, and the headers' where the body has none."""
+        session = self.prompt_cache_key if self.session_id is None else self.session_id
+        return caller.served(session, self.service_tier, self.deadline)
+
+    def urgency(self, caller: Caller) -> int:
+        """The request's priority."""
+        return caller.priority if self.priority is None else self.priority
+
+
 class StreamOptions(_Fields):
     """What a stream carries besides text."""
 
@@ -57,7 +83,7 @@ _StreamOptions = Annotated[StreamOptions | None, WithJsonSchema(StreamOptions.mo
 _Object = Annotated[Any, WithJsonSchema({"type": "object"})]
 
 
-class GenerateRequest(_Fields):
+class GenerateRequest(Standing):
     """Fields that chat completions and completions share. None means "not given"."""
 
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
@@ -87,7 +113,6 @@ class GenerateRequest(_Fields):
     prompt_logprobs: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
     lora_path: Annotated[str, Field(max_length=MAX_NAME)] | None = Field(
         None, description="The name of a loaded LoRA adapter, as SGLang takes it; model may name one as well."
@@ -116,7 +141,7 @@ class CompletionRequest(GenerateRequest):
     logprobs: int | None = None
 
 
-class EmbeddingRequest(_Fields):
+class EmbeddingRequest(Standing):
     """``POST /v1/embeddings``."""
 
     input: Prompt
@@ -124,7 +149,6 @@ class EmbeddingRequest(_Fields):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     add_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
 
 
 class ChatFields(_Fields):

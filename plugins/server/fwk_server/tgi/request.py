@@ -110,6 +110,8 @@ def prepare(data: bytes, frontend: Frontend, stream: bool | None, caller: Caller
         ids,
         _sampling(parameters, seed, is_stream, extra),
         n=parameters.best_of or 1,
+        priority=caller.priority,
+        service=caller.service,
         label=caller.label,
         trace=caller.trace,
     )
