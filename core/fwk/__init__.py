@@ -23,6 +23,7 @@ from fwk.interfaces.model import ModelSpec
 from fwk.interfaces.moe import MoERunnerSpec
 from fwk.interfaces.multimodal import MultimodalProcessorSpec
 from fwk.interfaces.observer import ObserverSpec
+from fwk.interfaces.operators import OperatorsSpec
 from fwk.interfaces.parser import ReasoningParserSpec, ToolParserSpec
 from fwk.interfaces.quant import QuantizerSpec
 from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec
@@ -59,6 +60,7 @@ __all__ = [
     "MultimodalProcessorSpec",
     "Needs",
     "ObserverSpec",
+    "OperatorsSpec",
     "Options",
     "PrefixCacheSpec",
     "QuantizerSpec",

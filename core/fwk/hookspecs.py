@@ -22,6 +22,7 @@ from fwk.interfaces.model import ModelSpec
 from fwk.interfaces.moe import MoERunnerSpec
 from fwk.interfaces.multimodal import MultimodalProcessorSpec
 from fwk.interfaces.observer import ObserverSpec
+from fwk.interfaces.operators import OperatorsSpec
 from fwk.interfaces.parser import ReasoningParserSpec, ToolParserSpec
 from fwk.interfaces.quant import QuantizerSpec
 from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec
@@ -156,6 +157,12 @@ def dialects() -> list[DialectSpec]:
 @hookspec
 def observers() -> list[ObserverSpec]:
     """Declare observers: metrics, traces, logs; every installed one that is not off takes part."""
+    return []
+
+
+@hookspec
+def operators() -> list[OperatorsSpec]:
+    """Declare the small operators of layers: norms, rotary positions, gates (``--operator-backend``)."""
     return []
 
 

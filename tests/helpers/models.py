@@ -19,6 +19,7 @@ from fwk.interfaces.attention import AttentionContext, AttentionLayer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.loader import LoaderContext, WeightSource
 from fwk.interfaces.model import Model, ModelContext
+from fwk.interfaces.operators import OperatorContext
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import OneFormat, QuantContext, QuantMethod
 from fwk.plugins import Registered, build, choose, discover, find, load_object
@@ -76,8 +77,9 @@ def make_context(
     attention = load_object(find(plugins, "attention", "torch"))(AttentionContext(device, dtype, "auto", block_size))
     group = SingleRank() if tp is None else tp
     runner = load_object(find(plugins, "moe", "torch"))
+    operators = load_object(find(plugins, "operators", "torch"))(OperatorContext(device, dtype))
     return ModelContext(
-        config, weights, dtype, device, OneFormat(plain), plain, attention, group, max_model_len, runner
+        config, weights, dtype, device, OneFormat(plain), plain, attention, group, max_model_len, runner, operators
     )
 
 

@@ -95,6 +95,7 @@ class EngineOptions(Options):
     quantization_layers: tuple[str, ...] = option(
         (), "Weight formats of single layers: PATTERN=METHOD, as in lm_head=none; the first that matches counts."
     )
+    operator_backend: str = option("auto", "Kernels of norms, rotary positions, gates and embeddings.")
     moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.")
     sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")
     schedule_policy: str = option(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fwk.interfaces.loader import WeightSource
     from fwk.interfaces.lora import LoRABackend
     from fwk.interfaces.moe import MoERunnerFactory
+    from fwk.interfaces.operators import Operators
     from fwk.interfaces.parallel import ParallelGroup
     from fwk.interfaces.quant import Quantization, QuantMethod
     from fwk.types import ForwardBatch, ModelConfig
@@ -40,6 +41,7 @@ class ModelContext:
     tp: ParallelGroup
     max_model_len: int
     moe_runner: MoERunnerFactory
+    operators: Operators
     options: Any = None
     lora: LoRABackend | None = None
     attention_layers: list[AttentionLayer] = field(default_factory=list["AttentionLayer"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
+import torch
 
 from fwk.interfaces.quant import PLAIN, LayerKind, LinearShape, Weights
 from fwk.layers.sharding import PaddedRows, Part, load
@@ -19,10 +19,13 @@ class VocabEmbedding:
     """Token ids to hidden states. The last rank's rows are padded with zeros.
 
     ``matrix`` holds this rank's rows, [num_rows, hidden_size]; None where they stay packed (``form``, ``weights``).
+    scale: factor on the hidden states, rounded to the model's dtype.
     """
 
-    def __init__(self, context: ModelContext, prefix: str) -> None:
+    def __init__(self, context: ModelContext, prefix: str, *, scale: float | None = None) -> None:
         config = context.config
+        self.operators = context.operators
+        self.scale = None if scale is None else torch.tensor(scale, dtype=context.dtype).item()
         self.tp, self.prefix = context.tp, prefix
         self.vocab_size = config.vocab_size
         self.rows = PaddedRows.of(config.vocab_size, context.tp)
@@ -47,8 +50,9 @@ class VocabEmbedding:
 
     def _look_up(self, rows: Tensor) -> Tensor:
         if self.matrix is not None:
-            return F.embedding(rows, self.matrix)
-        return self.form.method.rows(self.weights, rows)
+            return self.operators.rows(self.matrix, rows, self.scale)
+        found = self.form.method.rows(self.weights, rows)
+        return found if self.scale is None else found.mul_(self.scale)
 
 
 class LMHead:

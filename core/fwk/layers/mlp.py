@@ -29,12 +29,13 @@ class GatedMLP:
         """Sizes and activation not given are the config's."""
         config = context.config
         hidden, inner = config.hidden_size, intermediate_size or config.intermediate_size
-        self.activation = activation_named(activation or config.raw.get("hidden_act") or "silu")
+        self.activation = str(activation or config.raw.get("hidden_act") or "silu")
+        activation_named(self.activation)  # one that is unknown is told now
+        self.operators = context.operators
         parts = [Part(f"{prefix}.{name}_proj", inner) for name in ("gate", "up")]
         self.gate_up = ColumnParallelLinear(context, parts, hidden, bias=bias)
         self.down = RowParallelLinear(context, f"{prefix}.down_proj", inner, hidden, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(self.activation(gate).mul_(up))
+        return self.down(self.operators.gate(self.gate_up(x), self.activation))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,43 +30,35 @@ class LayerNorm:
 class RMSNorm:
     """Normalises in float32, rounds, then scales: the rounding steps of ``transformers``."""
 
+    rounds_last: ClassVar[bool] = False
+
     def __init__(self, context: ModelContext, prefix: str, size: int, eps: float) -> None:
         self.weight = context.weights.tensor(f"{prefix}.weight", (size,)).to(context.device, context.dtype)
-        self.eps = torch.tensor([eps], dtype=torch.float32, device=context.device)
-        self.inverse_size = 1.0 / size
+        self.eps, self.operators = eps, context.operators
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., size], unchanged, to its normalised copy."""
-        x32 = x.float()
-        # Five small kernels; F.rms_norm on a CPU launches twice as many.
-        norm = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
-        scale = torch.addcmul(self.eps, norm, norm, value=self.inverse_size).rsqrt_()
-        normed = x32.mul_(scale).to(x.dtype) if x32 is not x else x * scale
-        return normed.mul_(self.weight)
+        return self.operators.rms_norm(x, self.weight, self.eps, rounds_last=self.rounds_last)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add ``x`` to the residual stream, in place, and normalise the sum: (normed, residual).
 
         Without a residual, ``x`` starts the stream.
         """
-        residual = x if residual is None else residual.add_(x)
-        return self(residual), residual
+        if residual is None:
+            return self(x), x
+        add_norm = self.operators.add_rms_norm
+        return add_norm(x, residual, self.weight, self.eps, rounds_last=self.rounds_last), residual
 
 
 class OffsetRMSNorm(RMSNorm):
     """RMSNorm that scales by one plus its weight, in float32, and rounds last (Gemma)."""
 
+    rounds_last: ClassVar[bool] = True
+
     def __init__(self, context: ModelContext, prefix: str, size: int, eps: float) -> None:
         super().__init__(context, prefix, size, eps)
         self.weight = 1.0 + self.weight.float()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., size], unchanged, to its normalised copy."""
-        x32 = x.float()
-        norm = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
-        scale = torch.addcmul(self.eps, norm, norm, value=self.inverse_size).rsqrt_()
-        normed = x32.mul_(scale) if x32 is not x else x * scale
-        return normed.mul_(self.weight).to(x.dtype)
 
 
 class QKNorm:

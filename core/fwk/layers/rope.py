@@ -45,7 +45,7 @@ class RotaryEmbedding:
         self.is_interleaved = is_interleaved
         partial = rope.scaling.get("partial_rotary_factor") or config.raw.get("partial_rotary_factor") or 1.0
         self.rotary_size = int(size * float(partial))
-        self.is_whole = self.rotary_size == size
+        self.operators = context.operators
         frequencies, factor = inverse_frequencies(rope, self.rotary_size, config.max_position_embeddings)
         positions = torch.arange(context.max_model_len, dtype=torch.float32)
         angles = positions[:, None] * frequencies
@@ -56,15 +56,14 @@ class RotaryEmbedding:
 
     def rows(self, positions: Tensor) -> RotaryRows:
         """The angles at ``positions`` [num_tokens]; once a step."""
-        return RotaryRows(self.cos.index_select(0, positions), self.sin.index_select(0, positions))
+        return RotaryRows(self.operators.rows(self.cos, positions), self.operators.rows(self.sin, positions))
 
     def rotate(self, x: Tensor, rows: RotaryRows) -> Tensor:
         """Rotate the heads of x [num_tokens, num_heads, head_size] in place, and return it."""
-        part = x if self.is_whole else x[..., : self.rotary_size]
         if self.is_interleaved:
+            part = x[..., : self.rotary_size]
             part.copy_(part.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2))
-        swapped = torch.roll(part, self.rotary_size // 2, -1)
-        part.mul_(rows.cos).addcmul_(swapped, rows.sin)
+        self.operators.rotate(x, rows.cos, rows.sin)
         return x
 
 

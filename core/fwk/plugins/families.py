@@ -18,6 +18,7 @@ from fwk.interfaces.model import ModelSpec
 from fwk.interfaces.moe import MoERunnerSpec
 from fwk.interfaces.multimodal import MultimodalProcessorSpec
 from fwk.interfaces.observer import ObserverSpec
+from fwk.interfaces.operators import OperatorsSpec
 from fwk.interfaces.parser import ReasoningParserSpec, ToolParserSpec
 from fwk.interfaces.quant import QuantizerSpec
 from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec
@@ -66,6 +67,7 @@ _ALL = [
     Family("model_sources", "model source", ModelSourceSpec, takes_all=True),
     Family("dialects", "HTTP dialect", DialectSpec, takes_all=True),
     Family("observers", "observer", ObserverSpec, takes_all=True),
+    Family("operators", "set of operators", OperatorsSpec, "operator_backend"),
     Family("moe_runners", "MoE runner", MoERunnerSpec, "moe_runner_backend"),
     Family("multimodal_processors", "multimodal processor", MultimodalProcessorSpec, takes_all=True),
 ]

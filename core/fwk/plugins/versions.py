@@ -86,5 +86,6 @@ VERSIONS: dict[str, ApiVersion] = {
     "dialects": ApiVersion(),
     "observers": ApiVersion(),
     "moe": ApiVersion(),
+    "operators": ApiVersion(),
     "multimodal": ApiVersion(),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fwk.interfaces.executor import Worker, WorkerInfo
 from fwk.interfaces.lora import LoRABackend, LoRAContext, LoRASource, LoRASourceContext
 from fwk.interfaces.model import Encoder, Model, ModelContext
 from fwk.interfaces.moe import MoEContext, MoERunner
+from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
 from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, SamplingContext
@@ -223,6 +225,11 @@ class LocalWorker(Worker):
         )
         return build(item, context)
 
+    @cached_property
+    def _operators(self) -> Operators:
+        item = self._choose("operators", self._config.engine.operator_backend)
+        return build(item, OperatorContext(self._device, self._dtype, self._options(item), self._team))
+
     def _model_context(
         self, opened: OpenedModel, attention: AttentionBackend, layers: list[AttentionLayer], options: EngineOptions
     ) -> ModelContext:
@@ -243,6 +250,7 @@ class LocalWorker(Worker):
             max_model_len=self._setup.max_model_len,
             attention_layers=layers,
             moe_runner=self._moe_runner,
+            operators=self._operators,
         )
 
     def _moe_runner(self, context: MoEContext) -> MoERunner:

@@ -24,8 +24,7 @@ class Gemma3(Model):
         config, raw = context.config, context.config.raw
         if raw.get("use_bidirectional_attention"):
             raise ModelLoadError("this Gemma 3 attends in both directions: it embeds text and generates none")
-        self.embedding = VocabEmbedding(context, "model.embed_tokens")
-        self.scale = torch.tensor(config.hidden_size**0.5, dtype=context.dtype, device=context.device)
+        self.embedding = VocabEmbedding(context, "model.embed_tokens", scale=config.hidden_size**0.5)
         kinds = sorted({config.layer_type(index) for index in range(config.num_layers)})
         self.rotary = {kind: RotaryEmbedding(context, rope=config.rope_of(kind)) for kind in kinds}
         self.layers = [Gemma3Layer(context, self.rotary, index) for index in range(config.num_layers)]
@@ -34,7 +33,7 @@ class Gemma3(Model):
         self.soft_cap: float | None = raw.get("final_logit_softcapping")
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        x = self.embedding(batch.token_ids) * self.scale
+        x = self.embedding(batch.token_ids)
         rows = {kind: rotary.rows(batch.positions) for kind, rotary in self.rotary.items()}
         residual = None
         for layer in self.layers:

@@ -1,0 +1,85 @@
+"""The small operators between a model's matrices and its attention: norms, rotary positions, gates, rows of a table."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fwk.interfaces.declaration import Declaration, Facts
+from fwk.team import Team
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorContext:
+    """What operators are built with. ``team`` runs native ones."""
+
+    device: torch.device
+    dtype: torch.dtype  # of activations
+    options: Any = None
+    team: Team = field(default_factory=Team)
+
+
+class Operators(ABC):
+    """One per worker; holds no state. A row's outcome depends on no other row.
+
+    Tensors named ``x`` may be views whose rows (with heads: the heads' rows) stand apart; a row's numbers lie together.
+    Where it is said that a number is rounded, it becomes one of ``x``'s dtype; all else is computed in float32.
+    """
+
+    def __init__(self, context: OperatorContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, rounds_last: bool = False) -> Tensor:
+        """x / sqrt(mean(x ** 2) + eps) over the last dimension, rounded, times the weight: a new tensor of x's shape.
+
+        x: [num_tokens, size], weight [size]; or [num_tokens, num_heads, size], weight [num_heads, size] or [size].
+        rounds_last: it is rounded only after it was multiplied; the weight is float32 then, else of x's dtype.
+        """
+
+    @abstractmethod
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, rounds_last: bool = False
+    ) -> Tensor:
+        """Add ``x`` to ``residual`` in place, rounded, and return what ``rms_norm`` makes of the sum.
+
+        x, residual: [num_tokens, size] each; x is unchanged.
+        """
+
+    @abstractmethod
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Turn the first ``size`` numbers of every head in place: x * cos + swapped(x) * sin, the halves swapped.
+
+        x: [num_tokens, num_heads, head_size]; cos, sin: [num_tokens, 1, size] of x's dtype, size <= head_size, sin's
+        first half negated. The first product is rounded.
+        """
+
+    @abstractmethod
+    def gate(self, x: Tensor, activation: str) -> Tensor:
+        """activation(first half of each row), rounded, times the second half: [n, 2 * size] to [n, size].
+
+        activation: as config.json names it; ``fwk.layers.activation`` knows all that there are.
+        """
+
+    @abstractmethod
+    def rows(self, table: Tensor, indices: Tensor, scale: float | None = None) -> Tensor:
+        """The rows of ``table`` [num_rows, ...] at ``indices`` [n] int64, all in range: a copy, times ``scale``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorsSpec(Declaration):
+    """Declares operators (``--operator-backend``)."""
+
+    family: ClassVar[str] = "operators"
+
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+
+    def refusal(self, facts: Facts) -> str | None:
+        if facts.dtype not in self.dtypes:
+            return f"computes in {', '.join(self.dtypes)}, this run in {facts.dtype}"
+        return self.needs.refusal(facts.host)

@@ -1,0 +1,96 @@
+// Vectors of floats, W at a time: the same code for every instruction set a kernel is built for.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace fwk {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#else
+constexpr int W = 8;
+#endif
+typedef float vf __attribute__((vector_size(W * 4), aligned(4)));
+typedef int32_t vi __attribute__((vector_size(W * 4), aligned(4)));
+typedef uint32_t vu __attribute__((vector_size(W * 4), aligned(4)));
+typedef uint16_t vh __attribute__((vector_size(W * 2), aligned(2)));
+
+inline vf splat(float x) { return x - vf{}; }
+
+inline float sum_of(vf x) {
+    float sum = x[0];
+    for (int i = 1; i < W; i++) sum += x[i];
+    return sum;
+}
+
+// W numbers from memory: float32, or bfloat16 (uint16_t), which is the upper half of a float.
+inline vf load(const float* p) { return *(const vf*)p; }
+inline vf load(const uint16_t* p) { return (vf)(__builtin_convertvector(*(const vh*)p, vu) << 16); }
+
+// What is left of x when it is stored as T: to the nearest, ties to even.
+template <class T>
+inline vf rounded(vf x) {
+    if constexpr (sizeof(T) == sizeof(float)) return x;
+    const vu bits = (vu)x;
+    const vi is_nan = x != x;
+    return is_nan ? x : (vf)((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
+}
+
+// To memory, rounded.
+inline void store(float* p, vf x) { *(vf*)p = x; }
+inline void store(uint16_t* p, vf x) { *(vh*)p = __builtin_convertvector((vu)rounded<uint16_t>(x) >> 16, vh); }
+
+// The first n < W numbers, the others zero; and their way back.
+template <class T>
+inline vf load_some(const T* p, int64_t n) {
+    T all[W] = {};
+    memcpy(all, p, n * sizeof(T));
+    return load(all);
+}
+template <class T>
+inline void store_some(T* p, vf x, int64_t n) {
+    T all[W];
+    store(all, x);
+    memcpy(p, all, n * sizeof(T));
+}
+
+// f(i, load, store) for the vectors of a row of `size` numbers from number i on, whose load and store know how many
+// numbers there are.
+template <class F>
+inline void over_row(int64_t size, F f) {
+    int64_t i = 0;
+    for (; i + W <= size; i += W)
+        f(i, [](const auto* p) { return load(p); }, [](auto* p, vf x) { store(p, x); });
+    if (const int64_t n = size - i)
+        f(i, [n](const auto* p) { return load_some(p, n); }, [n](auto* p, vf x) { store_some(p, x, n); });
+}
+
+// e^x for x <= 0, to 1e-7 relative; 0 below -87 (Cephes' polynomial).
+inline vf exp_of(vf x) {
+    const vf low = splat(-87.0f);
+    const vi tiny = x < low;
+    x = tiny ? low : x;
+    const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    vf n = x * 1.44269504088896341f + magic;
+    const vi whole = (vi)n << 23;
+    n -= magic;
+    const vf r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    vf p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = (vf)((vi)(p * r * r + r + 1.0f) + whole);
+    return tiny ? vf{} : p;
+}
+
+// 1 / (1 + e^-x)
+inline vf sigmoid(vf x) {
+    const vi negative = x < vf{};
+    const vf e = exp_of(negative ? x : -x);
+    return (negative ? e : splat(1.0f)) / (1.0f + e);
+}
+
+}  // namespace fwk

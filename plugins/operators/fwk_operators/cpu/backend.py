@@ -1,0 +1,124 @@
+"""Hand tensors' pointers to the kernels (structures are the same as in operators.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fwk import native
+from fwk.errors import ModelLoadError
+from fwk.interfaces.operators import OperatorContext, Operators
+from fwk.team import operator
+
+SOURCE = Path(__file__).with_name("operators.cpp")
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu": 2}
+
+SMALL = 8192
+"""Up to so many numbers one thread computes alone: waking others takes longer."""
+
+
+class Norm(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "residual", "out", "weight")),
+        *((name, ctypes.c_int64) for name in ("tokens", "heads", "size", "x_stride", "weight_heads")),
+        ("eps", ctypes.c_float),
+        ("rounds_last", ctypes.c_int32),
+    ]
+
+
+class Rotate(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "cos", "sin")),
+        *((name, ctypes.c_int64) for name in ("tokens", "heads", "x_stride", "head_stride", "rotary_size")),
+    ]
+
+
+class Gate(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "x_stride", "activation")),
+    ]
+
+
+class Rows(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("table", "indices", "out")),
+        *((name, ctypes.c_int64) for name in ("count", "size")),
+        ("scale", ctypes.c_float),
+    ]
+
+
+class CpuOperators(Operators):
+    """Fused kernels, run by the worker's team."""
+
+    names: ClassVar = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+    def __init__(self, context: OperatorContext) -> None:
+        super().__init__(context)
+        library, suffix = native.load(SOURCE), self.names[context.dtype]
+        self._norm, self._rotate, self._gate, self._rows = (
+            operator(library, f"{name}_{suffix}") for name in ("norm", "rotate", "gate", "rows")
+        )
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, rounds_last: bool = False) -> Tensor:
+        return self._normed(x, None, weight, eps, rounds_last)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, rounds_last: bool = False
+    ) -> Tensor:
+        if not residual.is_contiguous():
+            raise ValueError("the residual stream must be contiguous")
+        return self._normed(x, residual, weight, eps, rounds_last)
+
+    def _normed(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, rounds_last: bool) -> Tensor:
+        x = self._rows_together(x)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        size = x.shape[-1]
+        args = Norm(
+            *(x.data_ptr(), None if residual is None else residual.data_ptr(), out.data_ptr(), weight.data_ptr()),
+            *(x.shape[0], x.shape[1] if x.dim() == 3 else 1, size, x.stride(0), weight.numel() // size),
+            *(eps, rounds_last),
+        )
+        self.context.team.run(self._norm, args, is_small=x.numel() <= SMALL)
+        return out
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        if x.stride(2) != 1:
+            raise ValueError("the numbers of a head must lie together")
+        args = Rotate(
+            *(x.data_ptr(), cos.data_ptr(), sin.data_ptr()),
+            *(x.shape[0], x.shape[1], x.stride(0), x.stride(1), cos.shape[-1]),
+        )
+        self.context.team.run(self._rotate, args, is_small=x.numel() <= SMALL)
+
+    def gate(self, x: Tensor, activation: str) -> Tensor:
+        if activation not in ACTIVATIONS:
+            raise ModelLoadError(
+                f"activation {activation!r} is not among those the cpu operators compute ({', '.join(ACTIVATIONS)}): "
+                "take --operator-backend torch"
+            )
+        x = self._rows_together(x)
+        out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype)
+        args = Gate(x.data_ptr(), out.data_ptr(), *out.shape, x.stride(0), ACTIVATIONS[activation])
+        self.context.team.run(self._gate, args, is_small=x.numel() <= SMALL // 4)
+        return out
+
+    def rows(self, table: Tensor, indices: Tensor, scale: float | None = None) -> Tensor:
+        out = torch.empty((len(indices), *table.shape[1:]), dtype=table.dtype)
+        args = Rows(
+            *(table.data_ptr(), indices.data_ptr(), out.data_ptr()),
+            *(len(indices), math.prod(table.shape[1:]), 1.0 if scale is None else scale),
+        )
+        self.context.team.run(self._rows, args, is_small=out.numel() <= SMALL)
+        return out
+
+    @staticmethod
+    def _rows_together(x: Tensor) -> Tensor:
+        """The same numbers, those of a token in a row."""
+        is_together = x.stride(-1) == 1 and (x.dim() == 2 or x.stride(1) == x.shape[2])
+        return x if is_together else x.contiguous()

@@ -1,0 +1,165 @@
+// The small operators of a layer, each in one pass. T: float, or uint16_t for bfloat16. Rounding is as in
+// fwk/interfaces/operators.py.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "fwk/team.h"
+#include "fwk/vectors.h"
+
+extern "C" {
+
+enum Activation { SILU, GELU_TANH, GELU };
+
+struct Norm {
+    const void* x;
+    void* residual;  // [tokens, size], or null
+    void* out;       // [tokens, heads, size]
+    const void* weight;
+    int64_t tokens, heads, size, x_stride;  // x_stride: from token to token
+    int64_t weight_heads;                   // rows of the weight: heads, or 1
+    float eps;
+    int32_t rounds_last;
+};
+
+struct Rotate {
+    void* x;
+    const void *cos, *sin;  // [tokens, rotary_size]
+    int64_t tokens, heads, x_stride, head_stride, rotary_size;  // strides: from token to token, from head to head
+};
+
+struct Gate {
+    const void* x;
+    void* out;
+    int64_t rows, size, x_stride, activation;
+};
+
+struct Rows {
+    const void* table;
+    const int64_t* indices;
+    void* out;
+    int64_t count, size;
+    float scale;  // 1: a copy
+};
+
+}  // extern "C"
+
+namespace {
+
+using namespace fwk;
+
+constexpr int64_t CHUNK = 4096;  // numbers, about
+
+// Chunks of whole rows: f(row).
+template <class F>
+void by_rows(Member& m, int64_t rows, int64_t size, F f) {
+    const int64_t step = std::max<int64_t>(1, CHUNK / std::max<int64_t>(size, 1));
+    m.chunks((rows + step - 1) / step, [&](int64_t chunk) {
+        for (int64_t row = chunk * step; row < std::min(rows, (chunk + 1) * step); row++) f(row);
+    });
+}
+
+template <class T>
+void norm_row(const T* x, T* residual, T* out, const void* weight, int64_t size, float eps, bool rounds_last) {
+    vf squares = {};
+    over_row(size, [&](int64_t i, auto load, auto store) {
+        vf v = load(x + i);
+        if (residual) {
+            v = rounded<T>(load(residual + i) + v);
+            store(residual + i, v);
+        }
+        squares += v * v;
+    });
+    const T* from = residual ? residual : x;
+    const float scale = 1.0f / std::sqrt(sum_of(squares) / float(size) + eps);
+    over_row(size, [&](int64_t i, auto load, auto store) {
+        const vf normed = load(from + i) * scale;
+        store(out + i, rounds_last ? normed * load((const float*)weight + i)
+                                   : rounded<T>(normed) * load((const T*)weight + i));
+    });
+}
+
+template <class T>
+void norm(const void* args, Member& m) {
+    const Norm& a = *(const Norm*)args;
+    const int64_t weight_size = a.size * (a.rounds_last ? sizeof(float) : sizeof(T));
+    by_rows(m, a.tokens * a.heads, a.size, [&](int64_t row) {
+        const int64_t token = row / a.heads, head = row % a.heads;
+        norm_row((const T*)a.x + token * a.x_stride + head * a.size, a.residual ? (T*)a.residual + row * a.size : nullptr,
+                 (T*)a.out + row * a.size, (const char*)a.weight + head % a.weight_heads * weight_size, a.size, a.eps,
+                 a.rounds_last);
+    });
+}
+
+template <class T>
+void rotate(const void* args, Member& m) {
+    const Rotate& a = *(const Rotate*)args;
+    const int64_t half = a.rotary_size / 2;
+    by_rows(m, a.tokens * a.heads, a.rotary_size, [&](int64_t row) {
+        const int64_t token = row / a.heads;
+        const T *cos = (const T*)a.cos + token * a.rotary_size, *sin = (const T*)a.sin + token * a.rotary_size;
+        T* x = (T*)a.x + token * a.x_stride + row % a.heads * a.head_stride;
+        over_row(half, [&](int64_t i, auto load, auto store) {
+            const vf left = load(x + i), right = load(x + half + i);
+            store(x + i, rounded<T>(left * load(cos + i)) + right * load(sin + i));
+            store(x + half + i, rounded<T>(right * load(cos + half + i)) + left * load(sin + half + i));
+        });
+    });
+}
+
+inline vf gelu(vf x) {
+    for (int i = 0; i < W; i++) x[i] *= 0.5f + 0.5f * std::erf(x[i] * 0.70710678118654752f);
+    return x;
+}
+
+inline vf activated(vf x, int64_t activation) {
+    switch (activation) {
+        case SILU: return x * sigmoid(x);
+        case GELU_TANH: return x * sigmoid(1.59576912160573071f * (x + 0.044715f * x * x * x));
+        default: return gelu(x);
+    }
+}
+
+template <class T>
+void gate(const void* args, Member& m) {
+    const Gate& a = *(const Gate*)args;
+    const int64_t step = std::min<int64_t>(a.size, 512), parts = (a.size + step - 1) / step;
+    by_rows(m, a.rows * parts, step * 8, [&](int64_t part) {  // a number costs as much as some of other operators
+        const int64_t row = part / parts, first = part % parts * step;
+        const T *x = (const T*)a.x + row * a.x_stride + first, *up = x + a.size;
+        T* out = (T*)a.out + row * a.size + first;
+        over_row(std::min(step, a.size - first), [&](int64_t i, auto load, auto store) {
+            store(out + i, rounded<T>(activated(load(x + i), a.activation)) * load(up + i));
+        });
+    });
+}
+
+template <class T>
+void take_rows(const void* args, Member& m) {
+    const Rows& a = *(const Rows*)args;
+    by_rows(m, a.count, a.size, [&](int64_t row) {
+        const T* from = (const T*)a.table + a.indices[row] * a.size;
+        T* to = (T*)a.out + row * a.size;
+        if (a.scale == 1.0f) {
+            memcpy(to, from, a.size * sizeof(T));
+        } else {
+            over_row(a.size, [&](int64_t i, auto load, auto store) { store(to + i, load(from + i) * a.scale); });
+        }
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+void norm_float32(const void* args, fwk::Member& m) { norm<float>(args, m); }
+void norm_bfloat16(const void* args, fwk::Member& m) { norm<uint16_t>(args, m); }
+void rotate_float32(const void* args, fwk::Member& m) { rotate<float>(args, m); }
+void rotate_bfloat16(const void* args, fwk::Member& m) { rotate<uint16_t>(args, m); }
+void gate_float32(const void* args, fwk::Member& m) { gate<float>(args, m); }
+void gate_bfloat16(const void* args, fwk::Member& m) { gate<uint16_t>(args, m); }
+void rows_float32(const void* args, fwk::Member& m) { take_rows<float>(args, m); }
+void rows_bfloat16(const void* args, fwk::Member& m) { take_rows<uint16_t>(args, m); }
+
+}  // extern "C"

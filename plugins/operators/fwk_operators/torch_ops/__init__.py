@@ -1,0 +1,14 @@
+"""Operators by torch: the reference, on every device."""
+
+from fwk import OperatorsSpec, hookimpl
+
+
+@hookimpl
+def operators() -> list[OperatorsSpec]:
+    return [
+        OperatorsSpec(
+            name="torch",
+            load="fwk_operators.torch_ops.backend:TorchOperators",
+            summary="torch's own operators, on every device: the reference.",
+        )
+    ]
