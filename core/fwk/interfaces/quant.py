@@ -90,10 +90,11 @@ class QuantMethod(ABC):
     """Creates, repacks and applies the weights of linear layers; knows nothing of the model or other ranks.
 
     ``LinearShape.layout`` says what the checkpoint holds: ``plain`` for a method that quantises while loading, or one
-    of the layouts it declares. ``can_embed``: it has ``rows``, so embeddings in its layouts stay packed too.
+    of the layouts it declares. ``can_embed``: it has ``rows``, so embeddings in its layouts stay packed too, and a tied
+    head's weights serve as the embedding.
     """
 
-    can_embed: ClassVar[bool] = False
+    can_embed: bool = False
 
     def __init__(self, context: QuantContext) -> None:
         self.context = context

@@ -48,6 +48,11 @@ class VocabEmbedding:
         hidden = self._look_up(local.masked_fill(is_other, 0))
         return self.tp.all_reduce(hidden.masked_fill_(is_other.unsqueeze(-1), 0))
 
+    def share(self, weights: Weights) -> None:
+        """Look rows up in a tied head's weights from now on, where its method can, and let go of ``matrix``."""
+        if self.form.method.can_embed:
+            self.matrix, self.weights = None, weights
+
     def _look_up(self, rows: Tensor) -> Tensor:
         if self.matrix is not None:
             return self.operators.rows(self.matrix, rows, self.scale)
@@ -56,9 +61,9 @@ class VocabEmbedding:
 
 
 class LMHead:
-    """Hidden states to logits. Tied to ``embedding`` it shares its numbers.
+    """Hidden states to logits. Tied to ``embedding`` they share one copy of the numbers.
 
-    It holds a copy of its own where the kernel wants another layout than the embedding's, or another format was chosen.
+    It is two where another format was chosen, or the head's method cannot look rows up in its layout.
     """
 
     def __init__(self, context: ModelContext, prefix: str, embedding: VocabEmbedding | None = None) -> None:
@@ -75,6 +80,7 @@ class LMHead:
             out = (embedding.rows.num_rows,)
             shape = LinearShape(config.hidden_size, out, context.dtype, context.device, stored)
             self.weights = form.method.finish({"weight": embedding.matrix}, shape)
+            embedding.share(self.weights)
         else:
             self.weights = embedding.weights
 

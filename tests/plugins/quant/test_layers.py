@@ -14,6 +14,7 @@ from tests.helpers.models import make_quantised_context
 from tests.helpers.quantised import CHECKPOINTS, ONLINE, Twins, checkpoint_twins, gguf_twins, online_twins
 from torch import Tensor
 
+from fwk import native
 from fwk.errors import ModelLoadError
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.layers import ColumnParallelLinear, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
@@ -174,6 +175,25 @@ def test_embedding_and_tied_head_share_packed_rows(kind: str, size: int, tmp_pat
     assert all(head.weights is embedding.weights for head, embedding in zip(heads, embeddings, strict=True))
     logits = torch.cat([head.method.apply(head.weights, hidden, None) for head in heads], -1)[:, :320]
     torch.testing.assert_close(logits, F.linear(hidden, matrix), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [1, 3])
+def test_plain_embedding_and_tied_head_are_one_copy(size: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    made = online_twins("int8", tmp_path, tie_word_embeddings=True)
+    matrix = load_file(made.path / "model.safetensors")["model.embed_tokens.weight"].to(dtype)
+    ids, hidden = torch.tensor([0, 319, 5, 5, 160]), random(3, matrix.shape[1], dtype=dtype)
+    ranks = [context(made, tp=Rank(rank, size), quantization="none", dtype=dtype) for rank in range(size)]
+    embeddings = [VocabEmbedding(rank, "model.embed_tokens") for rank in ranks]
+    heads = [LMHead(rank, "lm_head", embedding) for rank, embedding in zip(ranks, embeddings, strict=True)]
+    for head, embedding in zip(heads, embeddings, strict=True):
+        assert embedding.matrix is None
+        assert embedding.weights is head.weights
+    assert torch.equal(sum(embedding(ids) for embedding in embeddings), matrix[ids])
+    logits = torch.cat([head.method.apply(head.weights, hidden, None) for head in heads], -1)[:, :320]
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(logits.float(), F.linear(hidden.float(), matrix.float()), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("size", [2, 3])

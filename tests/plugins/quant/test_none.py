@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fwk import native
 from fwk.interfaces.quant import LinearShape, QuantContext
 from fwk_quant.none.method import PlainMethod
 
@@ -19,11 +20,15 @@ def method(dtype: torch.dtype) -> PlainMethod:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("num_tokens", [1, 8, 33, 513])
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_equals_a_product_in_float64(dtype: torch.dtype, num_tokens: int, has_bias: bool, is_packed: bool) -> None:
+@pytest.mark.parametrize("way", ["native", "onednn", "torch"])
+def test_equals_a_product_in_float64(
+    dtype: torch.dtype, num_tokens: int, has_bias: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
+    if way != "native":
+        monkeypatch.setattr(native, "refusal", lambda: "is not wanted here")
     plain = method(dtype)
-    if not is_packed:
+    if way == "torch":
         plain.why_unpacked = "the test says so"
     shape = LinearShape(70, (48, 20), dtype, CPU, "layer")
     weight, bias = torch.randn(68, 70).to(dtype), torch.randn(68).to(dtype) if has_bias else None
@@ -43,21 +48,37 @@ def test_reads_one_matrix_that_follows_both_sides() -> None:
     assert spec.shape(4, 8) == (4, 8)
 
 
-def test_without_onednn_says_why_and_works(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_compiler_and_onednn_says_why_and_works(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     plain = method(torch.float32)
-    assert "this torch has no oneDNN" in caplog.text
+    assert "run by torch on unpacked weights (this torch has no oneDNN), more slowly: the native kernel" in caplog.text
+    assert "finds no C++ compiler (no-such-compiler, or what CXX names): install one" in caplog.text
     weight = torch.randn(3, 5)
     assert plain.finish({"weight": weight}, LinearShape(5, (3,), torch.float32, CPU, "x")) is weight
     torch.testing.assert_close(plain.apply(weight, torch.ones(2, 5), None), weight.sum(1).expand(2, 3))
 
 
-def test_unpacked_memory_is_not_kept() -> None:
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_unpacked_memory_is_not_kept(has_compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_compiler:
+        monkeypatch.setattr(native, "refusal", lambda: "is not wanted here")
     plain = method(torch.float32)
-    if plain.why_unpacked is not None:
-        pytest.skip(plain.why_unpacked)
     weight = torch.randn(64, 64)
     packed = plain.finish({"weight": weight}, LinearShape(64, (64,), torch.float32, CPU, "x"))
-    assert packed.layout == torch._mkldnn  # type: ignore[attr-defined]
     weight.zero_()
     assert plain.apply(packed, torch.ones(1, 64), None).abs().sum() > 0
+    assert plain.can_embed == has_compiler
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_are_those_of_the_weight(dtype: torch.dtype) -> None:
+    plain = method(dtype)
+    weight = torch.randn(68, 35).to(dtype)
+    packed = plain.finish({"weight": weight}, LinearShape(35, (68,), dtype, CPU, "x"))
+    indices = torch.tensor([67, 0, 31, 32, 0])
+    assert torch.equal(plain.rows(packed, indices), weight[indices])
+    assert plain.rows(packed, indices[:0]).shape == (0, 35)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from fwk import native
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
+from fwk_quant._common.cpu.kernel import FORMATS, LinearKernel, PackedMatrix, unpack_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,32 +24,56 @@ all hints do equally well, in float32 a small one costs 8 tokens or more up to 1
 
 
 class PlainMethod(QuantMethod):
-    """``x @ weight.T``, where possible by oneDNN on weights packed beforehand (30 to 45% faster), else by torch."""
+    """``x @ weight.T``: on a CPU by the native kernel, else by oneDNN on weights packed beforehand, else by torch."""
 
     def __init__(self, context: QuantContext) -> None:
         super().__init__(context)
-        self.why_unpacked = _why_unpacked(context)
-        if self.why_unpacked is not None and context.device.type == "cpu":
-            logger.warning("linear layers run on unpacked weights, more slowly: %s", self.why_unpacked)
+        is_cpu = context.device.type == "cpu"
+        self.why_not_native = _why_not_native(context)
+        self.why_unpacked = None if self.why_not_native is None else _why_unpacked(context)
+        self._kernel = LinearKernel(context.team) if self.why_not_native is None else None
+        self.can_embed = self._kernel is not None or self.why_unpacked is not None
+        if is_cpu and self.why_not_native is not None:
+            way = "oneDNN" if self.why_unpacked is None else f"torch on unpacked weights ({self.why_unpacked})"
+            logger.warning("linear layers run by %s, more slowly: the native kernel %s", way, self.why_not_native)
 
     def params(self, shape: LinearShape) -> Mapping[str, ParamSpec]:
         return {"weight": ParamSpec(output_dim=0, input_dim=1, dtype=shape.dtype)}
 
-    def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Tensor:
+    def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Tensor | PackedMatrix:
         """The weight in the kernel's layout; what was loaded is not kept."""
         weight = loaded["weight"]
+        if self._kernel is not None:
+            return self._kernel.pack(weight)
         if self.why_unpacked is not None:
             return weight
         return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_TOKENS)
 
-    def apply(self, weights: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, weights: Tensor | PackedMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
+        if isinstance(weights, PackedMatrix):
+            assert self._kernel is not None
+            return self._kernel.apply(weights, x, bias)
         if self.why_unpacked is not None:
             return F.linear(x, weights, bias)
         return torch.ops.mkldnn._linear_pointwise(x, weights, bias, "none", [], "")
 
+    def rows(self, weights: Tensor | PackedMatrix, indices: Tensor) -> Tensor:
+        if isinstance(weights, PackedMatrix):
+            return unpack_rows(weights, indices)
+        return F.embedding(indices, weights)
+
+
+def _why_not_native(context: QuantContext) -> str | None:
+    """Why the native kernel does not compute the layers, as a predicate; None when it does."""
+    if context.device.type != "cpu":
+        return "is for CPUs"
+    if context.dtype not in FORMATS:
+        return f"does not compute in {str(context.dtype).removeprefix('torch.')}"
+    return native.refusal()
+
 
 def _why_unpacked(context: QuantContext) -> str | None:
-    """Why weights stay as they are, in a few words; None when they are packed."""
+    """Why weights stay as they are, in a few words; None when they are packed for oneDNN."""
     if context.device.type != "cpu":
         return "packing is for CPUs"
     if not torch.backends.mkldnn.is_available():

@@ -1,0 +1,110 @@
+// Vectors of 32-bit words, and what each instruction set does with them.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define UNROLL _Pragma("GCC unroll 32")
+
+namespace kernel {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#else
+constexpr int W = 8;
+#endif
+typedef float vf __attribute__((vector_size(W * 4), aligned(4)));
+typedef int32_t vi __attribute__((vector_size(W * 4), aligned(4)));
+typedef uint32_t vu __attribute__((vector_size(W * 4), aligned(4)));
+typedef uint16_t vh __attribute__((vector_size(W * 2), aligned(2)));
+typedef int8_t vb __attribute__((vector_size(W), aligned(1)));
+typedef uint8_t vub __attribute__((vector_size(W), aligned(1)));
+
+constexpr int PANEL = 32;                // outputs that are stored, and mostly computed, together
+constexpr int C = 2;                     // vectors of a tile's row kept in registers
+constexpr int PASSES = PANEL / (C * W);  // over a panel, until all its outputs are computed
+
+inline vf load(const float* p) { return *(const vf*)p; }
+inline vi load(const int32_t* p) { return *(const vi*)p; }
+inline void store(float* p, vf x) { *(vf*)p = x; }
+inline vf splat(float x) { return x - vf{}; }
+inline vi splat(int32_t x) { return x - vi{}; }
+inline vf as_float(vi x) { return __builtin_convertvector(x, vf); }
+
+// bfloat16 is the upper half of a float.
+inline vf widen(const uint16_t* p) {
+    const vu wide = __builtin_convertvector(*(const vh*)p, vu) << 16;
+    return (vf)wide;
+}
+inline vf widen(const float* p) { return load(p); }
+
+inline void narrow(uint16_t* p, vf x) {  // to the nearest, ties to even
+    const vu bits = (vu)x;
+    const vu rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const vi is_nan = x != x;
+    *(vh*)p = __builtin_convertvector(is_nan ? (vu)splat(0x7fc0) : rounded, vh);
+}
+inline void narrow(float* p, vf x) { store(p, x); }
+
+// IEEE half precision.
+inline vf from_half(const uint16_t* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    // The exponent is moved from 5 bits to 8 by a product, which also sees to subnormal numbers.
+    const vu bits = __builtin_convertvector(*(const vh*)p, vu);
+    const vf size = (vf)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (vf)((vu)size | (bits & 0x8000) << 16);
+#endif
+}
+
+// sums + the products of each word's four unsigned bytes and x's four signed ones. HIGHEST: of the unsigned bytes.
+template <int HIGHEST>
+inline vi dot(vi sums, vi bytes, int32_t x) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)bytes, _mm512_set1_epi32(x));
+#elif defined(__AVX512BW__)
+    const __m512i w = (__m512i)bytes, factor = _mm512_set1_epi32(x);
+    if (HIGHEST < 128)  // two products fit into 16 bits
+        return sums + (vi)_mm512_madd_epi16(_mm512_maddubs_epi16(w, factor), _mm512_set1_epi16(1));
+    const __m512i low = _mm512_set1_epi16(255);
+    const __m512i even = _mm512_madd_epi16(_mm512_and_si512(w, low), _mm512_srai_epi16(_mm512_slli_epi16(factor, 8), 8));
+    return sums + (vi)even + (vi)_mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(factor, 8));
+#elif defined(__AVX2__)
+    const __m256i w = (__m256i)bytes, factor = _mm256_set1_epi32(x);
+    if (HIGHEST < 128)
+        return sums + (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(w, factor), _mm256_set1_epi16(1));
+    const __m256i low = _mm256_set1_epi16(255);
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, low), _mm256_srai_epi16(_mm256_slli_epi16(factor, 8), 8));
+    return sums + (vi)even + (vi)_mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(factor, 8));
+#else
+    UNROLL for (int i = 0; i < 4; i++) sums += (bytes >> 8 * i & 255) * int32_t(int8_t(uint32_t(x) >> 8 * i));
+    return sums;
+#endif
+}
+
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+// Memory of one thread, kept between calls.
+struct Spare {
+    char* memory = nullptr;
+    size_t size = 0;
+    ~Spare() { free(memory); }
+    char* take(size_t wanted) {
+        if (wanted > size) {
+            free(memory);
+            size = (wanted + 4095) / 4096 * 4096;
+            memory = (char*)aligned_alloc(4096, size);
+            if (!memory) abort();
+        }
+        return memory;
+    }
+};
+
+}  // namespace kernel

@@ -1,0 +1,81 @@
+"""The native kernel of linear layers against float64, with every instruction set this machine has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fwk import native
+from fwk.team import Team
+from fwk_quant._common.cpu.kernel import LinearKernel
+
+pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
+
+SIZES = [(1, 1), (32, 64), (33, 7), (70, 68), (5, 333), (100, 97), (192, 576)]
+"""(out_features, in_features); none is a multiple of anything in most."""
+
+NUM_TOKENS = [0, 1, 2, 3, 5, 11, 12, 13, 40, 100]
+"""Around the rows of a tile, those each thread prepares for itself, and a block of rows."""
+
+
+@pytest.fixture(scope="module", params=native.isas())
+def kernel(request: pytest.FixtureRequest) -> LinearKernel:
+    return LinearKernel(Team(2), request.param)
+
+
+def random(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def check_close(mine: Tensor, exact: Tensor, largest: Tensor) -> None:
+    """As close as float32 sums and one rounding to the result's dtype allow. largest: of sums of magnitudes."""
+    assert mine.dtype in (torch.float32, torch.bfloat16)
+    rounding = exact.abs() * 2.0**-8 if mine.dtype == torch.bfloat16 else 0
+    assert bool(((mine.double() - exact).abs() <= rounding + largest * 2.0**-20).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_equals_a_product_in_float64(size: tuple[int, int], dtype: torch.dtype, kernel: LinearKernel) -> None:
+    out_features, in_features = size
+    weight, bias = random(*size, dtype=dtype), random(out_features, dtype=dtype)
+    matrix = kernel.pack(weight)
+    for rows in NUM_TOKENS:
+        wide = random(rows, in_features + 3, dtype=dtype)
+        for x in (wide[:, 1 : 1 + in_features], wide[:, :in_features].contiguous()):
+            for b in (None, bias):
+                shift = torch.zeros(1).double() if b is None else b.double()
+                exact = x.double() @ weight.double().t() + shift
+                largest = x.double().abs() @ weight.double().abs().t() + shift.abs()
+                check_close(kernel.apply(matrix, x, b), exact, largest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(dtype: torch.dtype, kernel: LinearKernel) -> None:
+    weight, x = random(100, 333, dtype=dtype), random(150, 333, dtype=dtype)
+    matrix = kernel.pack(weight)
+    whole = kernel.apply(matrix, x, None)
+    for first, end in ((0, 1), (149, 150), (3, 16), (50, 150)):
+        assert torch.equal(kernel.apply(matrix, x[first:end], None), whole[first:end])
+    assert torch.equal(kernel.pack(weight).words, matrix.words)
+    alone = LinearKernel(Team(1), native.isas()[-1])
+    crowd = LinearKernel(Team(5), native.isas()[-1])
+    assert torch.equal(alone.apply(matrix, x, None), crowd.apply(matrix, x, None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype, kernel: LinearKernel) -> None:
+    matrix, x = kernel.pack(random(40, 20, dtype=dtype)), random(14, 20, dtype=dtype)
+    x[3, 7], x[5, 0] = float("nan"), float("inf")
+    y = kernel.apply(matrix, x, None)
+    assert bool(y[3].isnan().all())
+    assert not bool(y[5].isfinite().any())
+    assert bool(y[[0, 1, 2, 4, *range(6, 14)]].isfinite().all())
+
+
+def test_wrong_inputs_are_refused(kernel: LinearKernel) -> None:
+    matrix = kernel.pack(torch.zeros(4, 6))
+    for x in (torch.zeros(2, 5), torch.zeros(6), torch.zeros(2, 6, dtype=torch.bfloat16)):
+        with pytest.raises(ValueError, match=r"a matrix of 6 inputs in torch\.float32 was given"):
+            kernel.apply(matrix, x, None)
