@@ -108,7 +108,7 @@ def test_where_routes_for_administrators_come_from() -> None:
             reports=Reports(lambda: None, lambda: None, dict),
             keys=keys,
             max_body_bytes=1024,
-            turnstile=Turnstile(ServerOptions()),
+            turnstile=Turnstile(ServerOptions(), 100),
             admin_routes=[lambda app: app.add_api_route("/admin/core", nothing)],
         )
         door: Any = app.user_middleware[0].kwargs["guard"]

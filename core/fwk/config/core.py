@@ -275,7 +275,8 @@ class ServerOptions(Options):
     )
     concurrency_limit: int | None = option(
         None,
-        "POST requests answered at once, over all routes; more are refused with 429 (default: no limit).",
+        "POST requests answered at once, over all routes; more are refused with 429 (default: as many as may run or "
+        "wait in all engines).",
         ge=1,
         le=2**20,
     )

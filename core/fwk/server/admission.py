@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 from collections.abc import Callable
 
@@ -21,10 +22,21 @@ RETRY_SECONDS = 1
 """What refused clients are told to wait: places become free with every request that ends."""
 
 
-class Turnstile:
-    """Counts the requests that are served, before their bodies are read, and lets nobody in any more at the end."""
+STEPS_IN = 16
+"""Requests let in per turn of the event loop. Were it all that come at once, none would be answered until all had been
+read, and whoever asks for /health meanwhile would wait as long."""
 
-    def __init__(self, options: ServerOptions) -> None:
+
+class Turnstile:
+    """Counts the requests that are served, before their bodies are read, and lets nobody in any more at the end.
+
+    ``most``: how many are let in at all; more than may run or wait in the engines could not be served soon.
+    """
+
+    def __init__(self, options: ServerOptions, most: int) -> None:
+        self._most = most
+        self._line: collections.deque[asyncio.Future[None]] = collections.deque()
+        self._num_steps: int | None = None  # made in this turn of the event loop; None: nobody has come for a while
         self._limit = options.concurrency_limit
         self._most_waiting = options.max_queued_requests if options.concurrency_with_block else 0
         self._timeout = options.queue_timeout
@@ -39,13 +51,41 @@ class Turnstile:
         """Take a place; every one taken must be given back. Raises ``NotServed``."""
         if self.is_closed:
             raise NotServed("the server is stopping", 503, RETRY_SECONDS)
+        if self._num_inside >= self._most:
+            raise NotServed(f"{self._most} requests run or wait already; try again", 429, RETRY_SECONDS)
         self._num_inside += 1
         self._is_empty.clear()
         try:
+            await self._step_in()
             await self._take_place()
         except BaseException:
             self._left()
             raise
+
+    async def _step_in(self) -> None:
+        """Wait until it is one's turn, in the order of arrival."""
+        if self._num_steps is None:
+            self._num_steps = 0
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        if self._num_steps < STEPS_IN and not self._line:
+            self._num_steps += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        await turn
+
+    def _next_turn(self) -> None:
+        """The event loop has come round: the next ones may go."""
+        if not self._num_steps and not self._line:
+            self._num_steps = None
+            return
+        self._num_steps = 0
+        while self._line and self._num_steps < STEPS_IN:
+            turn = self._line.popleft()
+            if not turn.done():  # else its client has gone
+                turn.set_result(None)
+                self._num_steps += 1
+        asyncio.get_running_loop().call_soon(self._next_turn)
 
     async def _take_place(self) -> None:
         if self._limit is None:

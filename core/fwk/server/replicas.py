@@ -65,6 +65,11 @@ class Replicas:
         client.on_stats = partial(self._note, index)
         client.on_death = partial(self._revive, index)
 
+    @property
+    def most_open(self) -> int:
+        """Sequences that may run or wait, over all engines."""
+        return self._most_open * len(self._clients)
+
     async def start(self) -> None:
         """Start the processes; ``wait_ready`` tells when they serve."""
         await asyncio.gather(*(client.start() for client in self._clients))

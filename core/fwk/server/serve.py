@@ -28,6 +28,7 @@ from fwk.plugins import PluginSet, build, choose, option_owners, taking_part
 from fwk.plugins.selection import plugin_options
 from fwk.server.admission import Turnstile, protocol
 from fwk.server.app import Reports, build_app
+from fwk.server.descriptors import allow_more_descriptors
 from fwk.server.frontend import ServerFrontend
 from fwk.server.guard import Keys
 from fwk.server.parsers import Parsers
@@ -66,6 +67,7 @@ def bind(host: str, port: int) -> socket.socket:
 def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> int:
     """Serve until a signal or the engine's end. Returns the process's exit code."""
     listener = bind(config.server.host, config.server.port)
+    allow_more_descriptors()
     locate(config, plugins, progress)  # fetch first, with progress: the engine process then finds it in place
     runner = asyncio.run
     with contextlib.suppress(ImportError):
@@ -100,7 +102,7 @@ class _Server:
         self._listener = listener
         self._progress = progress
         self._client = Replicas(config, plugins.fingerprint, _load_balancer(config, plugins))
-        self._turnstile = Turnstile(config.server)
+        self._turnstile = Turnstile(config.server, self._client.most_open)
         self._ready: EngineReady | None = None
         self._started = time.monotonic()
 

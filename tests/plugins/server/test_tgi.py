@@ -33,7 +33,7 @@ def app(frontend) -> FastAPI:
         [],
         reports=Reports(lambda: None, lambda: None, dict),
         keys=Keys(),
-        turnstile=Turnstile(ServerOptions()),
+        turnstile=Turnstile(ServerOptions(), 100),
         max_body_bytes=1 << 20,
     )
 
