@@ -14,6 +14,7 @@ from fwk.config import Config
 from fwk.config.secrets import HidingFormatter
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, build_config, discover
+from fwk.worker.kernel_caches import bound_kernel_caches
 from fwk.worker.threads import settle_waiting
 
 
@@ -34,6 +35,7 @@ def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config
     the model given without a flag.
     """
     settle_waiting(os.environ)  # before torch is imported
+    bound_kernel_caches(os.environ)
     plugins = discover(_early(argv), warn=warn)
     own = {action.dest for action in parser._actions}
     parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line wins")

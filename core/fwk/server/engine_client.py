@@ -42,6 +42,7 @@ from fwk.types import (
     TokenEvent,
     UnloadAdapter,
 )
+from fwk.worker.kernel_caches import bound_kernel_caches
 from fwk.worker.threads import settle_waiting
 
 log = logging.getLogger(__name__)
@@ -306,4 +307,5 @@ def _environment(config: Config) -> dict[str, str]:
     if config.engine.data_parallel_size > 1:
         environment["OMP_NUM_THREADS"] = str(threads_each(config.engine.data_parallel_size, os.environ))
     settle_waiting(environment)
+    bound_kernel_caches(environment)
     return environment
