@@ -201,9 +201,9 @@ def test_the_time_is_linear_in_the_text() -> None:
         "<think>" + " " * 20_000,
     ):
         for make in (hermes, lambda: ThinkParser(ParserContext())):
-            started = time.perf_counter()
+            started = time.process_time()
             run(make(), list(text))
-            assert time.perf_counter() - started < 1.5
+            assert time.process_time() - started < 1.5
 
 
 @pytest.mark.parametrize(
