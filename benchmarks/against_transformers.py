@@ -12,18 +12,15 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.load_client import load
-from benchmarks.workload import SCENARIOS, prompts
+from fwk.bench.load import run
+from fwk.bench.servers import of_fwk
+from fwk.bench.summary import summarise
+from fwk.bench.workload import WORKLOADS, Asked, Maker
 from fwk.plugins import build_config, discover
 from fwk.worker.opened_model import OpenedModel, open_model
 
@@ -34,30 +31,16 @@ def opened() -> OpenedModel:
     return open_model(build_config(plugins, {}), plugins, print)
 
 
-@contextmanager
-def server(arguments: list[str]) -> Iterator[str]:
-    """A fwk server on a free port; its address once it is healthy."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "fwk", "serve", "--port", str(port), *arguments]
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while True:
-            try:
-                with urllib.request.urlopen(f"{url}/health", timeout=2):
-                    break
-            except OSError:
-                if process.poll() is not None:
-                    raise RuntimeError("the server did not start") from None
-                time.sleep(0.05)
-        print(f"cold start to /health 200: {time.perf_counter() - started:.2f} s", flush=True)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(20)
+def load(url: str, name: str, asked: list[Asked]) -> dict[str, float]:
+    """One run against the server; raises when a request fails."""
+    summary = summarise(name, *asyncio.run(run(url, WORKLOADS[name], asked)))
+    if summary.num_failed:
+        raise RuntimeError(summary.first_error)
+    return {
+        "tokens_per_s": summary.output_rate,
+        "ttft_ms": summary.ttft["p50"],
+        "tpot_ms": summary.tpot["p50"],
+    }
 
 
 class Transformers:
@@ -91,16 +74,16 @@ def main() -> None:
     parser.add_argument("--out")
     parser.add_argument("--server-args", default="--dtype bfloat16")
     arguments = parser.parse_args()
-    tokenizer = opened().checkpoint.tokenizer()
+    maker = Maker(opened().checkpoint.tokenizer(), "smollm2-135m-instruct")
     names = arguments.scenarios.split(",")
     runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {"fwk": [], "transformers": []} for name in names}
     peer = Transformers()
-    with server(arguments.server_args.split()) as url:
-        asyncio.run(load(url, SCENARIOS["S1"], prompts(tokenizer, SCENARIOS["S1"], -1)[:1]))  # warm-up
+    with of_fwk("fwk", arguments.server_args.split()).running() as server:
+        print(f"cold start to /health 200: {server.cold_start:.2f} s", flush=True)
+        load(server.url, "S1", maker.requests(WORKLOADS["S1"], -1)[:1])  # warm-up
         for repeat in range(arguments.repeat):
             for name in names:
-                scenario = SCENARIOS[name]
-                runs[name]["fwk"].append(asyncio.run(load(url, scenario, prompts(tokenizer, scenario, repeat))))
+                runs[name]["fwk"].append(load(server.url, name, maker.requests(WORKLOADS[name], repeat)))
                 runs[name]["transformers"].append(peer.run(name, repeat))
                 print(name, repeat, {k: v[-1] for k, v in runs[name].items()}, flush=True)
     peer.close()

@@ -9,7 +9,7 @@ import time
 import warnings
 from typing import Any
 
-from benchmarks.workload import SCENARIOS, Scenario, prompts
+from fwk.bench.workload import WORKLOADS, Maker, Workload
 
 
 class Clock:
@@ -47,14 +47,20 @@ def main() -> None:
     model.tie_weights()
     model.eval()
     del source
-    run(model, SCENARIOS["S1"], prompts(tokenizer, SCENARIOS["S1"], -1)[:1])
+    maker = Maker(tokenizer, "")
+
+    def prompts(name: str, repeat: int) -> list[list[int]]:
+        asked = maker.requests(WORKLOADS[name], repeat)
+        return [tokenizer.encode(item.body["prompt"], add_special_tokens=False).ids for item in asked]
+
+    run(model, WORKLOADS["S1"], prompts("S1", -1)[:1])
     print("{}", flush=True)
     for line in sys.stdin:
         name, repeat = json.loads(line)
-        print(json.dumps(run(model, SCENARIOS[name], prompts(tokenizer, SCENARIOS[name], repeat))), flush=True)
+        print(json.dumps(run(model, WORKLOADS[name], prompts(name, repeat))), flush=True)
 
 
-def run(model: Any, scenario: Scenario, all_prompts: list[list[int]]) -> dict[str, float]:
+def run(model: Any, scenario: Workload, all_prompts: list[list[int]]) -> dict[str, float]:
     """Static batches of the scenario's concurrency."""
     wall, ttfts, tpots = 0.0, [], []
     for start in range(0, len(all_prompts), scenario.concurrency):

@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("fwk.cli.generate:run", "complete a prompt and exit"),
     "chat": ("fwk.cli.chat:run", "talk to a model in the terminal"),
     "plugins": ("fwk.cli.plugins:run", "list plugins; say why one was chosen"),
+    "bench": ("fwk.cli.bench:run", "measure servers, the engine, start-up, this machine"),
     "arguments": ("fwk.cli.arguments:run", "print the page of all arguments (docs/arguments.md)"),
     "version": ("fwk.cli.main:version", "print the version"),
 }

@@ -41,6 +41,7 @@ class _Linear:
         self.out_features = tuple(
             shard.part_of(part.out_features) for part, shard in zip(parts, output_shards, strict=True)
         )
+        self.in_features = input_shard.part_of(in_features)
         self.pieces: list[tuple[QuantMethod, Weights, int]] = []
         for form, items in groupby(zip(forms, parts, output_shards, strict=True), key=lambda item: item[0]):
             group = [(part, shard) for _, part, shard in items]

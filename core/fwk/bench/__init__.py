@@ -1,0 +1,1 @@
+"""Measuring: loads on OpenAI servers, the engine alone, start-up, comparisons, and the machine's own bounds."""

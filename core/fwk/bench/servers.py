@@ -1,0 +1,175 @@
+"""Servers to measure: started from a command line on a free port, watched, and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from fwk.errors import ConfigError
+
+POLL_SECONDS = 0.05
+STOP_SECONDS = 20.0
+
+
+@dataclass
+class Running:
+    """A server that answers. cold_start: seconds from its start until then; peak_rss: bytes, over all its processes."""
+
+    url: str
+    cold_start: float | None = None
+    peak_rss: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How to reach a server: its address, or the command that starts it, with ``{port}`` where the port goes."""
+
+    name: str
+    url: str | None = None
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    ready: str = "/health"
+
+    @contextmanager
+    def running(self, timeout: float = 600.0) -> Iterator[Running]:
+        """The server, started if it is ours to start. Raises ``ConfigError`` when it does not come up."""
+        if self.url is not None:
+            yield Running(self.url)
+            return
+        port = free_port()
+        command = [part.replace("{port}", str(port)) for part in self.command]
+        with tempfile.TemporaryFile() as log:
+            started = time.perf_counter()
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env={**os.environ, **self.environment},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ConfigError(f"server {self.name} cannot be started: {error}") from None
+            running = Running(f"http://127.0.0.1:{port}")
+            ended = threading.Event()
+            watcher = threading.Thread(target=_watch, args=(process.pid, running, ended), daemon=True)
+            watcher.start()
+            try:
+                _wait(self, process, running.url, started + timeout, log)
+                running.cold_start = time.perf_counter() - started
+                yield running
+            finally:
+                ended.set()
+                watcher.join()
+                _stop(process)
+
+
+def parse(text: str) -> Server:
+    """``NAME=URL`` or ``NAME=COMMAND``; a command of fwk's needs no ``{port}``. Raises ``ConfigError``."""
+    name, equals, what = text.partition("=")
+    if not equals or not name or not what:
+        raise ConfigError(f"--server takes NAME=URL or NAME=COMMAND, not {text!r}")
+    if what.startswith(("http://", "https://")):
+        return Server(name, url=what)
+    words = shlex.split(what)
+    if words[:2] == ["fwk", "serve"]:
+        return of_fwk(name, words[2:])
+    if "{port}" not in what:
+        raise ConfigError(f"the command of server {name} must say where its port goes: --port {{port}}")
+    return Server(name, command=tuple(words))
+
+
+def of_fwk(name: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> Server:
+    """``fwk serve`` with these arguments, by this Python."""
+    if "--port" in arguments:
+        raise ConfigError(f"the command of server {name} must leave --port out: a free one is taken")
+    command = (sys.executable, "-m", "fwk", "serve", *arguments, "--port", "{port}")
+    return Server(name, command=command, environment=environment or {})
+
+
+@contextmanager
+def of_commit(name: str, ref: str, arguments: list[str]) -> Iterator[Server]:
+    """``fwk serve`` of another commit of the repository in the working folder, with the packages installed here.
+
+    Raises ``ConfigError`` when git does not know it, or it cannot be installed.
+    """
+    with tempfile.TemporaryDirectory(prefix="fwk-bench-") as folder:
+        tree, site = Path(folder) / "tree", Path(folder) / "site"
+        _run(["git", "worktree", "add", "--detach", str(tree), ref], f"commit {ref}")
+        try:
+            _run(
+                [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(tree)],
+                f"commit {ref}",
+            )
+            yield of_fwk(name, arguments, {"PYTHONPATH": str(site)})
+        finally:
+            shutil.rmtree(tree, ignore_errors=True)
+            _run(["git", "worktree", "prune"], "git worktree prune")
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _run(command: list[str], what: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise ConfigError(f"{what} cannot be used: {lines[-1] if lines else f'exit status {done.returncode}'}")
+
+
+def _wait(server: Server, process: subprocess.Popen[bytes], url: str, until: float, log: object) -> None:
+    while True:
+        with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url + server.ready, timeout=2):
+            return
+        if process.poll() is not None or time.perf_counter() > until:
+            log.seek(0)  # type: ignore[attr-defined]
+            said = log.read().decode(errors="replace").strip().splitlines()  # type: ignore[attr-defined]
+            how = "ended" if process.poll() is not None else "does not answer"
+            raise ConfigError(
+                f"server {server.name} {how} before it was ready: {said[-1] if said else 'it said nothing'}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _watch(pid: int, running: Running, ended: threading.Event) -> None:
+    """Note the most memory all processes had together."""
+    while not ended.wait(0.5):
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            rss = 0
+            for process in (root, *root.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    rss += process.memory_info().rss
+            running.peak_rss = max(running.peak_rss, rss)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
