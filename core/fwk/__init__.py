@@ -12,7 +12,7 @@ from fwk.hookspecs import hookimpl
 from fwk.interfaces.attention import AttentionBackendSpec
 from fwk.interfaces.balance import LoadBalancerSpec
 from fwk.interfaces.cache import CacheTierSpec, PrefixCacheSpec
-from fwk.interfaces.declaration import Declaration, Facts, Host, Needs
+from fwk.interfaces.declaration import Ask, Declaration, Facts, Host, Limit, Needs
 from fwk.interfaces.dialect import DialectSpec
 from fwk.interfaces.executor import ExecutorSpec
 from fwk.interfaces.grammar import GrammarBackendSpec
@@ -38,6 +38,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "Ask",
     "AttentionBackendSpec",
     "CacheTierSpec",
     "Completion",
@@ -49,6 +50,7 @@ __all__ = [
     "GrammarRequest",
     "Host",
     "KVTransferSpec",
+    "Limit",
     "LoRABackendSpec",
     "LoRASourceSpec",
     "LoadBalancerSpec",

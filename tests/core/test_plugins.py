@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,9 +38,14 @@ class FakeEntryPoint:
 def plugin(*specs: object, hook: str = "attention_backends") -> ModuleType:
     """A module that declares."""
     module = ModuleType("acme_plugin")
+    declare(module, hook, specs)
+    return module
+
+
+def declare(module: ModuleType, hook: str, specs: Iterable[object]) -> None:
+    """Let a module implement one hook."""
     setattr(module, hook, hookimpl(lambda: list(specs)))
     getattr(module, hook).__name__ = hook
-    return module
 
 
 def attention(name: str = "acme", **fields: object) -> AttentionBackendSpec:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fwk.config import Config
@@ -19,7 +19,7 @@ from fwk.interfaces.cache import CacheContext, PrefixCache
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.schedule import ScheduleContext
-from fwk.plugins import PluginSet, Registered, build, choose
+from fwk.plugins import PluginSet, build
 from fwk.plugins.selection import check_used, choose_tiers, plugin_options
 from fwk.types import EngineStats, Request, TokenEvent
 from fwk.worker.model_setup import ModelSetup
@@ -40,6 +40,7 @@ class EngineInfo:
     vocab_size: int
     chosen: dict[str, str]
     reasons: list[str]
+    refused: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
 
 
 class Engine:
@@ -103,23 +104,15 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
 
     ``replica``: which of the server's engines it is.
     """
-    if setup.opened.task == "embed":  # it computes every prompt whole, and leaves nothing behind to be found
-        config = replace(config, engine=config.engine.model_copy(update={"prefix_cache": "none"}))
     options = config.engine
     given = config.plugin_options
 
     def make_worker(group: ParallelGroup) -> Worker:
         return LocalWorker(config, plugins, setup, group, replica)
 
-    cache_item = choose(plugins, "cache", options.prefix_cache, setup.facts).chosen
-    policy_item = choose(plugins, "schedulers", options.schedule_policy, setup.facts).chosen
-    assert cache_item is not None
-    assert policy_item is not None
-    choose_tiers(plugins, cache_item, options.cache_tiers, setup.facts)  # what is wrong is said before weights load
-    item = choose(plugins, "executors", options.executor, setup.facts).chosen
-    assert item is not None
-    items = {"executors": item, "cache": cache_item, "schedulers": policy_item}
-    check_used(plugins, given, {family: item.name for family, item in items.items()})
+    choose_tiers(plugins, setup.settlement.item("cache"), options.cache_tiers, setup.facts)  # before weights load
+    _check_strict(config, setup.reasons)
+    item = setup.settlement.item("executors")
     context = ExecutorContext(
         make_worker,
         worker_recipe(config, plugins, replica),
@@ -131,13 +124,16 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
     try:
         loaded = executor.load()
         check_used(plugins, given, loaded.chosen)
-        reasons = [*setup.reasons, *loaded.reasons]
-        if config.plugins.strict and reasons:
-            raise PluginError(f"--strict: {'; '.join(reasons)}. Choose by name, or leave --strict out")
-        return _assemble(config, plugins, setup, executor, loaded, items, replica)
+        _check_strict(config, loaded.reasons)
+        return _assemble(config, setup, executor, loaded, replica)
     except BaseException:
         executor.close()
         raise
+
+
+def _check_strict(config: Config, reasons: Sequence[str]) -> None:
+    if config.plugins.strict and reasons:
+        raise PluginError(f"--strict: {'; '.join(reasons)}. Choose by name, or leave --strict out")
 
 
 def _adapters(config: Config, executor: Executor) -> Adapters:
@@ -156,16 +152,14 @@ def _adapters(config: Config, executor: Executor) -> Adapters:
 
 def _assemble(
     config: Config,
-    plugins: PluginSet,
     setup: ModelSetup,
     executor: Executor,
     loaded: WorkerInfo,
-    items: Mapping[str, Registered],
     replica: int,
 ) -> Engine:
     options = config.engine
     given = config.plugin_options
-    cache_item, policy_item = items["cache"], items["schedulers"]
+    cache_item, policy_item = setup.settlement.item("cache"), setup.settlement.item("schedulers")
     context = CacheContext(options.page_size, plugin_options(cache_item, given), WorkerTransfer(executor))
     cache: PrefixCache = build(cache_item, context)
     policy = build(policy_item, ScheduleContext(plugin_options(policy_item, given)))
@@ -193,7 +187,7 @@ def _assemble(
         adapters=_adapters(config, executor),
         policy_name=policy_item.name,
     )
-    chosen = {**loaded.chosen, **{family: item.name for family, item in items.items()}}
+    chosen = {**setup.settlement.chosen, **loaded.chosen}
     reasons = [*setup.reasons, *loaded.reasons]
     info = EngineInfo(
         num_blocks=loaded.num_blocks,
@@ -202,5 +196,6 @@ def _assemble(
         vocab_size=loaded.vocab_size,
         chosen=chosen,
         reasons=reasons,
+        refused=setup.settlement.refusals(),
     )
     return Engine(scheduler, executor, info, is_overlapped=not options.disable_overlap_schedule)

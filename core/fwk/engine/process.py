@@ -106,6 +106,7 @@ def _load(spec: LaunchSpec) -> tuple[Any, EngineReady]:
         info.chosen,
         info.reasons,
         engine.adapters.infos(),
+        info.refused,
     )
     return engine, ready
 

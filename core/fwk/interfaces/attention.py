@@ -167,4 +167,7 @@ class AttentionBackendSpec(Declaration):
         missing = sorted(facts.features - self.features)
         if missing:
             return f"lacks {', '.join(missing)}, which this run needs"
-        return self.needs.refusal(facts.host)
+        return super().refusal(facts)
+
+    def abilities(self) -> frozenset[str]:
+        return self.features | self.offers

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
 
 from packaging.requirements import Requirement
 
 from fwk.config import Options
+from fwk.types import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,62 @@ class Facts:
     tp_size: int = 1
     features: frozenset[str] = frozenset()
     """Abilities that this run cannot do without, in the words of ``AttentionBackendSpec.features``."""
+    task: str = ""
+    """What the model is for (``ModelSpec.task``)."""
+    layouts: tuple[str, ...] = ()
+    """How the checkpoint's weights are stored, in the words of ``QuantizerSpec.layouts``."""
+    drafts: Literal["none", "chain", "tree"] = "none"
+    """The shape of the drafts that are verified."""
+    model: ModelConfig | None = None
+    """The served model's configuration."""
+    chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Names of what other families have in use so far; empty for a family that is not used."""
+
+    def value(self, name: str) -> tuple[object, ...] | None:
+        """What ``Limit.fact`` is called by ``name``; ``("none",)`` of a family that is not used, None while unknown."""
+        if name == "device":
+            return (self.host.device,)
+        if name in _FACTS:
+            return (getattr(self, name),)
+        chosen = self.chosen.get(name)
+        return None if chosen is None else chosen or ("none",)
+
+
+_FACTS = frozenset(item.name for item in fields(Facts)) - {"host", "features", "layouts", "model", "chosen"}
+LIMITED = _FACTS | {"device"}
+"""The facts that a ``Limit`` can name, beside the families."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A bound on the runs a plugin can serve.
+
+    fact: one of ``LIMITED`` (``dtype``, ``kv_dtype``, ``block_size``, ``tp_size``, ``drafts``, ...), or a family: then
+        the name of what is chosen from it, ``none`` when the run uses nothing of it.
+    values: those it can serve.
+    why: the reason, for the sentence.
+    """
+
+    fact: str
+    values: tuple[object, ...]
+    why: str = ""
+
+    def refusal(self, facts: Facts) -> str | None:
+        """Why a run is out of bounds; None when it is not, or when that is not known yet."""
+        found = facts.value(self.fact)
+        outside = [value for value in found or () if value not in self.values]
+        if not outside:
+            return None
+        reason = f": {self.why}" if self.why else ""
+        return f"serves {self.fact} {' or '.join(map(str, self.values))} only, not {outside[0]}{reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Abilities a plugin needs of what is chosen from another family, in the words of that family's ``abilities``."""
+
+    family: str
+    features: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +146,9 @@ class Declaration:
     api: the family's API version the plugin was written for (``fwk.plugins.VERSIONS`` has the newest of each).
     override: may take a name another package has, if the user also says ``--allow-override FAMILY.NAME``.
     switches: flags without a value that select it, for families that an option chooses from.
+    limits: bounds on the run, on the facts of any family.
+    asks: abilities it needs of other families' choices.
+    offers: abilities that others may ask of it.
     """
 
     family: ClassVar[str] = ""
@@ -102,6 +163,9 @@ class Declaration:
     override: bool = False
     switches: tuple[str, ...] = ()
     summary: str = ""
+    limits: tuple[Limit, ...] = ()
+    asks: tuple[Ask, ...] = ()
+    offers: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -113,5 +177,32 @@ class Declaration:
             raise ValueError(f"{type(self).__name__} {self.name!r}: enabled_by names no option of its own: {unknown}")
 
     def refusal(self, facts: Facts) -> str | None:
-        """Why this plugin cannot serve the run described by ``facts``, in one sentence; None when it can."""
-        return self.needs.refusal(facts.host)
+        """Why this plugin cannot serve the run described by ``facts``, in one sentence; None when it can.
+
+        Asked more than once while plugins are chosen, each time with more facts: a refusal is never taken back.
+        """
+        bound = next((why for limit in self.limits if (why := limit.refusal(facts)) is not None), None)
+        return bound or self.needs.refusal(facts.host)
+
+    def reluctance(self, facts: Facts) -> str | None:
+        """Why ``auto`` leaves this plugin alone although it could serve the run; None when it does not."""
+        return None
+
+    def is_meant_for(self, facts: Facts) -> bool:
+        """Whether the run is of the kind this plugin is for: if not, doing without it is no fallback."""
+        return True
+
+    def abilities(self) -> frozenset[str]:
+        """What others may ask of this plugin (``Ask.features``)."""
+        return self.offers
+
+    def asks_of(self, facts: Facts, options: Any) -> tuple[Ask, ...]:
+        """What it asks of other families' choices in such a run; ``options``: its own, validated."""
+        return self.asks
+
+    def facts_with(self, facts: Facts, options: Any) -> Facts:
+        """The facts of a run in which this plugin takes part."""
+        asked = frozenset[str]().union(
+            *(ask.features for ask in self.asks_of(facts, options) if ask.family == "attention")
+        )
+        return replace(facts, features=facts.features | asked) if asked else facts

@@ -133,4 +133,7 @@ class ExecutorSpec(Declaration):
         if self.max_tp_size is not None and facts.tp_size > self.max_tp_size:
             workers = "one worker" if self.max_tp_size == 1 else f"at most {self.max_tp_size} workers"
             return f"runs {workers}, but --tensor-parallel-size is {facts.tp_size}: leave --executor out, or say auto"
-        return self.needs.refusal(facts.host)
+        return super().refusal(facts)
+
+    def is_meant_for(self, facts: Facts) -> bool:
+        return self.max_tp_size is None or facts.tp_size <= self.max_tp_size

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fwk.interfaces.declaration import Declaration, Facts
+from fwk.interfaces.declaration import Ask, Declaration, Facts
 from fwk.types import Task
 
 if TYPE_CHECKING:
@@ -109,4 +109,25 @@ class ModelSpec(Declaration):
     def refusal(self, facts: Facts) -> str | None:
         if facts.architecture not in self.architectures:
             return f"serves {', '.join(self.architectures)}, not {facts.architecture}"
-        return self.needs.refusal(facts.host)
+        return self.refusal_of_run(facts)
+
+    def refusal_of_run(self, facts: Facts) -> str | None:
+        """``refusal``, whatever the architecture."""
+        if facts.task and facts.task != self.task:
+            return f"is a model to {self.task}, this run is to {facts.task}"
+        return super().refusal(facts)
+
+    def is_meant_for(self, facts: Facts) -> bool:
+        return facts.architecture in self.architectures
+
+    def asks_of(self, facts: Facts, options: Any) -> tuple[Ask, ...]:
+        needed = self.attention_needs(facts.model).features if facts.model is not None else self.features
+        return (*self.asks, Ask("attention", needed)) if needed else self.asks
+
+    def facts_with(self, facts: Facts, options: Any) -> Facts:
+        facts = super().facts_with(facts, options)
+        if facts.model is None:
+            return facts
+        needs = self.attention_needs(facts.model)
+        num_heads = facts.model.num_heads
+        return replace(facts, head_size=needs.head_size, num_heads=num_heads, num_kv_heads=needs.num_kv_heads)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.declaration import Declaration, Facts
 from fwk.team import Team
 
 if TYPE_CHECKING:
@@ -194,3 +194,12 @@ class QuantizerSpec(Declaration):
             raise ValueError(
                 f"quantizer {self.name!r}: exact names {', '.join(sorted(unread))}, which it does not read"
             )
+
+    def reluctance(self, facts: Facts) -> str | None:
+        if not facts.layouts or set(facts.layouts) & set(self.exact):
+            return None
+        stored = " and ".join(facts.layouts)
+        return f"keeps no numbers of weights stored as {stored}: auto quantises nothing, name it with --quantization"
+
+    def is_meant_for(self, facts: Facts) -> bool:
+        return bool(set(facts.layouts) & set(self.exact))

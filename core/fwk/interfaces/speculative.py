@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.declaration import Ask, Declaration, Facts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,3 +125,11 @@ class SpeculativeDecoderSpec(Declaration):
         options: the plugin's own, validated.
         """
         return frozenset()
+
+    def asks_of(self, facts: Facts, options: Any) -> tuple[Ask, ...]:
+        needed = self.required_features(options)
+        return (*self.asks, Ask("attention", needed)) if needed else self.asks
+
+    def facts_with(self, facts: Facts, options: Any) -> Facts:
+        is_tree = any("tree_mask" in ask.features for ask in self.asks_of(facts, options))
+        return replace(super().facts_with(facts, options), drafts="tree" if is_tree else "chain")

@@ -2,6 +2,7 @@
 
 from fwk.plugins.discovery import Broken, PluginSet, Registered, discover
 from fwk.plugins.families import FAMILIES, Family
+from fwk.plugins.negotiation import Settlement, negotiate
 from fwk.plugins.options import OptionOwner, build_config, option_owners
 from fwk.plugins.selection import Candidate, Selection, build, choose, find, load_object, taking_part
 from fwk.plugins.versions import VERSIONS, Adapter, ApiVersion
@@ -18,12 +19,14 @@ __all__ = [
     "PluginSet",
     "Registered",
     "Selection",
+    "Settlement",
     "build",
     "build_config",
     "choose",
     "discover",
     "find",
     "load_object",
+    "negotiate",
     "option_owners",
     "taking_part",
 ]

@@ -13,8 +13,8 @@ import pluggy
 
 from fwk import hookspecs
 from fwk.errors import PluginError
-from fwk.interfaces.declaration import Declaration
-from fwk.plugins.families import FAMILIES
+from fwk.interfaces.declaration import LIMITED, Declaration
+from fwk.plugins.families import FAMILIES, ORDER
 from fwk.plugins.versions import VERSIONS, Adapter, ApiVersion
 
 GROUP = "fwk"
@@ -141,6 +141,7 @@ class PluginSet:
         if refusal is not None:
             raise TypeError(refusal)
         declaration, adapter = known.adapt(item)
+        _check_terms(declaration)
         return Registered(declaration, plugin, package, version, item.api, adapter)
 
     def _check(self, declared: list[Registered], allowed: set[str]) -> None:
@@ -168,6 +169,19 @@ def _checked(answer: object, hook: str, spec: type[Declaration]) -> list[Declara
         if not isinstance(item, spec):
             raise TypeError(f"{hook} must return {spec.__name__} objects, not {type(item).__name__}")  # pyright: ignore[reportUnknownArgumentType]
     return answer  # pyright: ignore[reportUnknownVariableType]
+
+
+def _check_terms(item: Declaration) -> None:
+    """Refuse limits and asks about what is never negotiated: they would bound nothing."""
+    for limit in item.limits:
+        if limit.fact not in LIMITED | set(ORDER):
+            raise TypeError(
+                f"{item.name!r} has a limit on {limit.fact!r}, which no run has: there are "
+                f"{', '.join(sorted(LIMITED))}, and the families {', '.join(ORDER)}"
+            )
+    for ask in item.asks:
+        if ask.family not in ORDER:
+            raise TypeError(f"{item.name!r} asks something of {ask.family!r}, which is none of {', '.join(ORDER)}")
 
 
 def discover(

@@ -73,3 +73,16 @@ _ALL = [
 ]
 
 FAMILIES: dict[str, Family] = {family.spec.family: family for family in _ALL}
+
+ORDER = (
+    "models",
+    "quant",
+    "attention",
+    "lora",
+    "speculative",
+    "cache",
+    "executors",
+    "samplers",
+    "schedulers",
+)
+"""The families that are settled together. Of two that cannot both have their best, the earlier one gets it."""

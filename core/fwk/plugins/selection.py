@@ -16,13 +16,19 @@ from fwk.interfaces.declaration import Declaration, Facts, Host, Needs
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES
 
+AUTO = "auto"
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One plugin that was looked at, and why it was refused (None: it is possible)."""
+    """One plugin that was looked at, and why it was refused (None: it is possible).
+
+    is_meant: whether the run is of the kind it is for; if not, doing without it is no fallback.
+    """
 
     item: Registered
     refusal: str | None
+    is_meant: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +41,15 @@ class Selection:
     candidates: list[Candidate]
 
     def reasons(self) -> list[str]:
-        """A sentence for each candidate that ranked above the chosen one and was refused."""
+        """A sentence for each candidate that ``auto`` would have liked better and could not have."""
+        if self.requested != AUTO:
+            return []
         floor = self.chosen.declaration.rank if self.chosen else -(2**31)
         noun = FAMILIES[self.family].noun
         return [
             f"{noun} '{c.item.name}' was not taken: it {c.refusal}"
             for c in self.candidates
-            if c.refusal is not None and c.item.declaration.rank > floor
+            if c.refusal is not None and c.is_meant and c.item.declaration.rank > floor
         ]
 
 
@@ -66,21 +74,33 @@ def choose(plugins: PluginSet, family: str, requested: str, facts: Facts) -> Sel
     Raises ``PluginError`` when the requested plugin is unknown or refuses, or when ``auto`` finds none.
     """
     noun = FAMILIES[family].noun
-    if requested != "auto":
+    if requested != AUTO:
         item = find(plugins, family, requested)
         refusal = item.declaration.refusal(facts)
         if refusal is not None:
             raise PluginError(f"{noun} {requested!r} ({item.package}) cannot be used: it {refusal}")
         return Selection(family, requested, item, [Candidate(item, None)])
-    ranked = sorted(plugins.family(family), key=lambda item: (-item.declaration.rank, item.name))
-    candidates = [Candidate(item, item.declaration.refusal(facts)) for item in ranked]
+    candidates = [
+        Candidate(item, item.declaration.refusal(facts), item.declaration.is_meant_for(facts))
+        for item in ranked(plugins, family)
+    ]
     chosen = next((c.item for c in candidates if c.refusal is None), None)
     selection = Selection(family, requested, chosen, candidates)
     if chosen is None:
-        why = "; ".join(f"{c.item.name} {c.refusal}" for c in candidates) or "none is installed"
-        broken = [b.sentence() for b in plugins.broken if b.plugin.startswith(f"{family}.")]
-        raise PluginError(f"no {noun} can serve this run: {'; '.join([why, *broken])}")
+        raise PluginError(none_possible(plugins, family, candidates))
     return selection
+
+
+def ranked(plugins: PluginSet, family: str) -> list[Registered]:
+    """The plugins of a family in the order ``auto`` prefers them."""
+    return sorted(plugins.family(family), key=lambda item: (-item.declaration.rank, item.name))
+
+
+def none_possible(plugins: PluginSet, family: str, candidates: Sequence[Candidate]) -> str:
+    """The sentence for a family of which ``auto`` can have nothing."""
+    why = "; ".join(f"{c.item.name} {c.refusal}" for c in candidates) or "none is installed"
+    broken = [b.sentence() for b in plugins.broken if b.plugin.startswith(f"{family}.")]
+    return f"no {FAMILIES[family].noun} can serve this run: {'; '.join([why, *broken])}"
 
 
 def choose_tiers(plugins: PluginSet, cache: Registered, given: Sequence[str], facts: Facts) -> list[Registered]:
@@ -164,7 +184,7 @@ def taking_part(
 
 def foreseen(plugins: PluginSet, family: str, requested: str) -> str:
     """What a choice will come to, where that needs no knowledge of the run: no plugin of the family can refuse."""
-    items = sorted(plugins.family(family), key=lambda item: (-item.declaration.rank, item.name))
+    items = ranked(plugins, family)
     depends = any(
         item.declaration.needs != Needs() or type(item.declaration).refusal is not Declaration.refusal for item in items
     )

@@ -268,6 +268,7 @@ class _Server:
             "broken_plugins": [broken.sentence() for broken in self._plugins.broken],
             "chosen": dict(ready.chosen) if ready else {},
             "reasons": list(ready.reasons) if ready else [],
+            "refused": ready.refused if ready else {},
             "max_model_len": ready.max_model_len if ready else None,
             "kv_cache": {"num_blocks": ready.num_blocks, "block_size": ready.block_size} if ready else None,
             "replicas": self._client.info(),

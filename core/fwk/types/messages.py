@@ -124,6 +124,8 @@ class EngineReady(msgspec.Struct, tag=True, frozen=True):
     reasons: list[str]
     """Sentences about refusals and fallbacks on the way to ``chosen``."""
     adapters: list[AdapterInfo] = []
+    refused: dict[str, dict[str, str]] = {}
+    """Why each of the other plugins could not be had beside ``chosen``: family -> plugin name -> sentence."""
 
 
 class EngineFailed(msgspec.Struct, tag=True, frozen=True):

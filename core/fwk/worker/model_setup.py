@@ -1,4 +1,4 @@
-"""Settle device and precision, the facts on which kernels are chosen."""
+"""Settle device, precision and plugins, before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fwk.config import Config, EngineOptions
-from fwk.errors import ConfigError, PluginError
+from fwk.errors import ConfigError, ModelLoadError
 from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.interfaces.declaration import Facts, Host
-from fwk.interfaces.model import ModelSpec
-from fwk.interfaces.speculative import SpeculativeDecoderSpec
 from fwk.native import cpu_flags
-from fwk.plugins import PluginSet, Registered, choose
-from fwk.plugins.selection import plugin_options
-from fwk.types import ModelConfig
+from fwk.plugins import FAMILIES, PluginSet, Registered, Settlement, negotiate
+from fwk.plugins.families import ORDER
+from fwk.plugins.selection import AUTO, check_used
 from fwk.worker.opened_model import OpenedModel
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSetup:
-    """An opened model on a settled device in a settled precision."""
+    """An opened model on a settled device, in a settled precision, with settled plugins.
+
+    ``reasons`` has a sentence for each way in which the run is not what ``auto`` would have liked best.
+    """
 
     opened: OpenedModel
-    facts: Facts
+    settlement: Settlement
     reasons: tuple[str, ...]
+
+    @property
+    def facts(self) -> Facts:
+        return self.settlement.facts
 
     @property
     def max_model_len(self) -> int:
@@ -48,8 +53,12 @@ def detect_host(device: str) -> Host:
 
 
 def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetup:
-    """Choose device and dtype. Reasons say where ``auto`` departed from the checkpoint."""
-    host = detect_host(config.engine.device)
+    """Choose device, dtype and the engine's plugins.
+
+    Raises ``PluginError`` when no set of plugins agrees, ``ConfigError`` for options of one that was not chosen.
+    """
+    engine = config.engine
+    host = detect_host(engine.device)
     reasons: list[str] = []
     dtype = config.model.dtype
     if dtype == "auto":
@@ -57,25 +66,52 @@ def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetu
         dtype, why = _auto_dtype(stored, host)
         if why:
             reasons.append(why)
+    if opened.task == "embed":
+        _check_embeds(engine, opened.name)
+        if opened.pooling is None:
+            reasons.append("embeddings are the mean of the hidden states, not normalised: there is no modules.json")
+    layouts = opened.checkpoint.weights().layouts("")
+    _check_readable(engine, opened, plugins, layouts)
     facts = Facts(
         host=host,
         dtype=dtype,
-        kv_dtype=config.engine.kv_cache_dtype,
-        block_size=config.engine.page_size,
+        kv_dtype=engine.kv_cache_dtype,
+        block_size=engine.page_size,
         architecture=opened.config.architecture,
-        tp_size=config.engine.tensor_parallel_size,
+        tp_size=engine.tensor_parallel_size,
+        task=opened.task,
+        layouts=layouts,
+        model=opened.config,
+        chosen={"quant": tuple(text.rpartition("=")[2] for text in engine.quantization_layers)},
     )
-    if opened.task == "embed":
-        _check_embeds(config.engine, opened.name)
-        if opened.pooling is None:
-            reasons.append("embeddings are the mean of the hidden states, not normalised: there is no modules.json")
-    try:
-        model = choose(plugins, "models", config.model.model_impl, facts).chosen
-    except PluginError:  # reported when the worker chooses
-        model = None
-    if model is not None:
-        facts = model_facts(facts, opened.config, model)
-    return ModelSetup(opened, replace(facts, features=facts.features | _drafting(config, plugins)), tuple(reasons))
+    settlement = negotiate(plugins, wanted(config, opened), facts, config.plugin_options)
+    one_each = {family: name for family, name in settlement.chosen.items() if family != "quant"}  # that is by layer
+    check_used(plugins, config.plugin_options, one_each)
+    return ModelSetup(opened, settlement, (*reasons, *settlement.reasons()))
+
+
+def _check_readable(options: EngineOptions, opened: OpenedModel, plugins: PluginSet, layouts: tuple[str, ...]) -> None:
+    """Refuse weights that ``auto`` finds no quantizer for: they are stored in a way nobody here knows."""
+    known = {layout for item in plugins.family("quant") for layout in getattr(item.declaration, "exact", ())}
+    if options.quantization == AUTO and plugins.family("quant") and not known & set(layouts):
+        raise ModelLoadError(
+            f"{opened.name}: the weights are stored as {' and '.join(layouts)}, which no installed quantizer reads; "
+            "convert the checkpoint, or install a plugin that declares the layout"
+        )
+
+
+def wanted(config: Config, opened: OpenedModel) -> dict[str, str]:
+    """What was asked for of each family that an engine for the model uses: a plugin's name, or ``auto``."""
+    found: dict[str, str] = {}
+    for family in ORDER:
+        option, switch = FAMILIES[family].option or "", FAMILIES[family].switch
+        if switch is None or getattr(config.engine, switch):
+            found[family] = getattr(config.engine, option, None) or getattr(config.model, option)
+    if found["speculative"] == "none":
+        del found["speculative"]
+    if opened.task == "embed":  # it computes every prompt whole, and leaves nothing behind to be found
+        found["cache"] = "none"
+    return found
 
 
 def _check_embeds(options: EngineOptions, name: str) -> None:
@@ -91,20 +127,6 @@ def _check_embeds(options: EngineOptions, name: str) -> None:
         if value not in idle:
             shown = "" if value is True else f" {' '.join(value) if isinstance(value, tuple) else value}"
             raise ConfigError(f"--{option.replace('_', '-')}{shown}: {name} makes embeddings, {why}")
-
-
-def model_facts(facts: Facts, config: ModelConfig, model: Registered) -> Facts:
-    """``facts`` with what a model and its implementation decide of them."""
-    assert isinstance(model.declaration, ModelSpec)
-    needs = model.declaration.attention_needs(config)
-    return replace(
-        facts,
-        head_size=needs.head_size,
-        num_heads=config.num_heads,
-        num_kv_heads=needs.num_kv_heads,
-        architecture=config.architecture,
-        features=needs.features,
-    )
 
 
 def check_layers(layers: Sequence[AttentionLayer], attention: Registered, facts: Facts) -> None:
@@ -124,15 +146,6 @@ def check_layers(layers: Sequence[AttentionLayer], attention: Registered, facts:
             raise ConfigError(
                 f"attention backend {attention.name!r} cannot serve layer {layer.index} of this model: it {refusal}"
             )
-
-
-def _drafting(config: Config, plugins: PluginSet) -> frozenset[str]:
-    """What the speculative decoder asks of the attention backend; an unknown one is reported when it is chosen."""
-    decoder = plugins.by_family.get("speculative", {}).get(config.engine.speculative_algorithm)
-    if decoder is None:
-        return frozenset()
-    assert isinstance(decoder.declaration, SpeculativeDecoderSpec)
-    return decoder.declaration.required_features(plugin_options(decoder, config.plugin_options))
 
 
 def _auto_dtype(stored: str, host: Host) -> tuple[str, str | None]:

@@ -12,7 +12,7 @@ from fwk.config import Config
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.cache import CacheTier, CacheTierContext
 from fwk.interfaces.parallel import ParallelGroup
-from fwk.plugins import PluginSet, Registered, build, choose
+from fwk.plugins import PluginSet, Registered, build
 from fwk.plugins.selection import choose_tiers, plugin_options
 from fwk.worker.identity import kv_identity
 from fwk.worker.model_setup import ModelSetup
@@ -137,9 +137,7 @@ def open_store(
     """The tiers of a worker whose KV cache is allocated, when the prefix cache of the run uses any; names them in
     ``chosen``. Raises ``ConfigError`` when one cannot work.
     """
-    cache = choose(plugins, "cache", config.engine.prefix_cache, setup.facts).chosen
-    assert cache is not None
-    items = choose_tiers(plugins, cache, config.engine.cache_tiers, setup.facts)
+    items = choose_tiers(plugins, setup.settlement.item("cache"), config.engine.cache_tiers, setup.facts)
     if not items:
         return None
     caches = [layer.kv_cache for layer in layers if layer.kv_cache is not None]

@@ -33,7 +33,7 @@ from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.inputs import InputBuffers
-from fwk.worker.model_setup import ModelSetup, check_layers, model_facts
+from fwk.worker.model_setup import ModelSetup, check_layers
 from fwk.worker.opened_model import OpenedModel, open_model
 from fwk.worker.pooling import PoolingRunner
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
@@ -87,7 +87,7 @@ class LocalWorker(Worker):
         self._runner: ModelRunner | PoolingRunner | None = None
         self._moe: Registered | None = None
         self._store: BlockStore | None = None
-        self._chosen: dict[str, str] = {}
+        self._chosen = setup.settlement.chosen
         self._reasons: list[str] = []
         self._facts = setup.facts
         self._grammars = self._grammar_store()
@@ -103,8 +103,8 @@ class LocalWorker(Worker):
     def load(self) -> WorkerInfo:
         options = self._config.engine
         opened = self._setup.opened
-        model_item, decoder_item = self._choose("models", self._config.model.model_impl), self._decoder_item()
-        attention_item = self._choose("attention", options.attention_backend)
+        settled = self._setup.settlement
+        model_item, attention_item = settled.item("models"), settled.item("attention")
         attention = self._attention(attention_item)
         context = self._model_context(opened, attention, [], options)
         context.lora = self._lora_backend()
@@ -115,7 +115,7 @@ class LocalWorker(Worker):
             raise ConfigError(f"--moe-runner-backend {options.moe_runner_backend}: this model has no layers of experts")
         layers = context.attention_layers
         check_layers(layers, attention_item, self._facts)
-        decoder = self._decoder(decoder_item, context, attention_item)
+        decoder = self._decoder(context, attention_item)
         num_blocks = kv_cache.count_blocks(
             max_total_tokens=options.max_total_tokens,
             fraction=options.mem_fraction_static,
@@ -179,13 +179,6 @@ class LocalWorker(Worker):
         self._store.save(saves)
         return self._store.load(keys, block_ids)
 
-    def _choose(self, family: str, requested: str) -> Registered:
-        selection = choose(self._plugins, family, requested, self._facts)
-        assert selection.chosen is not None
-        self._chosen[family] = selection.chosen.name
-        self._reasons.extend(selection.reasons())
-        return selection.chosen
-
     def _options(self, item: Registered) -> Any:
         return plugin_options(item, self._config.plugin_options)
 
@@ -193,7 +186,7 @@ class LocalWorker(Worker):
         options = self._config.engine
         if not options.enable_lora:
             return None
-        item = self._choose("lora", options.lora_backend)
+        item = self._setup.settlement.item("lora")
         context = LoRAContext(
             device=self._device,
             dtype=self._dtype,
@@ -256,7 +249,11 @@ class LocalWorker(Worker):
     def _moe_runner(self, context: MoEContext) -> MoERunner:
         """A runner for one layer; the plugin is chosen with the first."""
         if self._moe is None:
-            self._moe = self._choose("moe", self._config.engine.moe_runner_backend)
+            selection = choose(self._plugins, "moe", self._config.engine.moe_runner_backend, self._facts)
+            assert selection.chosen is not None
+            self._moe = selection.chosen
+            self._chosen["moe"] = self._moe.name
+            self._reasons.extend(selection.reasons())
         return build(self._moe, replace(context, options=self._options(self._moe)))
 
     def _quant(self, item: Registered, opened: OpenedModel) -> QuantMethod:
@@ -290,7 +287,7 @@ class LocalWorker(Worker):
             assert isinstance(item.declaration, LogitsProcessorSpec)
             return item.declaration.order, item.name
 
-        sampler = self._choose("samplers", self._config.engine.sampling_backend)
+        sampler = self._setup.settlement.item("samplers")
         items = [item for item, _ in taking_part(self._plugins, "logits_processors", self._config.plugin_options)]
         processors: list[LogitsProcessor] = [
             GrammarMasks(context(None), self._grammars, table),
@@ -308,15 +305,10 @@ class LocalWorker(Worker):
         self._chosen["grammar"] = grammars.name
         return GrammarStore(grammars.compile)
 
-    def _decoder_item(self) -> Registered | None:
-        name = self._config.engine.speculative_algorithm
-        return None if name == "none" else self._choose("speculative", name)
-
-    def _decoder(
-        self, item: Registered | None, target: ModelContext, attention_item: Registered
-    ) -> SpeculativeDecoder | None:
-        if item is None:
+    def _decoder(self, target: ModelContext, attention_item: Registered) -> SpeculativeDecoder | None:
+        if "speculative" not in self._setup.settlement.selections:
             return None
+        item = self._setup.settlement.item("speculative")
         context = SpeculativeContext(
             num_slots=self._config.engine.max_running_requests,
             max_model_len=self._setup.max_model_len,
@@ -342,10 +334,10 @@ class LocalWorker(Worker):
                 f"the draft model {name} reaches {opened.max_model_len} tokens, the served model "
                 f"{self._setup.max_model_len}: set --context-length {opened.max_model_len}"
             )
-        facts = replace(self._facts, architecture=opened.config.architecture)
-        model_item = choose(self._plugins, "models", "auto", facts).chosen
+        facts = replace(self._facts, architecture=opened.config.architecture, model=opened.config, features=frozenset())
+        model_item = choose(self._plugins, "models", AUTO, facts).chosen
         assert model_item is not None
-        refusal = attention_item.declaration.refusal(model_facts(facts, opened.config, model_item))
+        refusal = attention_item.declaration.refusal(model_item.declaration.facts_with(facts, None))
         if refusal is not None:
             raise ConfigError(
                 f"attention backend {attention_item.name!r} cannot serve the draft model {name}: it {refusal}"

@@ -8,7 +8,7 @@ class FallbackSpec(ModelSpec):
     """Refuses no architecture: only transformers, once it is imported, knows which it has."""
 
     def refusal(self, facts: Facts) -> str | None:
-        return self.needs.refusal(facts.host)
+        return self.refusal_of_run(facts)
 
 
 @hookimpl

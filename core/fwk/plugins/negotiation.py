@@ -1,0 +1,190 @@
+"""Choose from all families of an engine together: what one choice asks, another must offer.
+
+Each declaration says by itself what it cannot serve (``Declaration.refusal``, ``limits``), what it asks of other
+families' choices (``asks``) and what it offers to them (``offers``). The settlement is the best that agrees with all of
+it: families in the order of ``ORDER``, the best rank first in each; what the user named is not up for choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fwk.errors import PluginError
+from fwk.interfaces.declaration import Facts
+from fwk.plugins.discovery import PluginSet, Registered
+from fwk.plugins.families import FAMILIES, ORDER
+from fwk.plugins.selection import AUTO, Candidate, Selection, find, none_possible, plugin_options, ranked
+
+Choices = dict[str, Registered]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What an engine is made of, by family, and the facts of the run with all of it in place."""
+
+    facts: Facts
+    selections: Mapping[str, Selection]
+
+    def item(self, family: str) -> Registered:
+        """The plugin chosen from a family that is in use."""
+        chosen = self.selections[family].chosen
+        assert chosen is not None, "a settlement has a choice for every family in use"
+        return chosen
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """The plugins' names, by family."""
+        return {family: self.item(family).name for family in self.selections}
+
+    def reasons(self) -> list[str]:
+        """A sentence for every fallback: each better-ranked plugin that ``auto`` had to leave."""
+        return [reason for selection in self.selections.values() for reason in selection.reasons()]
+
+    def refusals(self) -> dict[str, dict[str, str]]:
+        """Why each plugin that was looked at could not be had, by family and name."""
+        return {
+            family: {c.item.name: f"it {c.refusal}" for c in selection.candidates if c.refusal is not None}
+            for family, selection in self.selections.items()
+        }
+
+
+def negotiate(
+    plugins: PluginSet, wanted: Mapping[str, str], facts: Facts, options: Mapping[str, Mapping[str, object]]
+) -> Settlement:
+    """Settle the families of ``wanted``: a plugin's name each, or ``auto``. Families left out are not used.
+
+    facts: of the run; ``chosen`` holds what is in use beside the choices (methods of single layers, for ``quant``).
+    options: ``Config.plugin_options``; what a plugin asks may depend on its own. Raises ``PluginError`` with one
+    sentence when a plugin is unknown, or when nothing agrees.
+    """
+    return _Negotiation(plugins, wanted, facts, options).settle()
+
+
+class _Negotiation:
+    """One search for a settlement."""
+
+    def __init__(
+        self, plugins: PluginSet, wanted: Mapping[str, str], facts: Facts, options: Mapping[str, Mapping[str, object]]
+    ) -> None:
+        self._plugins = plugins
+        self._wanted = wanted
+        idle = {family: () for family in ORDER if family not in wanted}
+        self._facts = replace(facts, chosen={**idle, **facts.chosen})
+        self._options = options
+        self._own: dict[str, Any] = {}
+        named = [family for family in ORDER if wanted.get(family, AUTO) != AUTO]
+        self._order = [*named, *(family for family in ORDER if wanted.get(family) == AUTO)]
+        self._candidates = {
+            family: ranked(plugins, family) if wanted[family] == AUTO else [find(plugins, family, wanted[family])]
+            for family in self._order
+        }
+        self._deadlock: tuple[int, str, Choices] = (-1, "", {})
+
+    def settle(self) -> Settlement:
+        found = next(self._search({}), None)
+        if found is None:
+            raise PluginError(self._why_not())
+        facts = self._facts_of(found)
+        return Settlement(
+            facts, {family: self._selection(family, found) for family in ORDER if family in self._candidates}
+        )
+
+    def _search(self, chosen: Choices) -> Iterator[Choices]:
+        """Every way to complete ``chosen``, the best first."""
+        left = [family for family in self._order if family not in chosen]
+        possible = {family: [item for item in self._candidates[family] if self._fits(item, chosen)] for family in left}
+        for family in left:
+            if not possible[family]:  # whatever is chosen from the others: it only gets harder
+                if len(chosen) > self._deadlock[0]:
+                    self._deadlock = (len(chosen), family, dict(chosen))
+                return
+        if not left:
+            yield chosen
+            return
+        for item in possible[left[0]]:
+            yield from self._search({**chosen, left[0]: item})
+
+    def _fits(self, item: Registered, chosen: Choices) -> bool:
+        return self._refusal(item, chosen) is None
+
+    def _refusal(self, item: Registered, chosen: Choices) -> str | None:
+        """Why ``item`` cannot be taken beside what is chosen from other families; None when it can."""
+        beside = {family: other for family, other in chosen.items() if family != item.family}
+        why = item.declaration.refusal(self._facts)
+        if why is not None:  # it may not even be able to say what it would ask
+            return why
+        together = {**beside, item.family: item}
+        facts = self._facts_of(together)
+        why = self._unasked(item, beside, facts) or self._unanswered(item, beside, facts)
+        why = why or item.declaration.refusal(facts)
+        if why is None and self._wanted[item.family] == AUTO:
+            why = item.declaration.reluctance(facts)
+        if why is not None:
+            return why
+        for other in beside.values():
+            why = other.declaration.refusal(facts)
+            if why is not None:
+                return f"does not go with {_name(other)}, which {why}"
+        return None
+
+    def _unasked(self, item: Registered, others: Choices, facts: Facts) -> str | None:
+        """What ``item`` lacks of that which others ask of it."""
+        for other in others.values():
+            for ask in other.declaration.asks_of(facts, self._options_of(other)):
+                lacking = ask.features - item.declaration.abilities() if ask.family == item.family else None
+                if lacking:
+                    return f"lacks {_listed(lacking)}, which {_name(other)} asks for"
+        return None
+
+    def _unanswered(self, item: Registered, others: Choices, facts: Facts) -> str | None:
+        """What ``item`` asks of others that they do not offer, or of a family that is not used."""
+        for ask in item.declaration.asks_of(facts, self._options_of(item)):
+            other = others.get(ask.family)
+            if other is not None and not ask.features <= other.declaration.abilities():
+                lacking = ask.features - other.declaration.abilities()
+                return f"asks {_name(other)} for {_listed(lacking)}, which it lacks"
+            if ask.family not in self._wanted:
+                noun = FAMILIES[ask.family].noun
+                return f"asks a {noun} for {_listed(ask.features)}, and this run uses none"
+        return None
+
+    def _facts_of(self, chosen: Choices) -> Facts:
+        names = {family: (item.name, *self._facts.chosen.get(family, ())) for family, item in chosen.items()}
+        facts = replace(self._facts, chosen={**self._facts.chosen, **names})
+        for item in chosen.values():
+            facts = item.declaration.facts_with(facts, self._options_of(item))
+        return facts
+
+    def _options_of(self, item: Registered) -> Any:
+        if item.key not in self._own:
+            self._own[item.key] = plugin_options(item, self._options)
+        return self._own[item.key]
+
+    def _selection(self, family: str, chosen: Choices) -> Selection:
+        """Each candidate of a family, judged beside everything else that was settled."""
+        facts = self._facts_of(chosen)
+        items = self._candidates[family] if self._wanted[family] == AUTO else ranked(self._plugins, family)
+        candidates = [
+            Candidate(item, self._refusal(item, chosen), item.declaration.is_meant_for(facts)) for item in items
+        ]
+        return Selection(family, self._wanted[family], chosen[family], candidates)
+
+    def _why_not(self) -> str:
+        _, family, chosen = self._deadlock
+        items = self._candidates[family]
+        if self._wanted[family] != AUTO:
+            return f"{_name(items[0])} ({items[0].package}) cannot be used: it {self._refusal(items[0], chosen)}"
+        meant = [item for item in items if item.declaration.is_meant_for(self._facts)]
+        return none_possible(
+            self._plugins, family, [Candidate(item, self._refusal(item, chosen)) for item in meant or items]
+        )
+
+
+def _name(item: Registered) -> str:
+    return f"{FAMILIES[item.family].noun} {item.name!r}"
+
+
+def _listed(features: Iterable[str]) -> str:
+    return ", ".join(sorted(features))
