@@ -21,7 +21,7 @@ import zmq
 from fwk.config.wire import from_plain
 from fwk.errors import EngineDead, FwkError, PluginError
 from fwk.interfaces.parallel import continue_with_parent_gone
-from fwk.plugins import discover
+from fwk.plugins import PluginSet, culprit, discover
 from fwk.types import EngineFailed, EngineReady
 
 log = logging.getLogger("fwk.engine")
@@ -54,11 +54,11 @@ def main() -> int:
 
     socket = bind(context, spec.address)
     try:
-        engine, ready = _load(spec)
+        engine, plugins, ready = _load(spec)
     except FwkError as error:
         _report(socket, str(error))
         return EXIT_NOT_STARTED
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         log.exception("the engine could not be started")
         _report(socket, f"the engine could not be started: {type(error).__name__}: {error}")
         return EXIT_NOT_STARTED
@@ -71,8 +71,9 @@ def main() -> int:
         log.error("the engine stops: %s", error)
         loop.fail(str(error))
         return EXIT_FAILED
-    except Exception as error:
-        log.exception("the engine failed and stops: %s", error)
+    except (Exception, SystemExit) as error:
+        where = culprit(plugins, error)
+        log.exception("the engine failed%s and stops: %s", f" in {where}" if where else "", error)
         loop.fail(f"{type(error).__name__} in the engine")
         return EXIT_FAILED
     finally:
@@ -82,7 +83,7 @@ def main() -> int:
     return 0
 
 
-def _load(spec: LaunchSpec) -> tuple[Any, EngineReady]:
+def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
     from fwk.engine.core import build_engine  # noqa: PLC0415
     from fwk.worker.model_setup import settle  # noqa: PLC0415
     from fwk.worker.opened_model import open_model  # noqa: PLC0415
@@ -108,7 +109,7 @@ def _load(spec: LaunchSpec) -> tuple[Any, EngineReady]:
         engine.adapters.infos(),
         info.refused,
     )
-    return engine, ready
+    return engine, plugins, ready
 
 
 def _report(socket: zmq.Socket[bytes], message: str) -> None:

@@ -9,7 +9,7 @@ import importlib.metadata
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from packaging.requirements import Requirement
 
@@ -172,6 +172,9 @@ class Declaration:
             raise ValueError(f"{type(self).__name__}: {self.name!r} is not a plugin name (lower case, digits, _ . -)")
         if ":" not in self.load:
             raise ValueError(f"{type(self).__name__} {self.name!r}: load must be 'module:attribute', not {self.load!r}")
+        options = cast(object, self.options)
+        if options is not None and not (isinstance(options, type) and issubclass(options, Options)):
+            raise TypeError(f"{type(self).__name__} {self.name!r}: options must be a subclass of fwk.Options")
         unknown = set(self.enabled_by) - set(self.options.model_fields if self.options is not None else ())
         if unknown:
             raise ValueError(f"{type(self).__name__} {self.name!r}: enabled_by names no option of its own: {unknown}")

@@ -82,4 +82,4 @@ class OperatorsSpec(Declaration):
     def refusal(self, facts: Facts) -> str | None:
         if facts.dtype not in self.dtypes:
             return f"computes in {', '.join(self.dtypes)}, this run in {facts.dtype}"
-        return self.needs.refusal(facts.host)
+        return super().refusal(facts)

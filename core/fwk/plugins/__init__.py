@@ -4,7 +4,7 @@ from fwk.plugins.discovery import Broken, PluginSet, Registered, discover
 from fwk.plugins.families import FAMILIES, Family
 from fwk.plugins.negotiation import Settlement, negotiate
 from fwk.plugins.options import OptionOwner, build_config, option_owners
-from fwk.plugins.selection import Candidate, Selection, build, choose, find, load_object, taking_part
+from fwk.plugins.selection import Candidate, Selection, build, choose, culprit, find, load_object, taking_part
 from fwk.plugins.versions import VERSIONS, Adapter, ApiVersion
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "build",
     "build_config",
     "choose",
+    "culprit",
     "discover",
     "find",
     "load_object",

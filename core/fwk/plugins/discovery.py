@@ -18,6 +18,8 @@ from fwk.plugins.families import FAMILIES, ORDER
 from fwk.plugins.versions import VERSIONS, Adapter, ApiVersion
 
 GROUP = "fwk"
+SLOW_SECONDS = 1.0
+"""A plugin that takes longer to declare itself delays every command: that is worth a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,12 @@ def discover(
             plugins.broken.append(broken)
             if warn is not None:
                 warn(broken.sentence())
-        plugins.load_seconds[point.name] = time.perf_counter() - started
+        seconds = plugins.load_seconds[point.name] = time.perf_counter() - started
+        if seconds > SLOW_SECONDS and warn is not None:
+            warn(
+                f"plugin '{point.name}' from {package} {version} took {seconds:.1f} s to declare itself, and so delays "
+                "every command: what is slow belongs into the module its declarations name"
+            )
     return plugins
 
 

@@ -83,6 +83,7 @@ ORDER = (
     "cache",
     "executors",
     "samplers",
+    "operators",
     "schedulers",
 )
 """The families that are settled together. Of two that cannot both have their best, the earlier one gets it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,8 @@ def find(plugins: PluginSet, family: str, name: str) -> Registered:
     installed = [item.name for item in plugins.family(family)]
     close = difflib.get_close_matches(name, installed, 1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
-    raise PluginError(f"unknown {noun} {name!r}{hint}; installed: {', '.join(installed) or 'none'}")
+    lost = "".join(f"; {broken.sentence()}" for broken in plugins.broken if not close)
+    raise PluginError(f"unknown {noun} {name!r}{hint}; installed: {', '.join(installed) or 'none'}{lost}")
 
 
 def choose(plugins: PluginSet, family: str, requested: str, facts: Facts) -> Selection:
@@ -214,5 +216,22 @@ def build(item: Registered, context: Any) -> Any:
         return cls(context)
     except FwkError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginLoadError(f"plugin {item.source} failed to start: {type(error).__name__}: {error}") from error
+
+
+def culprit(plugins: PluginSet, error: BaseException) -> str | None:
+    """The plugin in whose code an exception was raised, for the log; None when it was in nobody's.
+
+    Goes by the modules on the exception's way, the innermost first: that a declaration's ``load`` names, or another
+    of its package.
+    """
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for module in reversed(modules):
+        package = module.partition(".")[0]
+        loads = [(item, item.declaration.load.partition(":")[0]) for item in plugins.all()]
+        owners = [item for item, load in loads if load.partition(".")[0] == package]
+        exact = [item for item, load in loads if load == module]
+        if owners:
+            return f"plugin {exact[0].source}" if exact else f"package {owners[0].package} {owners[0].version}"
+    return None

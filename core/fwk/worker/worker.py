@@ -220,7 +220,7 @@ class LocalWorker(Worker):
 
     @cached_property
     def _operators(self) -> Operators:
-        item = self._choose("operators", self._config.engine.operator_backend)
+        item = self._setup.settlement.item("operators")
         return build(item, OperatorContext(self._device, self._dtype, self._options(item), self._team))
 
     def _model_context(
