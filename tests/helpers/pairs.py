@@ -44,6 +44,8 @@ SMALL_POOL = {"max_total_tokens": 104, "page_size": 4}
 SMALL_STEPS = {"chunked_prefill_size": 7, "max_prefill_tokens": 24}
 BASE = {
     "attention_backend": "torch",
+    "operator_backend": "torch",
+    "disable_cuda_graph": True,
     "prefix_cache": "none",
     "dtype": "float32",
     "max_total_tokens": 2048,
@@ -101,6 +103,12 @@ def _chose(family: str, name: str) -> Callable[[Run], bool]:
     return lambda run: run.chosen.get(family) == name
 
 
+def _tried_to_capture(run: Run) -> bool:
+    """The step was captured, or it is said which operator stands against it."""
+    how = run.chosen["step"]
+    return how == "captured" or "which a recorded step cannot hold" in how or "ranks add up" in how
+
+
 def _quantised(method: str, **options: Any) -> Feature:
     return Feature(
         method,
@@ -151,6 +159,11 @@ FEATURES = [
     ),
     Feature("tensor parallel", _chose("executors", "processes"), {"executor": "processes", "tensor_parallel_size": 2}),
     Feature("overlap", _chose("executors", "threaded"), {"executor": "threaded"}),
+    Feature(
+        "recorded step",
+        _tried_to_capture,
+        {"attention_backend": "auto", "operator_backend": "auto", "disable_cuda_graph": False},
+    ),
     Feature("triton attention", _chose("attention", "triton"), {"attention_backend": "triton"}),
 ]
 BY_NAME = {feature.name: feature for feature in FEATURES}

@@ -95,6 +95,20 @@ class EngineOptions(Options):
     quantization_layers: tuple[str, ...] = option(
         (), "Weight formats of single layers: PATTERN=METHOD, as in lm_head=none; the first that matches counts."
     )
+    disable_cuda_graph: bool = option(
+        False,
+        "Compute every step operator by operator; otherwise a decode step is captured once and replayed, on a CPU as a "
+        "tape of native operators.",
+        aliases=["disable-cudagraph", "enforce-eager"],
+    )
+    cuda_graph_max_bs: int = option(
+        160,
+        "Most sequences of a decode step that is captured, each number of them for itself; larger steps are computed "
+        "operator by operator.",
+        aliases=["graph-max-batch-size"],
+        ge=1,
+        le=4096,
+    )
     operator_backend: str = option("auto", "Kernels of norms, rotary positions, gates and embeddings.")
     moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.")
     sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")

@@ -70,6 +70,10 @@ class Operators(ABC):
     def rows(self, table: Tensor, indices: Tensor, scale: float | None = None) -> Tensor:
         """The rows of ``table`` [num_rows, ...] at ``indices`` [n] int64, all in range: a copy, times ``scale``."""
 
+    def scale(self, x: Tensor, factor: float) -> None:
+        """Multiply x [n, size] in place, rounded."""
+        x.mul_(factor)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorsSpec(Declaration):

@@ -57,7 +57,9 @@ class VocabEmbedding:
         if self.matrix is not None:
             return self.operators.rows(self.matrix, rows, self.scale)
         found = self.form.method.rows(self.weights, rows)
-        return found if self.scale is None else found.mul_(self.scale)
+        if self.scale is not None:
+            self.operators.scale(found, self.scale)
+        return found
 
 
 class LMHead:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fwk.errors import BlameSequence
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
-from fwk.interfaces.model import Model
 from fwk.types import Batch, ForwardBatch, ScheduledSequence, SequenceResult, StepResult, TokenLogprobs
 from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import NoDrafting, walk
+from fwk.worker.graphs import StepModel
 from fwk.worker.inputs import InputBuffers, StepRows
 from fwk.worker.logprobs import ROWS_AT_ONCE, token_logprobs
 from fwk.worker.sampling import SamplingPipeline
@@ -28,7 +28,7 @@ class ModelRunner:
     def __init__(
         self,
         *,
-        model: Model,
+        model: StepModel,
         attention: AttentionBackend,
         layers: list[AttentionLayer],
         table: SequenceTable,
@@ -37,7 +37,7 @@ class ModelRunner:
         drafting: NoDrafting,
         adapters: AdapterStore | NoAdapters,
     ) -> None:
-        self._model = model
+        self.model = model
         self._attention = attention
         self._layers = layers
         self._table = table
@@ -56,8 +56,7 @@ class ModelRunner:
         launched = time.perf_counter()
         self._adapters.plan(forward)
         forward.plan = self._attention.plan(forward, self._layers)
-        hidden = self._model.forward(forward)
-        logits = self._model.logits(hidden.index_select(0, forward.logits_at)) if len(rows.slots) else None
+        hidden, logits = self.model.run(forward)
         computed = time.perf_counter()
         self._drafting.follow(forward)
         results = self._results(batch, rows, logits, failed, trees)
@@ -65,6 +64,15 @@ class ModelRunner:
         self._drafting.propose([s for s in batch.sequences if s.samples and results[s.slot].goes_on], results)
         ended = time.perf_counter()
         return StepResult(batch.step, list(results.values()), computed - launched, ended - started)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run a decode step of one token before there is any; its K and V go where nobody reads them yet."""
+        first = np.zeros(1, np.int64)
+        forward = self._inputs.prepare_one(first, first, first)
+        self._adapters.plan(forward)
+        forward.plan = self._attention.plan(forward, self._layers)
+        self.model.run(forward)
 
     def _begin(self, batch: Batch) -> dict[int, str]:
         """Take in the plan; returns the slots whose sampling settings a processor could not take, and why."""
@@ -231,7 +239,7 @@ class ModelRunner:
             found: list[TokenLogprobs] = []
             for offset in range(0, count, ROWS_AT_ONCE):
                 n = min(ROWS_AT_ONCE, count - offset)
-                logits = self._model.logits(hidden[start + offset : start + offset + n])
+                logits = self.model.model.logits(hidden[start + offset : start + offset + n])
                 first = position + offset + 1
                 tokens = table.token_ids[slot, first : first + n].tolist()
                 found.extend(token_logprobs(logits, tokens, [num_top] * n))

@@ -32,11 +32,13 @@ from fwk.worker import kv_cache
 from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.grammar import GrammarMasks, GrammarStore
+from fwk.worker.graphs import CapturedStepModel, StepModel
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_setup import ModelSetup, check_layers
 from fwk.worker.opened_model import OpenedModel, open_model
 from fwk.worker.pooling import PoolingRunner
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
+from fwk.worker.recording import TapeCapture
 from fwk.worker.runner import ModelRunner
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.table import SequenceTable
@@ -137,8 +139,8 @@ class LocalWorker(Worker):
             return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons))
         sampling = self._sampling(table)
         drafting = Drafting(decoder, table, inputs, attention, layers, sampling) if decoder else NoDrafting()
-        self._runner = ModelRunner(
-            model=model,
+        runner = self._runner = ModelRunner(
+            model=self._step_model(model),
             attention=attention,
             layers=layers,
             table=table,
@@ -147,6 +149,8 @@ class LocalWorker(Worker):
             drafting=drafting,
             adapters=self._adapters(context.lora),
         )
+        runner.warm_up()
+        self._chosen["step"] = self._how_steps_run(runner.model)
         return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons), drafting.max_drafts)
 
     def execute(self, batch: Batch) -> StepResult:
@@ -294,6 +298,27 @@ class LocalWorker(Worker):
             *(build(item, context(item)) for item in sorted(items, key=order)),
         ]
         return SamplingPipeline(processors, build(sampler, context(sampler)), table)
+
+    def _step_model(self, model: Model) -> StepModel:
+        options = self._config.engine
+        if self._why_not_captured():
+            return StepModel(model)
+        return CapturedStepModel(model, TapeCapture(self._team), options.cuda_graph_max_bs)
+
+    def _why_not_captured(self) -> str:
+        """Why decode steps are not even tried to be captured; empty when they are."""
+        if self._config.engine.disable_cuda_graph:
+            return "--disable-cuda-graph"
+        if self._device.type != "cpu":
+            return "steps are captured on CPUs only so far"
+        if self._tp.size > 1:
+            return "ranks add up their parts through torch.distributed"
+        return ""
+
+    def _how_steps_run(self, model: StepModel) -> str:
+        """How decode steps run, for those who look: ``captured``, or ``eager`` and why."""
+        refusal = model.refusal if isinstance(model, CapturedStepModel) else self._why_not_captured()
+        return f"eager ({refusal})" if refusal else "captured"
 
     def _grammar_store(self) -> GrammarStore:
         opened, model = self._setup.opened, self._config.model

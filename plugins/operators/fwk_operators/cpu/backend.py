@@ -53,6 +53,14 @@ class Rows(ctypes.Structure):
     ]
 
 
+class Scale(ctypes.Structure):
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "x_stride")),
+        ("factor", ctypes.c_float),
+    ]
+
+
 class CpuOperators(Operators):
     """Fused kernels, run by the worker's team."""
 
@@ -61,8 +69,8 @@ class CpuOperators(Operators):
     def __init__(self, context: OperatorContext) -> None:
         super().__init__(context)
         library, suffix = native.load(SOURCE), self.names[context.dtype]
-        self._norm, self._rotate, self._gate, self._rows = (
-            operator(library, f"{name}_{suffix}") for name in ("norm", "rotate", "gate", "rows")
+        self._norm, self._rotate, self._gate, self._rows, self._scale = (
+            operator(library, f"{name}_{suffix}") for name in ("norm", "rotate", "gate", "rows", "scale")
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, rounds_last: bool = False) -> Tensor:
@@ -116,6 +124,12 @@ class CpuOperators(Operators):
         )
         self.context.team.run(self._rows, args, is_small=out.numel() <= SMALL)
         return out
+
+    def scale(self, x: Tensor, factor: float) -> None:
+        if x.stride(1) != 1 and x.shape[1] > 1:
+            raise ValueError("the numbers of a row must lie together")
+        args = Scale(x.data_ptr(), *x.shape, x.stride(0), factor)
+        self.context.team.run(self._scale, args, is_small=x.numel() <= SMALL)
 
     @staticmethod
     def _rows_together(x: Tensor) -> Tensor:

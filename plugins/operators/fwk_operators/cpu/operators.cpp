@@ -43,6 +43,12 @@ struct Rows {
     float scale;  // 1: a copy
 };
 
+struct Scale {
+    void* x;
+    int64_t rows, size, x_stride;
+    float factor;
+};
+
 }  // extern "C"
 
 namespace {
@@ -149,6 +155,15 @@ void take_rows(const void* args, Member& m) {
     });
 }
 
+template <class T>
+void scale(const void* args, Member& m) {
+    const Scale& a = *(const Scale*)args;
+    by_rows(m, a.rows, a.size, [&](int64_t row) {
+        T* x = (T*)a.x + row * a.x_stride;
+        over_row(a.size, [&](int64_t i, auto load, auto store) { store(x + i, load(x + i) * a.factor); });
+    });
+}
+
 }  // namespace
 
 extern "C" {
@@ -161,5 +176,7 @@ void gate_float32(const void* args, fwk::Member& m) { gate<float>(args, m); }
 void gate_bfloat16(const void* args, fwk::Member& m) { gate<uint16_t>(args, m); }
 void rows_float32(const void* args, fwk::Member& m) { take_rows<float>(args, m); }
 void rows_bfloat16(const void* args, fwk::Member& m) { take_rows<uint16_t>(args, m); }
+void scale_float32(const void* args, fwk::Member& m) { scale<float>(args, m); }
+void scale_bfloat16(const void* args, fwk::Member& m) { scale<uint16_t>(args, m); }
 
 }  // extern "C"

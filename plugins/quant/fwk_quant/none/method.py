@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fwk import native
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
-from fwk_quant._common.cpu.kernel import FORMATS, LinearKernel, PackedMatrix, unpack_rows
+from fwk_quant._common.cpu.kernel import FORMATS, LinearKernel, PackedMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,8 @@ class PlainMethod(QuantMethod):
 
     def rows(self, weights: Tensor | PackedMatrix, indices: Tensor) -> Tensor:
         if isinstance(weights, PackedMatrix):
-            return unpack_rows(weights, indices)
+            assert self._kernel is not None
+            return self._kernel.rows(weights, indices)
         return F.embedding(indices, weights)
 
 

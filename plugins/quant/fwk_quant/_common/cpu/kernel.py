@@ -44,6 +44,13 @@ class _Linear(ctypes.Structure):
     ]
 
 
+class _Rows(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("matrix", "indices", "y")),
+        ("count", ctypes.c_int64),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
     """A matrix of ``size`` (out_features, in_features) as the kernel reads it.
@@ -69,7 +76,7 @@ class LinearKernel:
         """instructions: one of ``native.isas()``. Raises ``PluginError`` when the kernel cannot be built."""
         self._team = team
         library = native.load(SOURCE, instructions)
-        self._operator = operator(library, "linear")
+        self._operator, self._rows = operator(library, "linear"), operator(library, "linear_rows")
         self._row_bytes = library.linear_row_bytes
         self._row_bytes.argtypes = (ctypes.c_void_p,)
         self._row_bytes.restype = ctypes.c_int64
@@ -111,6 +118,13 @@ class LinearKernel:
         self._team.run(self._operator, call, is_small=rows * out_features * in_features < SMALL)
         return y
 
+    def rows(self, matrix: PackedMatrix, indices: Tensor) -> Tensor:
+        """indices: [n] int64 to rows of the matrix as they were before it was packed, [n, in_features]."""
+        y = torch.empty(len(indices), matrix.size[1], dtype=matrix.dtype)
+        call = _Rows(ctypes.addressof(matrix.header), indices.data_ptr(), y.data_ptr(), len(indices))
+        self._team.run(self._rows, call, is_small=y.numel() < SMALL)
+        return y
+
 
 def pack_words(weight: Tensor) -> Tensor:
     """[rows, columns] of 4, 2 or 1 bytes to words of neighbouring columns, [panels, words, PANEL] int32.
@@ -121,9 +135,3 @@ def pack_words(weight: Tensor) -> Tensor:
     rows, columns = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -columns % per_word, 0, -rows % PANEL)).contiguous()
     return padded.view(torch.int32).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
-
-
-def unpack_rows(matrix: PackedMatrix, indices: Tensor) -> Tensor:
-    """indices: [n] int64 to rows of the matrix as they were before it was packed, [n, in_features]."""
-    words = matrix.words[indices // PANEL, :, indices % PANEL]
-    return words.view(matrix.dtype)[:, : matrix.size[1]]

@@ -27,6 +27,13 @@ struct Linear {
     int64_t rows, x_stride, y_stride;  // strides in elements
 };
 
+struct LinearRows {
+    const Matrix* matrix;  // of float32 or bfloat16
+    const int64_t* indices;
+    void* y;  // [count, in_features]
+    int64_t count;
+};
+
 }  // extern "C"
 
 namespace kernel {
@@ -155,6 +162,20 @@ void linear(const void* args, fwk::Member& member) {
     if (call.rows == 0) return;
     if (call.matrix->format == FLOAT32) return kernel::run_floats<float, kernel::Single>(call, member);
     kernel::run_floats<uint16_t, kernel::Pair>(call, member);
+}
+
+// Rows of a matrix as they were before it was packed.
+void linear_rows(const void* args, fwk::Member& member) {
+    const LinearRows& call = *(const LinearRows*)args;
+    const Matrix& matrix = *call.matrix;
+    const int64_t bytes = matrix.in_features * (matrix.format == FLOAT32 ? 4 : 2);
+    member.chunks(call.count, [&](int64_t i) {
+        const int64_t row = call.indices[i], size = matrix.num_words * kernel::PANEL;
+        const int32_t* words = (const int32_t*)matrix.words + row / kernel::PANEL * size + row % kernel::PANEL;
+        char* to = (char*)call.y + i * bytes;
+        for (int64_t at = 0; at < bytes; at += 4, words += kernel::PANEL)
+            memcpy(to + at, words, std::min<int64_t>(4, bytes - at));
+    });
 }
 
 int64_t linear_row_bytes(const Matrix* matrix) { return kernel::row_words(*matrix) * 4; }

@@ -1,0 +1,60 @@
+"""A decode step computed operator by operator and as a recorded tape, in turns.
+
+    python -m benchmarks.recorded_step [--batches 1,8,32] [--rounds 5] [--steps 20]
+
+One process holds an engine for each way; a round measures every way once, so that what else the machine does hits all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import defaultdict
+from contextlib import ExitStack
+
+import fwk
+from benchmarks.step_time import measure
+
+WAYS = {
+    "torch operators": {"operator_backend": "torch", "disable_cuda_graph": True},
+    "native operators": {"disable_cuda_graph": True},
+    "recorded": {},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization", default="auto")
+    arguments = parser.parse_args()
+    common = {"dtype": arguments.dtype, "quantization": arguments.quantization}
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(fwk.LLM(prefix_cache="none", max_total_tokens=16384, **common, **options))
+            for name, options in WAYS.items()
+        }
+        for name, llm in engines.items():
+            print(f"{name}: {llm.engine.info.chosen['step']}")
+        print("\n| batch | way | model ms, median | least | step ms, median | model: share of the first way's |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        for batch in map(int, arguments.batches.split(",")):
+            model, step = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+            for _ in range(arguments.rounds):
+                for name, llm in engines.items():
+                    row = measure(llm, batch, arguments.steps, arguments.context, {"temperature": 0.0})
+                    model[name].append(row["model"])
+                    step[name].append(row["step"])
+            first = model[next(iter(WAYS))]
+            for name in WAYS:
+                ratio = statistics.median(x / y for x, y in zip(model[name], first, strict=True))
+                figures = (statistics.median(model[name]), min(model[name]), statistics.median(step[name]))
+                cells = " | ".join(f"{value:.2f}" for value in (*figures, ratio))
+                print(f"| {batch} | {name} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Captured decode steps through the whole engine: the tokens of computing operator by operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fwk
+from fwk import SamplingParams, native
+from fwk.errors import ConfigError
+from tests.helpers.checkpoints import make_checkpoint
+
+pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
+
+PROMPTS = [[5, 6, 7], [9, 10, 11, 12] * 20, [3], [30 + i for i in range(40)], [8, 8, 9]]
+SAMPLING = [
+    SamplingParams(max_tokens=4 + 9 * i, temperature=0.8 * (i % 2), seed=i, ignore_eos=True)
+    for i in range(len(PROMPTS))
+]
+"""They end one after the other, so the steps' sizes go down."""
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen3": ("qwen3", {}),
+    "gemma3": ("gemma3", {}),
+    "sliding window": ("mistral", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("kinds")
+    for name, (kind, changes) in {**KINDS, "MoE": ("qwen3_moe", {"moe_intermediate_size": 128})}.items():
+        make_checkpoint(root / name, kind, **changes)
+    return {path.name: path for path in root.iterdir()}
+
+
+def serve(folder: Path, **options: Any) -> tuple[list[list[int]], str, list[int]]:
+    """Tokens, how steps run, and the sizes that were captured."""
+    settings = {"max_total_tokens": 2048, "max_running_requests": 16, "check_blocks": True, **options}
+    with fwk.LLM(str(folder), **settings) as llm:
+        tokens = [done.token_ids for done in llm.generate(PROMPTS, SAMPLING)]
+        tokens += [done.token_ids for done in llm.generate(PROMPTS[:2], SAMPLING[:2])]
+        steps = llm.engine.executor._worker._runner.model  # type: ignore[attr-defined]
+        return tokens, llm.engine.info.chosen["step"], getattr(steps, "sizes", [])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_the_same(folders: dict[str, Path], kind: str, dtype: str) -> None:
+    captured, how, sizes = serve(folders[kind], dtype=dtype)
+    assert how == "captured"
+    assert sizes == [1, 2, 3, 4, 5]
+    eager, how, sizes = serve(folders[kind], dtype=dtype, disable_cuda_graph=True)
+    assert how == "eager (--disable-cuda-graph)"
+    assert sizes == []
+    assert captured == eager
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"executor": "threaded"},
+        {"speculative_algorithm": "ngram"},
+        {"chunked_prefill_size": 7, "max_prefill_tokens": 24},
+        {"max_total_tokens": 160},
+        {"cpu_threads": 1},
+    ],
+    ids=str,
+)
+def test_tokens_are_the_same_with(folders: dict[str, Path], options: dict[str, Any]) -> None:
+    captured, how, sizes = serve(folders["llama"], **options)
+    assert how == "captured"
+    assert sizes
+    assert captured == serve(folders["llama"], **options, disable_cuda_graph=True)[0]
+
+
+def test_larger_steps_than_asked_for_are_not_captured(folders: dict[str, Path]) -> None:
+    captured, _, sizes = serve(folders["llama"], cuda_graph_max_bs=2)
+    assert sizes == [1, 2]
+    assert captured == serve(folders["llama"], disable_cuda_graph=True)[0]
+
+
+def test_a_model_that_cannot_be_recorded_says_which_operator(folders: dict[str, Path]) -> None:
+    _, how, sizes = serve(folders["MoE"])
+    assert how.startswith("eager (torch computes aten.")
+    assert sizes == []
+
+
+def test_how_many_sequences_are_captured_is_checked() -> None:
+    with pytest.raises(ConfigError, match="cuda-graph-max-bs"):
+        fwk.LLM(cuda_graph_max_bs=0)

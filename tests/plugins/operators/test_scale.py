@@ -1,0 +1,24 @@
+"""Scaling in place: what packed embeddings need of operators besides the contract."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fwk import native
+from fwk.interfaces.operators import OperatorContext
+from fwk.plugins import discover, find, load_object
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["torch", "cpu"])
+def test_scale(name: str, dtype: torch.dtype) -> None:
+    if name == "cpu" and native.refusal() is not None:
+        pytest.skip("no C++ compiler")
+    operators = load_object(find(discover(), "operators", name))(OperatorContext(torch.device("cpu"), dtype))
+    for n, size in ((0, 5), (1, 1), (3, 16), (33, 577)):
+        whole = torch.randn(n, size + 3, generator=torch.Generator().manual_seed(size)).to(dtype)
+        wanted, rest = (whole[:, 1:-2].double() * 25.25).to(dtype), whole[:, [0, -2, -1]].clone()
+        operators.scale(whole[:, 1:-2], 25.25)
+        torch.testing.assert_close(whole[:, 1:-2], wanted)
+        assert torch.equal(whole[:, [0, -2, -1]], rest)
