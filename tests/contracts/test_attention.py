@@ -342,6 +342,31 @@ def test_reads_blocks_filled_in_the_same_step(registered: Registered, own: int) 
         torch.testing.assert_close(out[mine].double(), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("num_new", [[1] * 6, [1, 4, 2, 1, 1, 3]], ids=["decode", "drafts"])
+def test_a_prefix_that_sequences_share(registered: Registered, num_new: list[int], kv_dtype: str) -> None:
+    """Sequences with the same leading blocks, some of them for longer than others, beside two without."""
+    shape, prefix = Shape(kv_dtype=kv_dtype, block_size=32, head_size=16), 544
+    shared, pasts = [544, 544, 544, 288, 0, 0], [544, 575, 700, 300, 300, 15]
+    lens = [past + n for past, n in zip(pasts, num_new, strict=True)]
+    tables = block_tables(lens, shape.block_size)
+    tables = [tables[0][: n // 32] + table[n // 32 :] for n, table in zip(shared, tables, strict=True)]
+    cached = Cached(registered, shape, sum(map(len, tables)) + 1)
+    keys, values = ([cached.tokens(n, 2) for n in lens] for _ in "kv")
+    for kept in (keys, values):
+        for x, n in zip(kept, shared, strict=True):
+            x[:n] = kept[0][:n]
+    cached.step([0], [prefix], tables[:1], keys[0][:prefix], values[0][:prefix])
+    rest = [i for i, past in enumerate(pasts) if past > shared[i]]
+    own = [torch.cat([kept[i][shared[i] : pasts[i]] for i in rest]) for kept in (keys, values)]
+    cached.step([shared[i] for i in rest], [pasts[i] - shared[i] for i in rest], [tables[i] for i in rest], *own)
+    new = [torch.cat([x[past:] for x, past in zip(kept, pasts, strict=True)]) for kept in (keys, values)]
+    q, out = cached.step(pasts, num_new, tables, *new)
+    parts = zip(q.split(num_new), keys, values, pasts, strict=True)
+    expected = torch.cat([reference(query, key, value, past, shape) for query, key, value, past in parts])
+    torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=0)
+
+
 def test_sequences_do_not_disturb_their_neighbours(registered: Registered) -> None:
     """A sequence gets the same numbers beside others as alone, even beside one that is broken."""
     shape = Shape()

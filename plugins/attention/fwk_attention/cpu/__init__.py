@@ -22,6 +22,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
             load="fwk_attention.cpu.backend:CpuBackend",
             needs=Needs(device="cpu"),
             dtypes=("float32", "bfloat16"),
+            kv_dtypes=("auto", "int8", "fp8_e4m3"),
             features=frozenset({"sliding_window", "soft_cap", "tree_mask"}),
             rank=10,
             summary="C++ kernels for CPUs (AVX2, AVX-512), built on first use.",

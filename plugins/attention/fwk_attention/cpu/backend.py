@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,8 @@ import torch
 from fwk import native
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVSpec
 from fwk.team import operator
-from fwk_attention._common.rows import block_format, move_rows, rows_of
-from fwk_attention.cpu.plan import AttendStruct, LayerKind, LayerState, Plan, PlanStruct, make_plan
+from fwk_attention.cpu.layout import Layout
+from fwk_attention.cpu.plan import AttendStruct, LayerKind, LayerState, Plan, Planner
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,28 +23,29 @@ SOURCE = Path(__file__).with_name("attention.cpp")
 
 
 class CpuBackend(AttentionBackend):
-    """Paged attention that reads K and V in place; the cache is laid out as for ``torch``.
-
-    A step is planned where the step before was: a recorded step finds its plan at the same address.
-    """
+    """Paged attention that reads K and V in place, laid out for its products when they are stored."""
 
     def __init__(self, context: AttentionContext) -> None:
         super().__init__(context)
-        self._rows = rows_of(context)
-        name = "attend_bfloat16" if context.dtype == torch.bfloat16 else "attend_float32"
-        self._attend = operator(native.load(SOURCE), name)
-        self._structs: dict[LayerKind, PlanStruct] = defaultdict(PlanStruct)
+        has_pairs = context.dtype == torch.bfloat16 and native.isa() == "avx512_bf16"
+        stored = context.dtype if context.kv_dtype == "auto" else torch.uint8
+        self._layout = Layout(context.block_size, 2 if has_pairs else 1, stored)
+        library = native.load(SOURCE)
+        computed = "bfloat16" if context.dtype == torch.bfloat16 else "float32"
+        self._attend = operator(library, f"attend_{computed}_{context.kv_dtype}")
+        self._planner = Planner(library, context.block_size)
 
     def block_format(self, spec: KVSpec) -> BlockFormat:
-        return block_format(spec, self.context.block_size, self._rows)
+        return self._layout.block_format(spec)
 
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> dict[LayerKind, Plan]:
         plans: dict[LayerKind, Plan] = {}
         for layer in layers:
             if layer.state is None:
-                layer.state = LayerState.of(layer, self.context.block_size)
+                is_tiled = self._layout.is_tiled(layer.head_size)
+                layer.state = LayerState.of(layer, self.context.block_size, is_tiled)
             if layer.state.kind not in plans:
-                plans[layer.state.kind] = make_plan(layer.state.kind, batch, self._structs[layer.state.kind])
+                plans[layer.state.kind] = self._planner.make(layer.state.kind, batch)
         return plans
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
@@ -63,7 +63,8 @@ class CpuBackend(AttentionBackend):
         return out
 
     def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:
-        move_rows(layers, source, target)
+        for layer in layers:
+            self._layout.move(layer, source, target)
 
 
 def _heads_together(x: Tensor, dtype: torch.dtype) -> Tensor:
