@@ -1,6 +1,7 @@
 """Where a decode step's time goes: the model, and the Python around it.
 
-    python -m benchmarks.step_time [--batches 1,8,32] [--steps 100] [--attention-backend cpu] [--profile]
+    python -m benchmarks.step_time [--batches 1,8,32] [--steps 100] [--attention-backend cpu] [--sampling-backend cpu]
+        [--profile]
 
 The engine runs in this process. "model" is planning attention, the forward pass and the logits; everything else of a
 step is "around": scheduling, building the batch, sampling, taking the result in, and encoding and decoding the messages
@@ -119,9 +120,14 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--attention-backend", default="auto")
+    parser.add_argument("--sampling-backend", default="auto")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
-    options = {"dtype": arguments.dtype, "attention_backend": arguments.attention_backend}
+    options = {
+        "dtype": arguments.dtype,
+        "attention_backend": arguments.attention_backend,
+        "sampling_backend": arguments.sampling_backend,
+    }
     with fwk.LLM(prefix_cache="none", max_total_tokens=32768, **options) as llm:
         for label, sampling in (
             ("greedy", {"temperature": 0.0}),

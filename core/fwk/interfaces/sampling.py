@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
+from fwk.team import Team
 from fwk.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,13 +33,14 @@ class LogitsView:
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """What samplers and logits processors are built with."""
+    """What samplers and logits processors are built with. ``team`` runs native operators."""
 
     vocab_size: int
     num_slots: int
     device: torch.device
     eos_token_ids: tuple[int, ...]
     options: Any = None
+    team: Team = field(default_factory=Team)
 
 
 class LogitsProcessor(ABC):
@@ -94,6 +96,9 @@ class SamplingRows:
     seeds: np.ndarray  # [num_rows] uint64: the sequence's seed
     positions: np.ndarray  # [num_rows] int64: place in the sequence of the token being picked
     all_greedy: bool
+    unfinished: np.ndarray | None = None
+    """[num_rows] int64: slots of the rows for which the work of the processors that the sampler ``finishes`` is left to
+    it, -1 for others; None: there are no such rows."""
 
 
 class Sampler(ABC):
@@ -102,9 +107,12 @@ class Sampler(ABC):
     def __init__(self, context: SamplingContext) -> None:
         self.context = context
 
+    def add(self, slot: int, params: SamplingParams) -> None:
+        """A sequence takes ``slot``. Of interest to samplers that do the work of processors."""
+
     @abstractmethod
     def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        """[num_rows, vocab_size] to [num_rows] int64.
+        """[num_rows, vocab_size] of any precision to [num_rows] int64. The logits are left as they are.
 
         A row's pick depends on its logits, seed and position alone: never on the other rows or on earlier calls.
         -inf logits are never picked. A row with NaN or +inf, or without a finite logit, gets -1. Greedy picks the
@@ -114,6 +122,12 @@ class Sampler(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerSpec(Declaration):
-    """Declares a sampler (``--sampling-backend``)."""
+    """Declares a sampler (``--sampling-backend``).
+
+    finishes: names of logits processors whose work it does itself when they are the last in order of all installed
+    ones. They then run only for rows whose processed logits core itself needs.
+    """
 
     family: ClassVar[str] = "samplers"
+
+    finishes: tuple[str, ...] = ()

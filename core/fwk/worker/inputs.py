@@ -36,6 +36,7 @@ class InputBuffers:
         self.table = table
         self._device = device
         self._pairs: dict[str, tuple[np.ndarray, torch.Tensor]] = {}
+        self._views: dict[str, tuple[np.ndarray, torch.Tensor]] = {}  # of the buffers' used parts, of the last step
         rows = max(max_tokens, num_slots)
         for name, shape, dtype in (
             ("token_ids", (rows,), np.int64),
@@ -57,12 +58,14 @@ class InputBuffers:
         return host.numpy(), torch.empty_like(host, device=self._device)
 
     def _fill(self, name: str, values: np.ndarray) -> tuple[np.ndarray, torch.Tensor]:
-        array, tensor = self._pairs[name]
-        n = len(values)
-        np.copyto(array[:n], values, casting="same_kind")
+        views = self._views.get(name)
+        if views is None or len(views[0]) != len(values):  # making views costs as much as filling them
+            array, tensor = self._pairs[name]
+            views = self._views[name] = array[: len(values)], tensor[: len(values)]
+        np.copyto(views[0], values, casting="same_kind")
         if self._device.type != "cpu":
-            tensor[:n].copy_(torch.from_numpy(array[:n]), non_blocking=True)
-        return array[:n], tensor[:n]
+            views[1].copy_(torch.from_numpy(views[0]), non_blocking=True)
+        return views
 
     def prepare(self, batch: Batch, trees: Mapping[int, DraftTree] | None = None) -> tuple[ForwardBatch, StepRows]:
         """Fill the buffers for a batch whose sequences the table already knows.

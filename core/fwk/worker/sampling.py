@@ -27,11 +27,23 @@ class _Active:
     slots: set[int] = field(default_factory=set[int])
 
 
-class SamplingPipeline:
-    """All logits processors and the sampler of a worker."""
+def num_finished(processors: list[str], finishes: tuple[str, ...]) -> int:
+    """How many of the last processors, by name in order, a sampler takes over: all that it ``finishes``, or none."""
+    return len(finishes) if set(processors[len(processors) - len(finishes) :]) == set(finishes) else 0
 
-    def __init__(self, processors: list[LogitsProcessor], sampler: Sampler, table: SequenceTable) -> None:
+
+class SamplingPipeline:
+    """All logits processors and the sampler of a worker.
+
+    num_finished: so many of the last processors are left to the sampler, which does their work itself.
+    """
+
+    def __init__(
+        self, processors: list[LogitsProcessor], sampler: Sampler, table: SequenceTable, num_finished: int = 0
+    ) -> None:
         self._active = [_Active(processor) for processor in processors]
+        self._first = self._active[: len(processors) - num_finished]
+        self._last = self._active[len(processors) - num_finished :]
         self._ending = [a for a in self._active if type(a.processor).ends is not LogitsProcessor.ends]
         self._sampler = sampler
         self._table = table
@@ -41,6 +53,7 @@ class SamplingPipeline:
         for active in self._active:
             if _add(active.processor, new):
                 active.slots.add(new.slot)
+        self._sampler.add(new.slot, new.sampling)
 
     def remove(self, slot: int) -> None:
         """The sequence of a slot is gone."""
@@ -61,34 +74,51 @@ class SamplingPipeline:
     def sample(self, logits: Tensor, rows: StepRows) -> list[int]:
         """Pick a token for each row of ``logits`` [num_rows, vocab_size]; -1 for a row no token can be picked for."""
         table = self._table
-        in_step = set(rows.slots.tolist())
-        asked = [(active.processor, active.slots) for active in self._active if not active.slots.isdisjoint(in_step)]
         is_greedy = table.is_greedy[rows.slots]
         all_greedy = bool(is_greedy.all())
-        if asked or not all_greedy:
-            logits = logits.to(torch.float32, copy=True)
-        if asked:
-            view = LogitsView(rows.slots, rows.num_tokens, table.num_prompt[rows.slots], table.token_ids)
-            for processor, slots in asked:
-                logits = _apply(processor, slots & in_step, logits, view)
+        logits = self._process(self._first, logits, rows)
+        unfinished: np.ndarray | None = None
+        if self._last and not all_greedy:
+            unfinished = np.where(is_greedy, -1, rows.slots)
         if rows.drawn and not all_greedy:
-            logits = self._settle_drawn(logits, rows, is_greedy)
-        picked = SamplingRows(is_greedy, table.seeds[rows.slots], rows.num_tokens.astype(np.int64), all_greedy)
+            logits, settled = self._settle_drawn(logits, rows, is_greedy)
+            if unfinished is not None:
+                unfinished[settled] = -1
+        positions = rows.num_tokens.astype(np.int64)
+        picked = SamplingRows(is_greedy, table.seeds[rows.slots], positions, all_greedy, unfinished)
         return self._sampler.sample(logits, picked).tolist()
 
-    def _settle_drawn(self, logits: Tensor, rows: StepRows, is_greedy: np.ndarray) -> Tensor:
-        """Keep or reject the drafts that a decoder drew itself; greedy rows simply compare."""
+    def _process(self, processors: list[_Active], logits: Tensor, rows: StepRows) -> Tensor:
+        """Run those processors that a row asks for, on a copy of the logits in float32."""
+        in_step = set(rows.slots.tolist())
+        asked = [active for active in processors if not active.slots.isdisjoint(in_step)]
+        if not asked:
+            return logits
+        logits = logits.to(torch.float32, copy=True)
+        table = self._table
+        view = LogitsView(rows.slots, rows.num_tokens, table.num_prompt[rows.slots], table.token_ids)
+        for active in asked:
+            logits = _apply(active.processor, active.slots & in_step, logits, view)
+        return logits
+
+    def _settle_drawn(self, logits: Tensor, rows: StepRows, is_greedy: np.ndarray) -> tuple[Tensor, list[int]]:
+        """Keep or reject the drafts that a decoder drew itself; greedy rows simply compare.
+
+        Returns the logits with what is left to pick from in the rows of such drafts, and these rows: all processors
+        have run for them.
+        """
         keys = list(zip(rows.slots.tolist(), rows.num_tokens.tolist(), strict=True))
         at = [i for i, key in enumerate(keys) if key in rows.drawn and not is_greedy[i]]
         if not at:
-            return logits
+            return logits, at
         found = [rows.drawn[keys[i]] for i in at]
         drafts = torch.tensor([draft for draft, _ in found], device=logits.device)
         proposal = torch.stack([q for _, q in found]).to(logits.device)
         draws = uniform_draws(self._table.seeds[rows.slots[at]], rows.num_tokens[at])
         index = torch.tensor(at, device=logits.device)
-        rest = rejection_logits(logits[index], drafts, proposal, torch.from_numpy(draws).to(logits.device))
-        return logits.index_copy(0, index, rest)
+        own = self._process(self._last, logits[index], rows.take(np.array(at)))
+        rest = rejection_logits(own, drafts, proposal, torch.from_numpy(draws).to(logits.device))
+        return logits.float().index_copy(0, index, rest), at
 
 
 def _add(processor: LogitsProcessor, new: NewSequence) -> bool:

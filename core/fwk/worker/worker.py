@@ -20,7 +20,7 @@ from fwk.interfaces.moe import MoEContext, MoERunner
 from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
-from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, SamplingContext
+from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, SamplerSpec, SamplingContext
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
 from fwk.plugins import PluginSet, Registered, build, choose, find, taking_part
 from fwk.plugins.selection import plugin_options
@@ -40,7 +40,7 @@ from fwk.worker.pooling import PoolingRunner
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.recording import TapeCapture
 from fwk.worker.runner import ModelRunner
-from fwk.worker.sampling import SamplingPipeline
+from fwk.worker.sampling import SamplingPipeline, num_finished
 from fwk.worker.table import SequenceTable
 from fwk.worker.transfer import BlockStore, open_store
 from fwk.worker.weights import TrackedWeights
@@ -285,19 +285,24 @@ class LocalWorker(Worker):
 
         def context(item: Registered | None) -> SamplingContext:
             options = self._options(item) if item is not None else None
-            return SamplingContext(opened.config.vocab_size, num_slots, self._device, opened.eos_token_ids, options)
+            return SamplingContext(
+                opened.config.vocab_size, num_slots, self._device, opened.eos_token_ids, options, self._team
+            )
 
         def order(item: Registered) -> tuple[int, str]:
             assert isinstance(item.declaration, LogitsProcessorSpec)
             return item.declaration.order, item.name
 
         sampler = self._setup.settlement.item("samplers")
-        items = [item for item, _ in taking_part(self._plugins, "logits_processors", self._config.plugin_options)]
+        taken = taking_part(self._plugins, "logits_processors", self._config.plugin_options)
+        items = sorted((item for item, _ in taken), key=order)
         processors: list[LogitsProcessor] = [
             GrammarMasks(context(None), self._grammars, table),
-            *(build(item, context(item)) for item in sorted(items, key=order)),
+            *(build(item, context(item)) for item in items),
         ]
-        return SamplingPipeline(processors, build(sampler, context(sampler)), table)
+        assert isinstance(sampler.declaration, SamplerSpec)
+        count = num_finished([item.name for item in items], sampler.declaration.finishes)
+        return SamplingPipeline(processors, build(sampler, context(sampler)), table, count)
 
     def _step_model(self, model: Model) -> StepModel:
         options = self._config.engine

@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from fwk import native
 from fwk.interfaces.sampling import SamplingContext, SamplingRows
+from fwk.team import Team
+from fwk_sampling._common.uniform import uniform
+from fwk_sampling.cpu_sampler.sampler import CpuSampler
 from fwk_sampling.torch_sampler.sampler import TorchSampler, _place, sample_batch
-from fwk_sampling.torch_sampler.uniform import uniform
 
 INF = float("inf")
+
+
+def needs_compiler(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler"))
 
 
 def rows_of(seeds: Any, positions: Any, is_greedy: Any = None) -> SamplingRows:
@@ -27,7 +34,11 @@ def on_cpu(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     return TorchSampler(SamplingContext(logits.shape[1], 8, torch.device("cpu"), ())).sample(logits, rows)
 
 
-BOTH = pytest.mark.parametrize("sample", [on_cpu, sample_batch])
+def natively(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    return CpuSampler(SamplingContext(logits.shape[1], 8, torch.device("cpu"), (), team=Team(1))).sample(logits, rows)
+
+
+EACH_WAY = pytest.mark.parametrize("sample", [on_cpu, sample_batch, needs_compiler(natively)])
 Sample = Callable[[torch.Tensor, SamplingRows], torch.Tensor]
 
 
@@ -39,7 +50,7 @@ def chi_square_is_plausible(counts: np.ndarray, expected: np.ndarray) -> bool:
     return abs(z) < 4
 
 
-@BOTH
+@EACH_WAY
 @pytest.mark.parametrize("vocab_size", [7, 1000])
 def test_picks_follow_the_distribution(sample: Sample, vocab_size: int) -> None:
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(vocab_size))
@@ -52,7 +63,7 @@ def test_picks_follow_the_distribution(sample: Sample, vocab_size: int) -> None:
     assert chi_square_is_plausible(counts, logits.double().softmax(0).numpy() * 20_000)
 
 
-@BOTH
+@EACH_WAY
 def test_picks_follow_the_distribution_of_what_truncation_left(sample: Sample) -> None:
     logits = torch.full((1, 5000), -INF)
     kept = [0, 17, 511, 512, 4999]
@@ -73,7 +84,7 @@ def test_a_vocabulary_of_262144_loses_no_mass() -> None:
         assert chi_square_is_plausible(counts, np.full(16, 3000 / 16))
 
 
-@BOTH
+@EACH_WAY
 def test_half_the_mass_in_tiny_pieces_is_found_half_the_time(sample: Sample) -> None:
     logits = torch.zeros(4, 262_144)
     logits[:, 1234] = np.log(262_143.0)
@@ -81,7 +92,7 @@ def test_half_the_mass_in_tiny_pieces_is_found_half_the_time(sample: Sample) -> 
     assert chi_square_is_plausible(np.array([(picks == 1234).sum(), (picks != 1234).sum()]), np.array([200.0, 200.0]))
 
 
-@BOTH
+@EACH_WAY
 def test_a_pick_is_the_same_alone_and_in_any_batch(sample: Sample) -> None:
     logits = torch.randn(40, 12_345, generator=torch.Generator().manual_seed(0)) * 2
     logits[::3, 100:] = -INF
@@ -104,21 +115,21 @@ def test_both_ways_agree_where_both_walk_the_tokens_in_order() -> None:
     assert torch.equal(on_cpu(logits, rows), sample_batch(logits, rows))
 
 
-@BOTH
+@EACH_WAY
 def test_greedy_takes_the_first_of_equals(sample: Sample) -> None:
     logits = torch.zeros(2, 3000)
     logits[0, [7, 2000]] = 1.0
     assert sample(logits, rows_of([1, 2], [0, 0], [True, True])).tolist() == [7, 0]
 
 
-@BOTH
+@EACH_WAY
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_greedy_reads_logits_of_any_precision(sample: Sample, dtype: torch.dtype) -> None:
     logits = torch.randn(3, 500).to(dtype)
     assert sample(logits, rows_of([0] * 3, [0] * 3, [True] * 3)).tolist() == logits.float().argmax(-1).tolist()
 
 
-@BOTH
+@EACH_WAY
 def test_impossible_tokens_are_never_picked(sample: Sample) -> None:
     generator = torch.Generator().manual_seed(5)
     for vocab_size in (3, 600, 2048):
@@ -139,7 +150,7 @@ def test_the_ends_of_the_unit_interval_hit_no_empty_place(draw: float) -> None:
         assert 0.0 <= rest <= 1.0
 
 
-@BOTH
+@EACH_WAY
 def test_rows_without_a_usable_logit_get_minus_one_and_harm_nobody(sample: Sample) -> None:
     logits = torch.randn(6, 5000, generator=torch.Generator().manual_seed(0))
     rows = rows_of(np.arange(6), np.arange(6), [False, True, False, True, False, False])
@@ -148,7 +159,7 @@ def test_rows_without_a_usable_logit_get_minus_one_and_harm_nobody(sample: Sampl
     assert sample(logits, rows).tolist() == [-1, -1, -1, -1, -1, good[5].item()]
 
 
-@BOTH
+@EACH_WAY
 def test_extreme_logits(sample: Sample) -> None:
     logits = torch.full((2, 4000), -3e38)
     logits[0, 9] = 3e38
@@ -156,7 +167,7 @@ def test_extreme_logits(sample: Sample) -> None:
     assert sample(logits, rows_of([1, 2], [0, 0])).tolist() == [9, 9]
 
 
-@BOTH
+@EACH_WAY
 def test_the_input_is_left_alone(sample: Sample) -> None:
     logits = torch.randn(4, 700)
     before = logits.clone()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
-from fwk_sampling.torch_sampler.uniform import uniform
+from fwk_sampling._common.uniform import uniform
 
 _NUM_CLASSES = 512
 """Classes of token ids, equal modulo this number: first one of these is drawn, then a token in it."""

@@ -1,0 +1,92 @@
+"""Settings by slot, and the call of the kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fwk import native
+from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
+from fwk.team import operator
+from fwk.types import SamplingParams
+from fwk_sampling._common.uniform import uniform
+
+SOURCE = Path(__file__).with_name("sampler.cpp")
+
+SETTINGS = np.dtype(
+    [
+        ("draw", np.float64),
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_logit", np.float32),
+        ("top_k", np.int32),
+    ]
+)
+"""A row of the kernel's (``Settings`` in sampler.cpp)."""
+
+FINISHED = (0.0, 1.0, 1.0, -math.inf, 0)
+"""Settings of a row that processors have dealt with: only the draw is left."""
+
+LOWEST_TEMPERATURE = 1e-5
+"""Below it the most likely token always wins anyway, and the division could overflow."""
+
+FEW_LOGITS = 65_536
+"""Up to so many one thread works alone: waking others takes longer."""
+
+
+class SampleStruct(ctypes.Structure):
+    _fields_ = [
+        ("logits", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("stride", "vocab_size", "num_rows")),
+        ("settings", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+    ]
+
+
+class CpuSampler(Sampler):
+    """The most likely token of greedy rows (of equals the first); one drawn by inverse CDF for the others.
+
+    It does the work of the processors ``temperature`` and ``truncation`` itself, by their rules, for rows that say so.
+    """
+
+    def __init__(self, context: SamplingContext) -> None:
+        super().__init__(context)
+        library = native.load(SOURCE)
+        self._operators = {
+            dtype: operator(library, f"sample_{name}")
+            for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16"))
+        }
+        self._settings = np.zeros(context.num_slots, SETTINGS)
+
+    def add(self, slot: int, params: SamplingParams) -> None:
+        top_k = params.top_k if 0 < params.top_k < self.context.vocab_size else 0
+        min_logit = math.log(params.min_p) if params.min_p > 0 else -math.inf
+        temperature = max(params.temperature, LOWEST_TEMPERATURE)
+        self._settings[slot] = (0.0, temperature, min(params.top_p, 1.0), min_logit, top_k)
+
+    def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        logits = logits if logits.dtype in self._operators else logits.float()
+        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        if rows.unfinished is None:
+            settings = np.full(len(logits), np.array(FINISHED, SETTINGS))
+        else:
+            settings = self._settings[rows.unfinished]
+            settings[rows.unfinished < 0] = FINISHED
+        if rows.all_greedy:
+            settings["temperature"] = 0.0
+        else:
+            settings["temperature"][rows.is_greedy] = 0.0
+            settings["draw"] = uniform(rows.seeds, rows.positions)
+        tokens = torch.empty(len(logits), dtype=torch.int64)
+        count = logits.shape[1]
+        args = SampleStruct(
+            *(logits.data_ptr(), logits.stride(0), count, len(logits)), settings.ctypes.data, tokens.data_ptr()
+        )
+        is_small = len(logits) == 1 or logits.numel() <= FEW_LOGITS
+        self.context.team.run(self._operators[logits.dtype], args, is_small=is_small)
+        return tokens

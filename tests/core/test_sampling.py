@@ -1,0 +1,110 @@
+"""Which processors run, when the sampler does the work of some of them itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
+from fwk.types import NewSequence, SamplingParams
+from fwk.worker.inputs import StepRows
+from fwk.worker.sampling import SamplingPipeline, num_finished
+from fwk.worker.table import SequenceTable
+
+CONTEXT = SamplingContext(4, 3, torch.device("cpu"), ())
+
+
+class Add(LogitsProcessor):
+    """Adds its number to every logit of the sequences with a temperature."""
+
+    number = 0.0
+
+    def add(self, slot: int, params: SamplingParams) -> bool:
+        return params.temperature > 0
+
+    def remove(self, slot: int) -> None:
+        pass
+
+    def apply(self, logits: torch.Tensor, view: LogitsView) -> torch.Tensor:
+        return logits + self.number
+
+
+class Recorder(Sampler):
+    """Keeps what it was given."""
+
+    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+        self.logits, self.rows = logits, rows
+        return logits.argmax(-1)
+
+
+def adding(number: float) -> LogitsProcessor:
+    processor = Add(CONTEXT)
+    processor.number = number
+    return processor
+
+
+def pipeline(count: int, temperatures: list[float]) -> tuple[SamplingPipeline, Recorder]:
+    """Processors that add 1, 10 and 100, the last ``count`` of them left to the sampler; one sequence for each slot."""
+    table, recorder = SequenceTable(3, 32, 4), Recorder(CONTEXT)
+    made = SamplingPipeline([adding(1.0), adding(10.0), adding(100.0)], recorder, table, count)
+    for slot, temperature in enumerate(temperatures):
+        new = NewSequence(slot, [1, 2], 2, 0, [], SamplingParams(temperature=temperature), 7)
+        table.add(new)
+        made.add(new)
+    return made, recorder
+
+
+def rows_of(slots: list[int]) -> StepRows:
+    return StepRows(np.arange(len(slots)), np.array(slots), np.full(len(slots), 2))
+
+
+def test_the_last_processors_are_left_to_the_sampler_only_when_nobody_comes_after_them() -> None:
+    own = ("temperature", "truncation")
+    assert num_finished(["bias", "temperature", "truncation"], own) == 2
+    assert num_finished(["temperature", "truncation"], own) == 2
+    assert num_finished(["temperature", "truncation", "mine"], own) == 0
+    assert num_finished(["temperature", "mine", "truncation"], own) == 0
+    assert num_finished(["truncation"], own) == 0
+    assert num_finished(["temperature"], ()) == 0
+
+
+def test_processors_left_to_the_sampler_do_not_run() -> None:
+    made, recorder = pipeline(2, [1.0, 0.0, 1.0])
+    made.sample(torch.zeros(3, 4), rows_of([2, 1, 0]))
+    assert recorder.rows.unfinished is not None
+    assert recorder.rows.unfinished.tolist() == [2, -1, 0]
+    assert recorder.logits[0].tolist() == [1.0] * 4
+    made, recorder = pipeline(0, [1.0, 0.0, 1.0])
+    made.sample(torch.zeros(3, 4), rows_of([2, 1, 0]))
+    assert recorder.rows.unfinished is None
+    assert recorder.logits[0].tolist() == [111.0] * 4
+
+
+def test_greedy_rows_alone_leave_the_sampler_nothing_to_finish() -> None:
+    made, recorder = pipeline(2, [0.0, 0.0, 1.0])
+    logits = torch.zeros(2, 4, dtype=torch.bfloat16)
+    made.sample(logits, rows_of([0, 1]))
+    assert recorder.rows.unfinished is None
+    assert recorder.logits is logits  # nobody asked for a copy
+
+
+def test_where_core_needs_the_processed_logits_all_processors_run() -> None:
+    """A draft that its decoder drew is settled by the target's distribution as its processors leave it."""
+    made, recorder = pipeline(2, [1.0, 1.0, 1.0])
+    rows = rows_of([0, 1])
+    rows.drawn = {(1, 2): (3, torch.tensor([0.0, 0.0, 0.0, 1.0]))}
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).repeat(2, 1)
+    ran: list[list[int]] = []
+    for active in made._last:
+        apply = active.processor.apply
+
+        def noted(x: torch.Tensor, view: LogitsView, apply=apply) -> torch.Tensor:  # type: ignore[no-untyped-def]
+            ran.append(view.slots.tolist())
+            return apply(x, view)
+
+        active.processor.apply = noted  # type: ignore[method-assign]
+    made.sample(logits, rows)
+    assert ran == [[1], [1]]
+    assert recorder.rows.unfinished is not None
+    assert recorder.rows.unfinished.tolist() == [0, -1]
+    assert recorder.logits[0].tolist() == [1.0, 2.0, 3.0, 4.0]
