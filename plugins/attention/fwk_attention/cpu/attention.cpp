@@ -2,10 +2,10 @@
 //
 // A task is some query tokens, one KV head with all query heads that share it, and a range of keys. Its rows (a token
 // and a query head each) go over the keys in tiles: scores S = Q K^T, an online softmax (Milakov and Gimelshein, 2018),
-// and O += P V. Sequences with few rows have their keys cut into ranges, at places that depend on nothing but the place,
-// and whoever finishes last merges them (as flash decoding does). A range of keys that several sequences share, the
-// same blocks, is one task for all of them. A row's arithmetic depends on no other row, so neighbours change no bit.
-// Threads take tasks from a counter, so a thread that lost its core delays one.
+// and O += P V. Sequences with few rows have their keys cut into ranges, at places that are the same for all, and
+// whoever finishes last merges them (as flash decoding does). A range of keys that several sequences share, the same
+// blocks, is one task for all of them. A row's arithmetic depends on no other row, so neighbours change no bit. Threads
+// take tasks from a counter, so a thread that lost its core delays one.
 
 #include "cache.h"
 #include "fwk/team.h"
@@ -34,7 +34,7 @@ struct Step {
     const Plan& plan;
     static constexpr int N = P::PER_WORD;
     static constexpr bool IS_EXACT = N == 1;
-    static constexpr bool IS_DIRECT = N == 2 ? sizeof(S) == 2 : sizeof(S) == 4;  // tiles are computed with where they are
+    static constexpr bool IS_DIRECT = N * sizeof(S) == 4;  // tiles are computed with where they are
     int group = int(layer.num_heads / layer.num_kv_heads), size = int(layer.head_size), wide = padded(layer.head_size);
     int words = cache.words;
 
@@ -53,10 +53,6 @@ struct Step {
         float *key_scales, *value_scales;  // [TILE]
     };
 
-    static float number(const int32_t* words, int i) {
-        if constexpr (N == 1) return ((const float*)words)[i];
-        else return widen(((const uint16_t*)words)[i]);
-    }
     static void set_number(int32_t* words, int i, float x) {
         if constexpr (N == 1) ((float*)words)[i] = x;
         else ((uint16_t*)words)[i] = narrow(x);
@@ -72,8 +68,8 @@ struct Step {
         const int last_tile = task.first_key + (task.last_key - task.first_key - 1) / TILE * TILE;
         Work work{task, members, head, rows, last_tile,
                   scratch.take<int32_t>(rows * words), scratch.take<float>(rows * TILE),
-                  scratch.take<int32_t>(rows * TILE / N), scratch.take<float>(rows * wide), scratch.take<float>(rows * W),
-                  scratch.take<float>(rows), scratch.take<float>(rows), scratch.take<int32_t>(TILE * words),
+                  scratch.take<int32_t>(rows * TILE / N), scratch.take<float>(rows * wide),
+                  scratch.take<float>(rows * W), scratch.take<float>(rows), scratch.take<float>(rows), scratch.take<int32_t>(TILE * words),
                   scratch.take<int32_t>(TILE / N * wide), scratch.take<int32_t>(wide), scratch.take<float>(TILE),
                   scratch.take<float>(TILE)};
         int row = 0;
@@ -258,8 +254,8 @@ struct Step {
         }
     }
 
-    void soften_row(Work& work, int r, float* s, int columns, float scale, int low, int high, bool needs_tree, int start,
-                    int count) const {
+    void soften_row(Work& work, int r, float* s, int columns, float scale, int low, int high, bool needs_tree,
+                    int start, int count) const {
         const bool has_hidden = low > 0 || high < columns || needs_tree;
         if (has_hidden) {
             for (int j = 0; j < std::min(low, columns); j++) s[j] = NONE;
@@ -293,7 +289,9 @@ struct Step {
 
     void finish(Work& work) const {
         const int64_t stride = wide + 2, heads = layer.num_kv_heads;
-        auto place = [&](int64_t p, int r) { return plan.parts + ((p * heads + work.head) * plan.part_rows + r) * stride; };
+        auto place = [&](int64_t part, int r) {
+            return plan.parts + ((part * heads + work.head) * plan.part_rows + r) * stride;
+        };
         int row = 0;
         for (int m = 0; m < work.task.num_members; m++) {
             const Tokens& member = work.members[m];
@@ -391,7 +389,9 @@ void attend_float32_fp8_e4m3(const void* args, fwk::Member& m) { attend<float, F
 void attend_bfloat16_auto(const void* args, fwk::Member& m) {
     attend<uint16_t, uint16_t, Bfloats>(*(const Attend*)args, m);
 }
-void attend_bfloat16_int8(const void* args, fwk::Member& m) { attend<uint16_t, Int8, Bfloats>(*(const Attend*)args, m); }
+void attend_bfloat16_int8(const void* args, fwk::Member& m) {
+    attend<uint16_t, Int8, Bfloats>(*(const Attend*)args, m);
+}
 void attend_bfloat16_fp8_e4m3(const void* args, fwk::Member& m) {
     attend<uint16_t, Fp8, Bfloats>(*(const Attend*)args, m);
 }

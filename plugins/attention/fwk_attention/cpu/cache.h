@@ -1,8 +1,8 @@
 // Layout of a layer's cache: [num_blocks, num_kv_heads, 2 (K, V), numbers of a block]. A word is as many numbers as one
 // lane of a product takes: a float, or a pair of bfloat16. In tiles, K is [words of a head][block_size], V is
 // [block_size / numbers of a word][head_size], in words, as the products want them: nothing is laid out anew when it is
-// read. In rows (blocks or heads that are no multiple of 16) both are [block_size][head_size] and tiles are made of them.
-// Quantised numbers are bytes, followed by a float for each token that they are to be multiplied with.
+// read. In rows (blocks or heads that are no multiple of 16) both are [block_size][head_size], and tiles are made of
+// them. Quantised numbers are bytes, followed by a float for each token that they are to be multiplied with.
 
 #pragma once
 
@@ -56,7 +56,8 @@ struct Cache {
             memcpy(scales(to) + offset * 4, &scale, 4);
             if (scale - scale != 0) memset(numbers, 0, sizeof(numbers));  // the scale says all there is to say
             S row[size];
-            for (int i = 0; i < size; i++) row[i] = S::of(std::min(std::max(numbers[i] / scale, -S::LARGEST), S::LARGEST));
+            for (int i = 0; i < size; i++)
+                row[i] = S::of(std::min(std::max(numbers[i] / scale, -S::LARGEST), S::LARGEST));
             place(row, to, offset, is_value);
         } else {
             place(x, to, offset, is_value);

@@ -104,7 +104,9 @@ struct Pairs {  // two bfloat16 a word
         const __m512bh x = _mm512_cvtne2ps_pbh((__m512)upper, (__m512)lower);
         memcpy(to, &x, 64);
     }
-    static inline __m512i sixteen(const Int8* from) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)); }
+    static inline __m512i sixteen(const Int8* from) {
+        return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+    }
     static inline __m512 floats(const Int8* from) { return _mm512_cvtepi32_ps(sixteen(from)); }
     static inline __m512 floats(const Fp8* from) {
         const __m512i x = sixteen((const Int8*)from);  // the sign is spread over the upper bits

@@ -11,10 +11,10 @@ constexpr int TILE = 64;   // keys at a time
 constexpr int ROWS = 6;    // rows of a product kept in registers at a time
 constexpr int COLS = W == 16 ? 4 : 2;  // vectors of a product's row kept in registers at a time
 
-struct Columns {  // vectors of columns of K: where each starts, the same of the tile that comes next, words from row to row
-    const int32_t* const* at;
-    const int32_t* const* next;
-    int stride;
+struct Columns {  // vectors of columns of K
+    const int32_t* const* at;    // where each starts
+    const int32_t* const* next;  // the same of the tile that comes next
+    int stride;                  // words from row to row
 };
 
 inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }

@@ -85,7 +85,6 @@ void plan_attention(const Question* question, Tokens* members, Task* tasks, Answ
     auto add = [&](int64_t first_key, int64_t last_key, int32_t count) {
         tasks[found.num_tasks++] = {num_members, count, int32_t(first_key / GROUP * GROUP), int32_t(last_key)};
     };
-    auto count_scores = [&](const Tokens& member, int64_t keys) { found.num_scores += keys * member.count * ask.group; };
     for (int64_t seq = 0; seq < ask.num_seqs; seq++) {
         const int64_t start = ask.query_start[seq], num_new = ask.query_start[seq + 1] - start;
         const int64_t length = ask.seq_lens[seq], past = length - num_new;
@@ -96,7 +95,7 @@ void plan_attention(const Question* question, Tokens* members, Task* tasks, Answ
             const int64_t first = ask.window ? std::max<int64_t>(0, lowest - ask.window + 1) : 0;
             const int64_t last = ask.is_tree ? length : past + at + member.count;
             const int64_t low = first / ask.range, high = (last + ask.range - 1) / ask.range;
-            count_scores(member, last - first);
+            found.num_scores += (last - first) * member.count * ask.group;
             if (num_new * ask.group > ask.few_rows || high - low == 1) {
                 add(first, last, 1);
                 members[num_members++] = member;

@@ -1,9 +1,9 @@
 // From logits to tokens, a row at a time: temperature, top_k, top_p and min_p, then inverse CDF.
 //
 // A row's logits are read once for the maxima of classes of token ids: of the greatest k of these, each stands for an
-// entry at least as large, so that they bound the k-th largest entry. With top_k one more reading gathers the few entries
-// above that bound. Otherwise all are weighed; where a nucleus ends is narrowed down by summing up the weights above
-// several thresholds at a time.
+// entry at least as large, so that they bound the k-th largest entry. With top_k one more reading gathers the few
+// entries above that bound. Otherwise all are weighed; where a nucleus ends is narrowed down by summing up the weights
+// above several thresholds at a time.
 
 #include <algorithm>
 #include <cmath>
@@ -178,7 +178,9 @@ class Row {
         for (Entry& e : entries) e.weight = weight(e.value);
         return int64_t(entries.size());
     }
-    static bool is_larger(const Entry& a, const Entry& b) { return a.value > b.value || (a.value == b.value && a.id < b.id); }
+    static bool is_larger(const Entry& a, const Entry& b) {
+        return a.value > b.value || (a.value == b.value && a.id < b.id);
+    }
 
     // How many of the first n entries, largest first, it takes to hold ``share``, equals of the last included.
     int64_t num_held(int64_t n, double share, double held) const {
@@ -222,8 +224,8 @@ class Row {
             total += sum_of(sum);
         }
         const double share = total * settings->top_p;
-        // Entries from ``high`` on hold less than the share, those from ``low`` on at least as much (but for what is too
-        // small to count).
+        // Entries from ``high`` on hold less than the share, those from ``low`` on at least as much (but for what is
+        // too small to count).
         float low = std::max(top - 64 / scale, LOWEST), high = std::nextafter(top, -NONE);
         double held = 0;
         for (int64_t between = count, before = 0; between > FEW && between != before;) {
