@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from tests.helpers.fake_engine import installed
@@ -10,14 +12,17 @@ from tests.helpers.fake_engine import installed
 from fwk import Options, PrefixCacheSpec, hookimpl, option
 from fwk.cli.arguments import page
 from fwk.cli.common import read_options
-from fwk.cli.flags import Parser
+from fwk.cli.flags import Parser, help_text
 from fwk.cli.main import main
-from fwk.config import Config
+from fwk.config import Config, stability_of
+from fwk.config.options import Stability
 from fwk.config.wire import from_plain, to_plain
 from fwk.errors import ConfigError, PluginError
-from fwk.plugins import build_config, discover
+from fwk.plugins import build_config, discover, option_owners
+from fwk.plugins.options import flag
 
 ROOT = Path(__file__).parents[2]
+LMCACHE = '[[plugin]]\npackage = "fwk-lmcache"\nflags = ["--lmcache-*"]\n'
 
 
 def read(*argv: str) -> Config:
@@ -85,7 +90,7 @@ def test_an_option_has_one_owner() -> None:
 
     plugins = discover()
     plugins.register(Plugin(), "cache.clash", "acme", "1")
-    with pytest.raises(PluginError, match=r"option --page-size is declared by engine and by cache\.clash"):
+    with pytest.raises(PluginError, match=r"option --page-size is declared by engine and by cache\.clash \(acme 1\)"):
         build_config(plugins, {})
 
 
@@ -127,3 +132,77 @@ def test_a_flag_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         read("--kv-cache-dtype", "int8", "--kv-cache-dtype=fp8_e4m3")
     assert capsys.readouterr().err == "fwk serve: error: --kv-cache-dtype is given twice: int8 and fp8_e4m3\n"
+
+
+def test_every_option_has_a_stability_that_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = "".join(capsys.readouterr().out.split())
+    rows = {cells[1].strip(" `"): cells[4].strip() for cells in map(cells_of, page(installed()).splitlines()) if cells}
+    levels: set[str] = set()
+    for owner in option_owners(installed()):
+        for name, field in owner.model.model_fields.items():
+            assert isinstance(field.json_schema_extra, dict), f"{flag(name)} of {owner.key} is not made by fwk.option"
+            level = field.json_schema_extra["stability"]
+            assert level in get_args(Stability)
+            assert rows[flag(name)] == level
+            assert help_text(field).endswith(f"[{level}]")
+            assert "".join(help_text(field).replace("%%", "%").split()) in text
+            levels.add(str(level))
+    assert levels == set(get_args(Stability)), "a tag that nothing has means nothing"
+
+
+def cells_of(line: str) -> list[str]:
+    """Of a table's row in the page of arguments."""
+    return re.split(r"(?<!\\)\|", line) if line.startswith("| `--") else []
+
+
+def test_an_option_that_is_none_of_ours_promises_nothing() -> None:
+    class Bare(Options):
+        bare: int = 3
+
+    assert stability_of(Bare.model_fields["bare"]) == "experimental"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        (
+            LMCACHE,
+            ["--lmcache-url", "x"],
+            r"--lmcache-url belongs to fwk-lmcache, which is not installed: pip install fw",
+        ),
+        (LMCACHE, ["--lmcache_url=x"], "--lmcache-url belongs to fwk-lmcache"),
+        (LMCACHE, ["--other"], "unknown option --other"),
+        (
+            "[[plugin]]\nflags = []",
+            ["--other"],
+            r"must be TOML with tables \[\[plugin\]\] of package and flags",
+        ),
+        ("plugin", ["--other"], "--plugin-catalogue: .* must be TOML"),
+    ],
+)
+def test_a_flag_of_a_known_plugin_says_how_to_install_it(
+    tmp_path: Path, text: str, words: list[str], message: str
+) -> None:
+    (tmp_path / "known.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message) as error:
+        read("--plugin-catalogue", str(tmp_path / "known.toml"), *words)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="--plugin-catalogue: cannot read /no/such"):
+        read("--plugin-catalogue", "/no/such", "--other")
+
+
+def test_a_second_meaning_of_a_name_is_refused() -> None:
+    class Clash(Options):
+        clash: int = option(3, "x", aliases=["tp"])
+
+    class Plugin:
+        @hookimpl
+        def prefix_caches(self) -> list[PrefixCacheSpec]:
+            return [PrefixCacheSpec(name="clash", load="a:b", options=Clash)]
+
+    plugins = discover()
+    plugins.register(Plugin(), "cache.clash", "acme", "1")
+    with pytest.raises(PluginError, match=r"--tp is another name of --clash of cache\.clash, and already stands for"):
+        build_config(plugins, {})

@@ -49,7 +49,7 @@ def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config
     if unknown:
         # Let the one place that knows every option say what is wrong with the first of them.
         if unknown[0].startswith("-"):
-            build_config(plugins, {**given, **{unknown[0].partition("=")[0]: "true"}})
+            build_config(plugins, {unknown[0].partition("=")[0]: "true", **given, **line})
         parser.error(f"unexpected argument {unknown[0]!r}")
     config = build_config(plugins, {**given, **line})
     return plugins, config, namespace

@@ -89,8 +89,7 @@ def help_text(field: FieldInfo) -> str:
     parts = [field.description or ""]
     if field.default not in (None, (), False):
         parts.append(f"(default: {field.default})")
-    if stability_of(field) != "stable":
-        parts.append(f"[{stability_of(field)}]")
+    parts.append(f"[{stability_of(field)}]")
     return " ".join(parts).replace("%", "%%")
 
 

@@ -90,10 +90,14 @@ class EngineOptions(Options):
         aliases=["quant-type"],
     )
     quantization_exclude: tuple[str, ...] = option(
-        (), "Layers that stay unquantised, by patterns of their names: lm_head '*.down_proj' 'model.layers.0.*'."
+        (),
+        "Layers that stay unquantised, by patterns of their names: lm_head '*.down_proj' 'model.layers.0.*'.",
+        stability="beta",
     )
     quantization_layers: tuple[str, ...] = option(
-        (), "Weight formats of single layers: PATTERN=METHOD, as in lm_head=none; the first that matches counts."
+        (),
+        "Weight formats of single layers: PATTERN=METHOD, as in lm_head=none; the first that matches counts.",
+        stability="beta",
     )
     disable_cuda_graph: bool = option(
         False,
@@ -110,7 +114,7 @@ class EngineOptions(Options):
         le=4096,
     )
     operator_backend: str = option("auto", "Kernels of norms, rotary positions, gates and embeddings.")
-    moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.")
+    moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.", stability="beta")
     sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")
     schedule_policy: str = option(
         "auto", "Order, admission and pre-emption of requests.", aliases=["scheduling-policy"]
@@ -120,6 +124,7 @@ class EngineOptions(Options):
         (),
         "Stores of K/V outside the device, fastest first, for a prefix cache that uses them; its own come before.",
         aliases=["hicache-storage-backend"],
+        stability="beta",
     )
     speculative_algorithm: str = option(
         "none", "Speculative decoder that drafts tokens for the model to verify.", stability="beta"
@@ -270,7 +275,9 @@ class ServerOptions(Options):
         le=86400,
     )
     health_monitor: bool = option(
-        False, "Restart an engine that died or hangs; the server gives up after five deaths within a minute."
+        False,
+        "Restart an engine that died or hangs; the server gives up after five deaths within a minute.",
+        stability="beta",
     )
     watchdog_timeout: float = option(
         300.0,
@@ -329,6 +336,12 @@ class PluginOptions(Options):
 
     strict: bool = option(
         False, "Make it an error when auto departs from the checkpoint's dtype or from the best-ranked plugin."
+    )
+    plugin_catalogue: str | None = option(
+        None,
+        "TOML file of plugins that need not be installed (tables [[plugin]] with package and flags): a flag of one is "
+        "answered with how to install it.",
+        stability="beta",
     )
     allow_override: tuple[str, ...] = option((), "Names a plugin may take over from another (family.name).")
 

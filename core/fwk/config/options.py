@@ -37,8 +37,8 @@ def option(
     ``aliases`` are other flags with the same value (LightLLM's and RTP-LLM's names). ``turns`` are flags without a
     value that set this option to a constant: ``turns={"disable-radix-cache": "none"}``. ``needs`` names the switch
     of the same model without which giving this option is an error: it would do nothing. The value of an option that
-    ``is_secret`` is never shown: not at /server_info, in the log, or in an error. ``constraints`` are pydantic's
-    (``ge``, ``le``, ...).
+    ``is_secret`` is never shown: not at /server_info, in the log, or in an error. ``stability`` is shown with the
+    help, and what it promises is in docs/plugins/stability.md. ``constraints`` are pydantic's (``ge``, ``le``, ...).
     """
     extra: dict[str, Any] = {
         "aliases": list(aliases),
@@ -76,5 +76,5 @@ def is_secret(field: FieldInfo) -> bool:
 
 
 def stability_of(field: FieldInfo) -> Stability:
-    """How far the option may change between releases."""
-    return _extra(field).get("stability", "stable")
+    """How far the option may change between releases; one that was not made by ``option`` promises nothing."""
+    return _extra(field).get("stability", "experimental")

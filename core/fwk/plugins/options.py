@@ -24,6 +24,7 @@ from fwk.config import (
 )
 from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.cache import CacheTierSpec
+from fwk.plugins.catalogue import read_catalogue
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family
 from fwk.plugins.peers import answer
@@ -106,7 +107,7 @@ def build_config(plugins: PluginSet, given: Mapping[str, Any]) -> Config:
     for name, value in given.items():
         meaning = meanings.get(normal(name))
         if meaning is None:
-            raise ConfigError(_unknown(name, meanings, plugins))
+            raise ConfigError(_unknown(name, meanings, plugins, given))
         if named.get(meaning.option, flag(normal(name))) != flag(normal(name)):
             raise ConfigError(f"{flag(normal(name))} and {named[meaning.option]} both set {flag(meaning.option)}")
         named[meaning.option] = flag(normal(name))
@@ -200,9 +201,16 @@ def _meanings(plugins: PluginSet) -> dict[str, _Meaning]:
             elif repr(fields[name]) == repr(field) and all(o.item is not None for o in before.owners):
                 found[name] = _Meaning(name, (*before.owners, owner))  # two plugins share an option
             else:
-                raise PluginError(f"option {flag(name)} is declared by {before.owners[0].key} and by {owner.key}")
+                raise PluginError(
+                    f"option {flag(name)} is declared by {_whose(before.owners[0])} and by {_whose(owner)}"
+                )
             for alias in aliases_of(field):
-                found.setdefault(normal(alias), found[name])
+                other = found.setdefault(normal(alias), found[name])
+                if other.option != name:
+                    raise PluginError(
+                        f"{flag(normal(alias))} is another name of {flag(name)} of {owner.key}, and already stands for "
+                        f"{flag(other.option)} of {other.owners[0].key}: uninstall one of their packages"
+                    )
             for turn, constant in turned_by(field).items():
                 found.setdefault(normal(turn), _Meaning(name, found[name].owners, constant, True))
     for name, turns in switches(plugins).items():
@@ -211,7 +219,15 @@ def _meanings(plugins: PluginSet) -> dict[str, _Meaning]:
     return found
 
 
-def _unknown(name: str, meanings: Mapping[str, _Meaning], plugins: PluginSet) -> str:
+def _whose(owner: OptionOwner) -> str:
+    return owner.key if owner.item is None else f"{owner.key} ({owner.item.package} {owner.item.version})"
+
+
+def _unknown(name: str, meanings: Mapping[str, _Meaning], plugins: PluginSet, given: Mapping[str, Any]) -> str:
+    path = next((value for key, value in given.items() if normal(key) == "plugin_catalogue"), None)
+    for package in read_catalogue(str(path)) if path is not None else ():
+        if package.owns(flag(normal(name))):
+            return f"{flag(normal(name))} belongs to {package.package}, which is not installed: {package.install}"
     known = answer(name)
     if known is not None:
         return known

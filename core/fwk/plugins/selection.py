@@ -197,15 +197,17 @@ def check_used(plugins: PluginSet, given: Mapping[str, Mapping[str, object]], ch
     """Raise ``ConfigError`` for an option of a plugin that ``auto`` passed over; ``chosen``: by family."""
     for key, values in given.items():
         family, _, name = key.partition(".")
-        item = plugins.by_family.get(family, {}).get(chosen.get(family, ""))
-        if item is None or item.name == name or FAMILIES[family].takes_all:
+        taken = chosen.get(family, name)
+        item = plugins.by_family.get(family, {}).get(taken)
+        if taken == name or FAMILIES[family].takes_all or (item is None and taken != "none"):
             continue
-        known = item.declaration.options.model_fields if item.declaration.options is not None else {}
+        known = item.declaration.options.model_fields if item and item.declaration.options is not None else {}
         unused = [option for option in values if option not in known]
         if unused:
             flag, how = ("--" + text.replace("_", "-") for text in (unused[0], FAMILIES[family].option or ""))
+            instead = f"auto chose {item.key}" if item else f"this run uses no {FAMILIES[family].noun}"
             raise ConfigError(
-                f"{flag} belongs to {key}, but auto chose {item.key}: select it with {how} {name}, or leave {flag} out"
+                f"{flag} belongs to {key}, but {instead}: select it with {how} {name}, or leave {flag} out"
             )
 
 

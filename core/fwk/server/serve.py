@@ -25,7 +25,7 @@ from fwk.interfaces.dialect import Dialect, DialectContext, ModelCard
 from fwk.interfaces.lora import LoRASourceContext
 from fwk.interfaces.observer import Observer, ObserverContext
 from fwk.plugins import PluginSet, build, choose, option_owners, taking_part
-from fwk.plugins.selection import plugin_options
+from fwk.plugins.selection import check_used, plugin_options
 from fwk.server.admission import Turnstile, protocol
 from fwk.server.app import Reports, build_app
 from fwk.server.descriptors import allow_more_descriptors
@@ -80,6 +80,7 @@ def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None]) -
 def _load_balancer(config: Config, plugins: PluginSet) -> LoadBalancer:
     item = choose(plugins, "load_balancers", config.engine.load_balance_method, Facts()).chosen
     assert item is not None
+    check_used(plugins, config.plugin_options, {"load_balancers": item.name})
     options = plugin_options(item, config.plugin_options)
     return build(item, BalanceContext(config.engine.data_parallel_size, options))
 
@@ -204,6 +205,12 @@ class _Server:
             raise ConfigError(f"--lora-paths: {name!r} is the served model's own name")
         parsers = Parsers(config, plugins, text.chat_template)
         grammars = Grammars(config, plugins, lambda: text, opened.config.vocab_size, opened.eos_token_ids)
+        names = {
+            "tool_parsers": parsers.tool.name,
+            "reasoning_parsers": parsers.reasoning.name,
+            "grammar": grammars.name,
+        }
+        check_used(plugins, config.plugin_options, names)
         frontend = ServerFrontend(card, text, self._client, plugins, observers, defaults, grammars, parsers)
         if config.engine.enable_lora:
             for adapter in adapter_paths(config):

@@ -86,7 +86,7 @@ def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetu
     )
     settlement = negotiate(plugins, wanted(config, opened), facts, config.plugin_options)
     one_each = {family: name for family, name in settlement.chosen.items() if family != "quant"}  # that is by layer
-    check_used(plugins, config.plugin_options, one_each)
+    check_used(plugins, config.plugin_options, one_each | {"loaders": opened.loader})
     return ModelSetup(opened, settlement, (*reasons, *settlement.reasons()))
 
 

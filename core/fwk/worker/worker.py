@@ -108,7 +108,7 @@ class LocalWorker(Worker):
         settled = self._setup.settlement
         model_item, attention_item = settled.item("models"), settled.item("attention")
         attention = self._attention(attention_item)
-        context = self._model_context(opened, attention, [], options)
+        context = self._model_context(opened, model_item, attention, [], options)
         context.lora = self._lora_backend()
         model: Model | Encoder = build(model_item, context)
         self._report(context)
@@ -228,7 +228,12 @@ class LocalWorker(Worker):
         return build(item, OperatorContext(self._device, self._dtype, self._options(item), self._team))
 
     def _model_context(
-        self, opened: OpenedModel, attention: AttentionBackend, layers: list[AttentionLayer], options: EngineOptions
+        self,
+        opened: OpenedModel,
+        item: Registered,
+        attention: AttentionBackend,
+        layers: list[AttentionLayer],
+        options: EngineOptions,
     ) -> ModelContext:
         def build_method(item: Registered) -> QuantMethod:
             return self._quant(item, opened)
@@ -247,6 +252,7 @@ class LocalWorker(Worker):
             max_model_len=self._setup.max_model_len,
             attention_layers=layers,
             moe_runner=self._moe_runner,
+            options=self._options(item),
             operators=self._operators,
         )
 
@@ -376,7 +382,7 @@ class LocalWorker(Worker):
         as_stored = self._config.engine.model_copy(
             update={"quantization": AUTO, "quantization_exclude": (), "quantization_layers": ()}
         )
-        context = self._model_context(opened, target.attention, target.attention_layers, as_stored)
+        context = self._model_context(opened, model_item, target.attention, target.attention_layers, as_stored)
         model: Model = build(model_item, context)
         self._check_all_read(opened, model_item, context.weights)
         return model

@@ -12,9 +12,14 @@ class FileOptions(Options):
         None,
         "Folder for K/V, readable by its owner only; servers may share it, and find what others left (default: fwk/kv "
         "in the user's cache folder).",
+        stability="beta",
     )
     hicache_storage_size: float = option(
-        10.0, "Size of that folder in gigabytes; the least recently used files go first.", gt=0, le=2**20
+        10.0,
+        "Size of that folder in gigabytes; the least recently used files go first.",
+        gt=0,
+        le=2**20,
+        stability="beta",
     )
 
 

@@ -15,6 +15,7 @@ class HierarchicalOptions(EvictionOptions):
         "write_through",
         "When blocks are copied to the tiers: as soon as they are full (a server that is stopped loses nothing), or "
         "only when they are evicted from the device.",
+        stability="beta",
     )
 
 

@@ -10,7 +10,7 @@ class Fp8Options(Options):
     """Options of ``quant.fp8``, for weights that are quantised while loading."""
 
     fp8_scale: Literal["channel", "tensor"] = option(
-        "channel", "One scale per output feature, or one for a whole matrix."
+        "channel", "One scale per output feature, or one for a whole matrix.", stability="beta"
     )
 
 

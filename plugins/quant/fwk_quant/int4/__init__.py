@@ -9,9 +9,13 @@ from fwk.config import Options, option
 class Int4Options(Options):
     """Options of ``quant.int4``, for weights that are quantised while loading."""
 
-    int4_group_size: Literal[32, 64, 128] = option(64, "Inputs that share a scale; must divide those of every layer.")
+    int4_group_size: Literal[32, 64, 128] = option(
+        64, "Inputs that share a scale; must divide those of every layer.", stability="beta"
+    )
     int4_zero_point: bool = option(
-        True, "Give each group a zero point of its own, so that its levels span just its range (more exact, slower)."
+        True,
+        "Give each group a zero point of its own, so that its levels span just its range (more exact, slower).",
+        stability="beta",
     )
 
 

@@ -21,9 +21,12 @@ class DraftOptions(Options):
         aliases=["speculative-num-steps", "gen-num-per-cycle"],
         ge=1,
         le=64,
+        stability="beta",
     )
     speculative_adaptive: bool = option(
-        True, "Draft less for sequences whose drafts were rejected, and more again once they are accepted."
+        True,
+        "Draft less for sequences whose drafts were rejected, and more again once they are accepted.",
+        stability="beta",
     )
 
 

@@ -17,12 +17,18 @@ class NgramOptions(DraftOptions):
         aliases=["sp-min-token-match"],
         ge=1,
         le=64,
+        stability="beta",
     )
     speculative_ngram_max_match_window_size: int = option(
-        12, "Most tokens compared; the longest match is followed.", aliases=["sp-max-token-match"], ge=1, le=64
+        12,
+        "Most tokens compared; the longest match is followed.",
+        aliases=["sp-max-token-match"],
+        ge=1,
+        le=64,
+        stability="beta",
     )
     speculative_ngram_max_bfs_breadth: int = option(
-        1, "Different continuations followed at once; more than 1 drafts trees.", ge=1, le=16
+        1, "Different continuations followed at once; more than 1 drafts trees.", ge=1, le=16, stability="experimental"
     )
 
 

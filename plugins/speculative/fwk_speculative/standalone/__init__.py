@@ -13,6 +13,7 @@ class StandaloneOptions(DraftOptions):
         None,
         "Model that drafts: a folder, a .gguf file, a hub id, or a name a model source knows.",
         aliases=["speculative-draft-model"],
+        stability="beta",
     )
 
 
