@@ -24,7 +24,16 @@ from fwk import (
 )
 from fwk.errors import PluginError
 from fwk.plugins import FAMILIES, PluginSet, Settlement, discover, negotiate
+from fwk.types import ModelConfig
 
+TINY_SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
 FULL = frozenset({"sliding_window", "tree_mask", "latent"})
 
 
@@ -201,3 +210,22 @@ def test_a_hopeless_choice_among_many_is_found_out_at_once() -> None:
     many += [QuantizerSpec(name=f"q{i}", load="a:b", rank=i, asks=(Ask("cache", frozenset({"x"})),)) for i in range(10)]
     with pytest.raises(PluginError, match=r"no prefix cache can serve this run: c9 lacks x"):
         settle(of(*many))
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted"),
+    [
+        (Limit("drafts", ("chain",)), {"attention": "bounded", "speculative": "chains"}),
+        (Limit("head_size", (64,)), {"attention": "bounded", "models": "right"}),
+        (Limit("executors", ("usual",)), {"attention": "bounded", "executors": "usual"}),
+    ],
+)
+def test_what_is_not_known_yet_is_no_reason_to_refuse(limit: Limit, wanted: dict[str, str]) -> None:
+    plugins = of(
+        attention("bounded", limits=(limit,)),
+        SpeculativeDecoderSpec(name="chains", load="a:b"),
+        ExecutorSpec(name="usual", load="a:b"),
+        model("right"),
+    )
+    config = ModelConfig.from_dict({"architectures": ["Arch"], "head_dim": 64, **TINY_SIZES}, "config.json")
+    assert negotiate(plugins, wanted, Facts(architecture="Arch", model=config), {}).chosen == wanted

@@ -45,8 +45,8 @@ class Facts:
     """What the model is for (``ModelSpec.task``)."""
     layouts: tuple[str, ...] = ()
     """How the checkpoint's weights are stored, in the words of ``QuantizerSpec.layouts``."""
-    drafts: Literal["none", "chain", "tree"] = "none"
-    """The shape of the drafts that are verified."""
+    drafts: Literal["none", "chain", "tree", ""] = "none"
+    """The shape of the drafts that are verified; empty while the decoder is not chosen."""
     model: ModelConfig | None = None
     """The served model's configuration."""
     chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -57,7 +57,7 @@ class Facts:
         if name == "device":
             return (self.host.device,)
         if name in _FACTS:
-            return (getattr(self, name),)
+            return (getattr(self, name),) if getattr(self, name) else None
         chosen = self.chosen.get(name)
         return None if chosen is None else chosen or ("none",)
 

@@ -71,7 +71,8 @@ class _Negotiation:
         self._plugins = plugins
         self._wanted = wanted
         idle = {family: () for family in ORDER if family not in wanted}
-        self._facts = replace(facts, chosen={**idle, **facts.chosen})
+        drafts = "" if "speculative" in wanted else "none"
+        self._facts = replace(facts, drafts=drafts, chosen={**idle, **facts.chosen})
         self._options = options
         self._own: dict[str, Any] = {}
         named = [family for family in ORDER if wanted.get(family, AUTO) != AUTO]
