@@ -208,6 +208,25 @@ def test_an_option_of_the_same_name_twice_names_both(install: Callable[..., Path
         read_options(Parser("fwk serve", allow_abbrev=False), [])
 
 
+def test_a_check_of_options_that_is_broken(install: Callable[..., Path]) -> None:
+    mine = """
+import pydantic
+class Mine(Options):
+    mine_size: int = option(3, 'mine')
+
+    @pydantic.field_validator('mine_size')
+    @classmethod
+    def check(cls, value):
+        return len(value)
+"""
+    install(declares("pass", before=mine, fields=", options=Mine"))
+    with pytest.raises(PluginError) as error:
+        read_options(Parser("fwk serve", allow_abbrev=False), ["--sampling-backend", "broken", "--mine-size", "4"])
+    assert str(error.value) == (
+        "--mine-size could not be checked by acme_broken: TypeError: object of type 'int' has no len()"
+    )
+
+
 def test_one_that_blocks_delays_and_is_named(install: Callable[..., Path]) -> None:
     folder = install(declares("pass", before="time.sleep(1.2)"))
     warnings: list[str] = []

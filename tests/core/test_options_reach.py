@@ -29,11 +29,10 @@ DERIVED = {
     "load_balancers": ("fwk_balancers.round_robin", "--load-balance-method"),
     "loaders": ("fwk_loaders.dummy", "--load-format"),
     "model_sources": ("fwk_loaders.local", ""),
-    "observers": ("fwk_observability.prometheus", ""),
 }
 """Of each family a plugin of ours to derive from, and the flag that selects one."""
 
-OWN = {"dialects": "DialectSpec", "logits_processors": "LogitsProcessorSpec"}
+OWN = {"dialects": "DialectSpec", "logits_processors": "LogitsProcessorSpec", "observers": "ObserverSpec"}
 """Families whose plugins stand for themselves: derived ones would collide."""
 
 NOT_YET = {"kv_transfer", "multimodal", "moe"}
@@ -78,8 +77,10 @@ def __getattr__(family):
         load = getattr(importlib.import_module(module), hook)()[0].load
         base = getattr(importlib.import_module(load.partition(":")[0]), load.partition(":")[2])
     else:
-        from fwk.interfaces import dialect, sampling
-        base = dialect.Dialect if family == "dialects" else sampling.LogitsProcessor
+        from fwk.interfaces import dialect, observer, sampling
+        base = {{
+            "dialects": dialect.Dialect, "observers": observer.Observer, "logits_processors": sampling.LogitsProcessor
+        }}[family]
     class Probe(base):
         def __init__(self, context):
             record(family, getattr(context.options, "probe_" + family))
@@ -92,8 +93,6 @@ def __getattr__(family):
             def apply(self, logits, view): return logits
         if family == "model_sources":
             def fetch(self, *arguments): return None
-        if family == "observers":
-            def routes(self, app): ...
     return Probe
 """
 

@@ -186,6 +186,11 @@ def _validated(model: type[Options], values: Mapping[str, Any]) -> Any:
         field = model.model_fields.get(str(first["loc"][0])) if first["loc"] else None
         given = "what was given" if field is not None and is_secret(field) else repr(first["input"])
         raise ConfigError(f"{name}: {first['msg']}, not {given}") from None
+    except Exception as error:  # a plugin's own check that is broken
+        flags = ", ".join(map(flag, values))
+        raise PluginError(
+            f"{flags} could not be checked by {model.__module__}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _meanings(plugins: PluginSet) -> dict[str, _Meaning]:
