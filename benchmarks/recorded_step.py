@@ -1,6 +1,6 @@
 """A decode step computed operator by operator and as a recorded tape, in turns.
 
-    python -m benchmarks.recorded_step [--batches 1,8,32] [--rounds 5] [--steps 20]
+    python -m benchmarks.recorded_step [--ways "native operators,recorded"] [--batches 1,8,32] [--rounds 5] [--steps 20]
 
 One process holds an engine for each way; a round measures every way once, so that what else the machine does hits all.
 """
@@ -25,6 +25,7 @@ WAYS = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--context", type=int, default=128)
@@ -36,6 +37,7 @@ def main() -> None:
         engines = {
             name: stack.enter_context(fwk.LLM(prefix_cache="none", max_total_tokens=16384, **common, **options))
             for name, options in WAYS.items()
+            if name in arguments.ways.split(",")
         }
         for name, llm in engines.items():
             print(f"{name}: {llm.engine.info.chosen['step']}")
@@ -48,8 +50,8 @@ def main() -> None:
                     row = measure(llm, batch, arguments.steps, arguments.context, {"temperature": 0.0})
                     model[name].append(row["model"])
                     step[name].append(row["step"])
-            first = model[next(iter(WAYS))]
-            for name in WAYS:
+            first = model[next(iter(engines))]
+            for name in engines:
                 ratio = statistics.median(x / y for x, y in zip(model[name], first, strict=True))
                 figures = (statistics.median(model[name]), min(model[name]), statistics.median(step[name]))
                 cells = " | ".join(f"{value:.2f}" for value in (*figures, ratio))

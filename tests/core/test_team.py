@@ -107,13 +107,13 @@ def test_a_tape_runs_operators_one_after_the_other(library: ctypes.CDLL, size: i
 
 
 def test_a_late_member_is_waited_for_asleep(library: ctypes.CDLL) -> None:
-    """The others give their cores away: five members that wait 0.2 s together take a small part of that."""
-    team, args = Team(3), Pause(200_000)
+    """The others give their cores away: two members that wait 0.6 s take a small part of that."""
+    team, args = Team(3), Pause(600_000)
     team.run(operator(library, "late"), Pause(0))
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
     team.run(operator(library, "late"), args)
     after = resource.getrusage(resource.RUSAGE_SELF)
-    assert time.monotonic() - started >= 0.2
+    assert time.monotonic() - started >= 0.6
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.1
 
 

@@ -1,0 +1,22 @@
+"""A server with nothing to do leaves the cores to others."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+from tests.faults.fixtures import Start
+
+
+def test_an_idle_server_uses_no_cpu(spawn: Start) -> None:
+    """After requests at once and one by one, on more threads than one: neither process waits by spinning."""
+    server = spawn("--cpu-threads", "2")
+    for n in (1, 4):
+        assert server.post({"prompt": "once", "max_tokens": 8, "n": n}).status_code == 200
+    processes = [*server.children(), *(psutil.Process(child.ppid()) for child in server.children()[:1])]
+    assert len(processes) == 2
+    used = [sum(process.cpu_times()[:2]) for process in processes]
+    time.sleep(2)
+    for process, before in zip(processes, used, strict=True):
+        assert sum(process.cpu_times()[:2]) - before < 0.2, f"{process.cmdline()} used the CPU for nothing"
