@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 
 class FwkError(Exception):
     """Base of all errors that are meant for a person to read."""
@@ -51,7 +54,14 @@ class NotServed(FwkError):
 
 
 class EngineDead(FwkError):
-    """The engine stopped or hangs: nothing can be served until it is restarted."""
+    """The engine stopped or hangs: nothing can be served until it is restarted.
+
+    ``detail`` is for the log alone: clients are told the message.
+    """
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 class BlameSequence(FwkError):
@@ -63,3 +73,11 @@ class BlameSequence(FwkError):
     def __init__(self, slot: int, message: str) -> None:
         super().__init__(message)
         self.slot = slot
+
+
+def story(error: BaseException) -> str:
+    """An exception as one line of a log: its kind, what it says, and the calls that led to it, the outermost first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    calls = " > ".join(f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} {frame.name}" for frame in frames)
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words} (in {calls})" if words else f"{type(error).__name__} (in {calls})"

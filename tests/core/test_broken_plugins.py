@@ -270,9 +270,9 @@ def test_a_server_is_never_half_started(install: Callable[..., Path], tmp_path: 
     [
         (
             "raise RuntimeError('no luck')",
-            "failed in plugin 'acme-broken.acme_broken' from acme-broken 1.0 and",
+            " in plugin 'acme-broken.acme_broken' from acme-broken 1.0; 1 requests ended",
         ),
-        ("import os; os._exit(5)", "the engine process ended (exit code 5)"),
+        ("import os; os._exit(5)", "the engine process ended with exit code 5; 1 requests ended"),
     ],
 )
 def test_a_server_whose_plugin_fails_in_a_later_step(

@@ -95,7 +95,7 @@ async def test_an_engine_that_dies_takes_only_its_own_requests_with_it(spawn: St
         await running
         failed = [stream for stream in streams if stream.errors]
         assert len(failed) == 4
-        assert all("process ended (signal 9)" in stream.errors[0]["message"] for stream in failed)
+        assert all("process was killed by signal 9 (SIGKILL)" in stream.errors[0]["message"] for stream in failed)
         expected = await together([one.complete(prompt=f"stream {i}", max_tokens=100) for i in range(8)])
         for stream, tokens in zip(streams, expected, strict=True):
             assert stream.is_done

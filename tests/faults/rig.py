@@ -180,6 +180,11 @@ class Server:
         fresh, self._log_seen = log[self._log_seen :], len(log)
         assert may_log_errors or "Traceback" not in fresh, fresh
 
+    def take_new_engine(self) -> None:
+        """Another engine process has taken the place of a dead one: it is the one that is looked at from now on."""
+        self._family = self.children()
+        (self.engine,) = self._family
+
     def signal_engine(self, number: signal.Signals) -> None:
         assert self.engine is not None
         self.engine.send_signal(number)

@@ -24,10 +24,8 @@ def status(server: Server, path: str) -> int:
 def serves_again(server: Server) -> None:
     """Another engine has taken the place of the dead one, and knows the golden answer."""
     until(lambda: server.log.count("serves again") == 1 and server.health() == 200, RESTART_SECONDS, "a new engine")
-    server.engine = psutil.Process(server.process.pid).children()[0]
     assert server.post({"prompt": "Hi", "max_tokens": 2}).status_code == 200
-    server._family = server.children()
-    assert server._family == [server.engine], "no more processes than before"
+    server.take_new_engine()
     server.check_invariants()
 
 
@@ -77,6 +75,13 @@ async def test_a_dead_engine_is_started_again(spawn: Start) -> None:
     assert before > 40
     assert status(server, "/ready") == 503
     serves_again(server)
+    (death,) = [line for line in server.log.splitlines() if " ERROR " in line]
+    for part in (
+        "was killed by signal 9 (SIGKILL)",
+        "12 requests ended with an error",
+        "is started again in 0.5 seconds",
+    ):
+        assert part in death, "what, why, and what was done about it"
     assert server.stats()["generation_tokens"] > before, "counters never fall"
     assert server.stop() == 0
     assert not server.leftovers

@@ -71,10 +71,10 @@ class EngineLoop:
             else:
                 self._engine.check()
 
-    def fail(self, message: str) -> None:
-        """Tell every client that this engine will answer nothing more."""
+    def fail(self, message: str, detail: str) -> None:
+        """Tell every client that this engine will answer nothing more; ``detail`` is for its log."""
         for client in self._clients:
-            self._send(client, EngineFailed(message))
+            self._send(client, EngineFailed(message, detail))
 
     def _receive(self) -> None:
         timeout = 0 if self._engine.has_work else IDLE_POLL_MS

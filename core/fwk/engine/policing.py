@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from fwk.engine.sequence import Sequence
-from fwk.errors import EngineDead
+from fwk.errors import EngineDead, story
 from fwk.interfaces.schedule import SchedulePolicy, SchedulerView
-
-log = logging.getLogger(__name__)
 
 _EVENTS = ("waits", "started", "ended")
 
@@ -45,8 +42,7 @@ class Policing:
             raise self._failed("order", error) from error
 
     def _failed(self, question: str, error: Exception) -> EngineDead:
-        log.error("schedule policy %s raised in %s", self._name, question, exc_info=error)
-        return EngineDead(f"schedule policy '{self._name}' raised {type(error).__name__} in {question}")
+        return EngineDead(f"schedule policy '{self._name}' raised {type(error).__name__} in {question}", story(error))
 
 
 def _overrides(policy: SchedulePolicy, name: str) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from fwk.config.wire import from_plain
-from fwk.errors import EngineDead, FwkError, PluginError
+from fwk.errors import EngineDead, FwkError, PluginError, story
 from fwk.interfaces.parallel import continue_with_parent_gone
 from fwk.plugins import PluginSet, culprit, discover
 from fwk.types import EngineFailed, EngineReady
@@ -59,8 +59,8 @@ def main() -> int:
         _report(socket, str(error))
         return EXIT_NOT_STARTED
     except (Exception, SystemExit) as error:
-        log.exception("the engine could not be started")
-        _report(socket, f"the engine could not be started: {type(error).__name__}: {error}")
+        log.debug("the engine could not be started", exc_info=error)
+        _report(socket, f"the engine could not be started: {story(error)}")
         return EXIT_NOT_STARTED
     loop = EngineLoop(engine, socket, ready)
     gc.collect()
@@ -68,13 +68,13 @@ def main() -> int:
     try:
         loop.run()
     except EngineDead as error:
-        log.error("the engine stops: %s", error)
-        loop.fail(str(error))
+        log.debug("the engine stops", exc_info=error)
+        loop.fail(str(error), error.detail)  # who hears it logs it, with what is done about it
         return EXIT_FAILED
     except (Exception, SystemExit) as error:
         where = culprit(plugins, error)
-        log.exception("the engine failed%s and stops: %s", f" in {where}" if where else "", error)
-        loop.fail(f"{type(error).__name__} in the engine")
+        log.debug("the engine stops", exc_info=error)
+        loop.fail(f"{type(error).__name__} in the engine", f"{story(error)} in {where}" if where else story(error))
         return EXIT_FAILED
     finally:
         engine.close()

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from fwk import __version__
-from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
+from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, story
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
 from fwk.server.admission import Turnstile
@@ -168,7 +168,8 @@ def install_error_handlers(app: FastAPI, shapes: ErrorShapes | None = None) -> N
         return response
 
     async def unexpected(request: Request, error: Exception) -> Response:
-        log.error("an error nobody foresaw in %s", request.url.path, exc_info=error)
+        log.error("an error nobody foresaw in %s, answered with 500: %s", request.scope["path"], story(error))
+        log.debug("the error", exc_info=error)
         return answer(request, 500, "internal error")
 
     app.add_exception_handler(InvalidRequest, invalid)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -76,7 +77,7 @@ class EngineClient:
         self._closing = False
         self.stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] | None = None
-        self.on_death: Callable[[], None] | None = None
+        self.on_death: Callable[[], str] | None = None  # says what is done about it
 
     async def start(self) -> None:
         """Start the process; ``wait_ready`` tells when it serves."""
@@ -241,8 +242,8 @@ class EngineClient:
                 self._last_pong = time.monotonic()
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(message)
-            case EngineFailed(text):
-                self._fail(text if self._is_alone else f"{self._name}: {text}")
+            case EngineFailed(text, detail):
+                self._fail(text if self._is_alone else f"{self._name}: {text}", detail)
 
     def _note(self, stats: EngineStats) -> None:
         self.stats = stats
@@ -275,18 +276,24 @@ class EngineClient:
         code = await self._process.wait()
         await asyncio.sleep(0.05)  # its last words may still be on the wire
         if not self._closing:
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self._fail(f"{self._name} process ended ({how})")
+            how = (
+                f"was killed by signal {-code} ({signal.Signals(-code).name})"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
+            self._fail(f"{self._name} process {how}")
 
-    def _fail(self, text: str) -> None:
+    def _fail(self, text: str, detail: str = "") -> None:
         """The engine is dead: everybody who waits is told, once."""
         if self._dead is not None:
             return
         was_ready = self.is_ready
         self._dead = EngineDead(text)
         if was_ready and not self._closing:
+            done = self.on_death() if self.on_death is not None else "nothing is done about it"
+            why = f"{text}: {detail}" if detail else text
             name = self._name.removeprefix("the ")
-            log.error("%s dead: %s; %d requests ended with an error", name, text, len(self._receivers))
+            log.error("%s dead: %s; %d requests ended with an error; %s", name, why, len(self._receivers), done)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._dead)
             with contextlib.suppress(EngineDead):
@@ -297,8 +304,6 @@ class EngineClient:
         receivers, self._receivers = self._receivers, {}
         for receiver in receivers.values():
             receiver(self._dead)
-        if was_ready and not self._closing and self.on_death is not None:
-            self.on_death()
 
 
 def _environment(config: Config) -> dict[str, str]:

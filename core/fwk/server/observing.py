@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from fwk.errors import story
 from fwk.interfaces.observer import Observer, RequestRecord
 from fwk.types import EngineStats
 
@@ -24,8 +25,8 @@ class Observers:
         for observer in list(self._observers):
             try:
                 observer.tokens_received(record, num_tokens, seconds)
-            except Exception:
-                self._drop(observer)
+            except Exception as error:
+                self._drop(observer, error)
 
     def request_finished(self, record: RequestRecord) -> None:
         self._tell(lambda observer: observer.request_finished(record))
@@ -40,9 +41,10 @@ class Observers:
         for observer in list(self._observers):
             try:
                 call(observer)
-            except Exception:
-                self._drop(observer)
+            except Exception as error:
+                self._drop(observer, error)
 
-    def _drop(self, observer: Observer) -> None:
-        log.exception("observer %s raised and is told nothing more", type(observer).__name__)
+    def _drop(self, observer: Observer, error: Exception) -> None:
+        log.error("observer %s raised and is told nothing more: %s", type(observer).__name__, story(error))
+        log.debug("what it raised", exc_info=error)
         self._observers.remove(observer)

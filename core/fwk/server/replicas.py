@@ -186,30 +186,24 @@ class Replicas:
                 )
             )
 
-    def _revive(self, index: int) -> None:
-        """An engine has died: start another in its place, if we are to."""
-        if self._config.server.health_monitor:
-            self._reviving[index] = asyncio.create_task(self._restart(index))
+    def _revive(self, index: int) -> str:
+        """An engine has died: start another in its place, if we are to. Returns what is done, for the log."""
+        if not self._config.server.health_monitor:
+            return "it is not started again (--health-monitor is off)"
+        delay = self._delay(index)
+        self._reviving[index] = asyncio.create_task(self._restart(index, delay))
+        return _plan(delay)
 
-    async def _restart(self, index: int) -> None:
+    def _delay(self, index: int) -> float | None:
+        """Seconds until an engine that has died now is started again; None when it has died too often."""
+        deaths, now = self._deaths[index], time.monotonic()
+        deaths[:] = [death for death in deaths if now - death < DEATHS_SECONDS] + [now]
+        return None if len(deaths) >= MAX_DEATHS else FIRST_DELAY * 2 ** (len(deaths) - 1)
+
+    async def _restart(self, index: int, delay: float | None) -> None:
         """Start an engine until one serves, each time after a longer wait; give up after too many deaths."""
-        deaths = self._deaths[index]
         await self._clients[index].close()
-        while True:
-            now = time.monotonic()
-            deaths[:] = [death for death in deaths if now - death < DEATHS_SECONDS] + [now]
-            if len(deaths) >= MAX_DEATHS:
-                log.error(
-                    "engine %d died %d times within %d seconds: it is not started again",
-                    index,
-                    MAX_DEATHS,
-                    DEATHS_SECONDS,
-                )
-                if all(client.is_dead for client in self._clients):
-                    self.given_up.set()
-                return
-            delay = FIRST_DELAY * 2 ** (len(deaths) - 1)
-            log.warning("engine %d is started again in %g seconds", index, delay)
+        while delay is not None:
             await asyncio.sleep(delay)
             client = EngineClient(self._config, self._fingerprint, index)
             try:
@@ -217,8 +211,9 @@ class Replicas:
                 await client.wait_ready()
                 await self._reload_adapters(client)
             except EngineDead as error:
-                log.error("engine %d could not be started again: %s", index, error)
                 await client.close()
+                delay = self._delay(index)
+                log.error("engine %d could not be started again: %s; %s", index, error, _plan(delay))
                 continue
             except asyncio.CancelledError:
                 await client.close()
@@ -229,6 +224,8 @@ class Replicas:
             self._install(index, client)
             log.warning("engine %d serves again", index)
             return
+        if all(client.is_dead for client in self._clients):
+            self.given_up.set()
 
     async def _reload_adapters(self, client: EngineClient) -> None:
         """Give a new engine the adapters that were loaded since the start."""
@@ -237,6 +234,13 @@ class Replicas:
                 await client.load_adapter(name, path)
             except InvalidRequest as error:
                 log.error("LoRA adapter %s is lost with the engine that died: %s", name, error)
+
+
+def _plan(delay: float | None) -> str:
+    """What is done about an engine's death."""
+    if delay is None:
+        return f"it died {MAX_DEATHS} times within {DEATHS_SECONDS} seconds and is not started again"
+    return f"it is started again in {delay:g} seconds"
 
 
 def without_gauges(stats: EngineStats) -> EngineStats:

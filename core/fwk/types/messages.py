@@ -129,9 +129,10 @@ class EngineReady(msgspec.Struct, tag=True, frozen=True):
 
 
 class EngineFailed(msgspec.Struct, tag=True, frozen=True):
-    """The engine's last words: no request will be answered any more."""
+    """The engine's last words: no request will be answered any more. ``detail`` is for the log alone."""
 
     message: str
+    detail: str = ""
 
 
 ToEngine = AddRequest | Abort | LoadAdapter | UnloadAdapter | Ping | Shutdown

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.errors import BlameSequence
+from fwk.errors import BlameSequence, story
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingRows
 from fwk.types import NewSequence
 from fwk.worker.inputs import StepRows
@@ -121,6 +121,11 @@ class SamplingPipeline:
         return logits.float().index_copy(0, index, rest), at
 
 
+def _tell(processor: LogitsProcessor, error: Exception) -> None:
+    log.error("logits processor %s raised: %s; one request ends", type(processor).__name__, story(error))
+    log.debug("what it raised", exc_info=error)
+
+
 def _add(processor: LogitsProcessor, new: NewSequence) -> bool:
     """Whether a processor has something to do for a new sequence. Whatever it raises is that sequence's fault."""
     try:
@@ -128,7 +133,7 @@ def _add(processor: LogitsProcessor, new: NewSequence) -> bool:
     except BlameSequence:
         raise
     except Exception as error:
-        log.exception("logits processor %s raised", type(processor).__name__)
+        _tell(processor, error)
         raise BlameSequence(new.slot, f"logits processor {type(processor).__name__} failed") from error
 
 
@@ -139,7 +144,7 @@ def _apply(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: Lo
     except BlameSequence:
         raise
     except Exception as error:
-        log.exception("logits processor %s raised", type(processor).__name__)
+        _tell(processor, error)
         slot = _culprit(processor, slots, logits, view)
         raise BlameSequence(slot, f"logits processor {type(processor).__name__} failed") from error
 
@@ -151,7 +156,7 @@ def _ends(processor: LogitsProcessor, slot: int, token_ids: list[int]) -> int | 
     except BlameSequence:
         raise
     except Exception as error:
-        log.exception("logits processor %s raised", type(processor).__name__)
+        _tell(processor, error)
         raise BlameSequence(slot, f"logits processor {type(processor).__name__} failed") from error
 
 

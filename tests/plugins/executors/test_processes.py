@@ -147,15 +147,15 @@ def test_a_rank_that_hangs_is_named_when_its_time_is_up(make: Make) -> None:
     assert str(caught.value) == expected
 
 
-def test_a_rank_that_raises_is_named_and_its_traceback_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_that_raises_is_named_and_its_story_is_for_the_log(make: Make) -> None:
     executor = make(faults={"1": {"1": "raise"}})
     executor.load()
     pending = executor.launch(batch(1, [1, 2, 3]))
     with pytest.raises(EngineDead) as caught:
         executor.collect(pending)
     assert str(caught.value) == f"the engine's worker of rank 1 (pid {pid(executor, 1)}) failed: ZeroDivisionError"
-    assert "a fault of the tests" in caplog.text
-    assert "_commit" in caplog.text
+    assert "a fault of the tests" in caught.value.detail
+    assert "_commit" in caught.value.detail
 
 
 def test_the_dead_are_to_blame_rather_than_those_they_were_dear_to(make: Make) -> None:

@@ -14,13 +14,12 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 import zlib
 from pathlib import Path
 
 import msgspec
 
-from fwk.errors import FwkError
+from fwk.errors import FwkError, story
 from fwk.interfaces.executor import Worker
 from fwk.interfaces.parallel import continue_with_parent_gone
 from fwk.types import StepResult
@@ -118,7 +117,7 @@ class Child:
 
 def failure(number: int, error: Exception, *, is_refusal: bool) -> Failed:
     """The answer to a job that raised."""
-    return Failed(number, type(error).__name__, str(error), is_refusal, traceback.format_exc())
+    return Failed(number, type(error).__name__, str(error), is_refusal, story(error))
 
 
 if __name__ == "__main__":

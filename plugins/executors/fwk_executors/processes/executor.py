@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import selectors
 import shutil
@@ -18,8 +17,6 @@ from fwk.interfaces.executor import Executor, ExecutorContext, WorkerInfo
 from fwk.types import Batch, StepResult
 from fwk_executors.processes.messages import Call, Called, Failed, FromRank, Loaded, Ran, Run, Start, ToRank, frame
 from fwk_executors.processes.rank import Rank, environment_of_ranks
-
-log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 2.0
 BLAME_SECONDS = 0.5
@@ -157,14 +154,13 @@ class ProcessesExecutor(Executor):
         end = time.monotonic() + BLAME_SECONDS
         while (left := end - time.monotonic()) > 0:
             self._pump(left)
-        log.error("%s failed: %s\n%s", rank.name, failed.message, failed.traceback)
-        return self._die(f"{rank.name} failed: {failed.kind}")
+        return self._die(f"{rank.name} failed: {failed.kind}", failed.story)
 
     def _silence(self, answers: dict[int, FromRank]) -> str:
         """Who has not answered."""
         silent = [f"{rank.name} is {rank.state()}" for rank in self._ranks if rank.rank not in answers]
         return f"no answer for {self._timeout:g} seconds: {', '.join(silent)}"
 
-    def _die(self, sentence: str) -> EngineDead:
+    def _die(self, sentence: str, detail: str = "") -> EngineDead:
         self._dead = self._dead or sentence
-        return EngineDead(self._dead)
+        return EngineDead(self._dead, detail)

@@ -63,7 +63,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     kind: str
     message: str
     is_refusal: bool
-    traceback: str
+    story: str
 
 
 ToRank = Start | Run | Call

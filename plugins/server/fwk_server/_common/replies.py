@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
+from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, story
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ def error_event(error: Exception, error_body: ErrorBody) -> bytes:
     elif isinstance(error, RequestFailed):
         body = error_body(500, str(error), None, None)
     else:
-        logger.error("a stream failed", exc_info=error)
+        logger.error("a stream failed and ends with an error: %s", story(error))
+        logger.debug("the error", exc_info=error)
         body = error_body(500, "internal server error", None, None)
     return event(body)
 
