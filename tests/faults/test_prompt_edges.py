@@ -97,6 +97,15 @@ async def test_a_body_past_the_limit_is_not_read(tiny: Server, length: int) -> N
     await writer.wait_closed()
 
 
+async def test_who_sends_all_of_a_body_past_the_limit_is_told(fake: Server) -> None:
+    """Were the connection closed over what is still on its way, it would be reset, and the reply lost."""
+    async with connect(fake) as client:
+        for _ in range(5):
+            status, reply = await client.post(b" " * 32 * MEGABYTE)
+            assert (status, "larger than" in reply["error"]["message"]) == (413, True)
+    fake.check_invariants()
+
+
 async def test_a_body_of_no_length_past_the_limit(fake: Server) -> None:
     reader, writer = await dial(fake)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n")

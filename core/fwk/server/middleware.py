@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import uuid
 from collections.abc import Callable
@@ -15,6 +17,8 @@ from fwk.server.admission import Turnstile
 from fwk.server.guard import Guard
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+LINGER_SECONDS = 2.0
 
 FREE_METHODS = {"GET", "HEAD", "OPTIONS"}
 """Of requests that only look; they pass however many are served."""
@@ -53,7 +57,8 @@ class Door:
             return
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body:
-            await self._refuse(scope, send_with_id, 413, f"the body is larger than {self._max_body} bytes")
+            message = f"the body is larger than {self._max_body} bytes"
+            await self._refuse(scope, send_with_id, 413, message, unread=receive)
             return
         if scope["type"] == "websocket" or scope["method"] in FREE_METHODS:
             await self._app(scope, _limited(receive, self._max_body), send_with_id)
@@ -69,7 +74,13 @@ class Door:
             self._turnstile.leave()
 
     async def _refuse(
-        self, scope: Scope, send: Send, status: int, message: str, retry_after: int | None = None
+        self,
+        scope: Scope,
+        send: Send,
+        status: int,
+        message: str,
+        retry_after: int | None = None,
+        unread: Receive | None = None,
     ) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -81,7 +92,19 @@ class Door:
         if status == 413:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
+        if unread is not None:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await _discard(unread)
+            body = b""
         await send({"type": "http.response.body", "body": body})
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a moment: a connection closed over unread bytes is reset, and its client never sees the reply."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while (await receive()).get("more_body"):
+                pass
 
 
 def _limited(receive: Receive, most: int) -> Receive:
