@@ -1,7 +1,7 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 PACKAGES = core plugins tests benchmarks
 
-.PHONY: check lint types imports test slow audit docs format
+.PHONY: check lint types imports test slow soak clients audit docs format
 
 check: lint types imports test  ## everything CI runs
 
@@ -20,6 +20,9 @@ test:
 
 slow:
 	$(PYTHON) -m pytest -m slow
+
+soak:  ## half an hour of mixed load with a fault each minute
+	$(PYTHON) -m tests.faults.soak --minutes 30 --report soak.md
 
 audit:  ## known holes in what is installed, slow patterns in our own sources; needs the extra [audit] and the network
 	$(PYTHON) -m pip_audit --skip-editable

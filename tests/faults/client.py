@@ -102,13 +102,12 @@ class Client:
 
 
 @asynccontextmanager
-async def connect(server: Server):
-    """A client of a server, with a connection per request under way."""
+async def connect(server: Server, key: str | None = None):
+    """A client of a server, with a connection per request under way; ``key`` instead of the server's usual one."""
+    headers = server.headers if key is None else {"authorization": f"Bearer {key}"}
     timeout = aiohttp.ClientTimeout(total=SECONDS)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(
-        server.url, timeout=timeout, connector=connector, headers=server.headers
-    ) as session:
+    async with aiohttp.ClientSession(server.url, timeout=timeout, connector=connector, headers=headers) as session:
         yield Client(session)
 
 
