@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 import zmq
@@ -17,6 +17,7 @@ from fwk.types import (
     AddRequest,
     EngineFailed,
     EngineReady,
+    EngineStats,
     FromEngine,
     LoadAdapter,
     Ping,
@@ -38,7 +39,7 @@ MESSAGES_PER_STEP = 1000
 
 
 def bind(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    """The engine's socket: clients connect to it and are answered by their identity."""
+    """The engine's socket: its client connects to it and is answered by its identity."""
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 500)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
@@ -49,18 +50,21 @@ def bind(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[by
 
 
 class EngineLoop:
-    """Runs an engine for the clients of a socket until a ``Shutdown`` comes."""
+    """Runs an engine for the one client of a socket, known by its identity, until a ``Shutdown`` comes.
 
-    def __init__(self, engine: Engine, socket: zmq.Socket[bytes], ready: EngineReady) -> None:
+    What others send, what is not of the protocol, and a request that is here already, is dropped and counted.
+    """
+
+    def __init__(self, engine: Engine, socket: zmq.Socket[bytes], ready: EngineReady, client: bytes) -> None:
         self._engine = engine
         self._socket = socket
         self._ready = ready
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._encoder = msgspec.msgpack.Encoder()
-        self._clients: set[bytes] = set()
-        self._owner: dict[str, bytes] = {}  # request -> client
+        self._client = client
+        self._has_greeted = False
         self._stopping = False
-        self.num_dropped_messages = 0
+        self._num_dropped = 0
 
     def run(self) -> None:
         """Receive, step, send; raises what the engine raises."""
@@ -72,9 +76,9 @@ class EngineLoop:
                 self._engine.check()
 
     def fail(self, message: str, detail: str) -> None:
-        """Tell every client that this engine will answer nothing more; ``detail`` is for its log."""
-        for client in self._clients:
-            self._send(client, EngineFailed(message, detail))
+        """Tell the client that this engine will answer nothing more; ``detail`` is for its log."""
+        if self._has_greeted:
+            self._send(EngineFailed(message, detail))
 
     def _receive(self) -> None:
         timeout = 0 if self._engine.has_work else IDLE_POLL_MS
@@ -82,56 +86,59 @@ class EngineLoop:
             if not self._socket.poll(timeout):
                 return
             timeout = 0
-            client, body = self._socket.recv_multipart()[:2]
-            try:
-                message = self._decoder.decode(body)
-            except (msgspec.DecodeError, ValueError) as error:
-                self.num_dropped_messages += 1
-                log.warning("dropped a message that is not of the protocol: %s", error)
+            client, *parts = self._socket.recv_multipart()
+            if client != self._client:
+                self._drop("came from a stranger")
                 continue
-            self._handle(client, message)
+            try:
+                message = self._decoder.decode(b"".join(parts))
+            except (msgspec.DecodeError, ValueError) as error:
+                self._drop(f"is not of the protocol: {error}")
+                continue
+            self._handle(message)
             if self._stopping:
                 return
 
-    def _handle(self, client: bytes, message: ToEngine) -> None:
+    def _drop(self, why: str) -> None:
+        self._num_dropped += 1
+        log.warning("dropped a message that %s", why)
+
+    def _handle(self, message: ToEngine) -> None:
         match message:
+            case AddRequest(request) if self._engine.scheduler.knows(request.request_id):
+                self._drop("adds a request that is here already")
             case AddRequest(request):
-                self._owner[request.request_id] = client
                 self._send_events(self._engine.add(request))
             case Abort(request_id, index):
                 self._send_events(self._engine.abort(request_id, index))
             case LoadAdapter(number, name, path):
-                self._answer(client, number, lambda: self._engine.adapters.load(name, path))
+                self._answer(number, lambda: self._engine.adapters.load(name, path))
             case UnloadAdapter(number, name):
-                self._answer(client, number, lambda: self._engine.adapters.unload(name))
+                self._answer(number, lambda: self._engine.adapters.unload(name))
             case Ping(number, protocol):
                 if protocol != PROTOCOL:
-                    self._send(client, EngineFailed(f"this engine speaks protocol {PROTOCOL}, the client {protocol}"))
+                    self._send(EngineFailed(f"this engine speaks protocol {PROTOCOL}, the client {protocol}"))
                     return
-                if client not in self._clients:
-                    self._clients.add(client)
-                    self._send(client, self._ready)
-                self._send(client, Pong(number, self._engine.stats()))
+                if not self._has_greeted:
+                    self._has_greeted = True
+                    self._send(self._ready)
+                self._send(Pong(number, self._stats()))
             case Shutdown():
                 self._stopping = True
 
-    def _answer(self, client: bytes, number: int, work: Callable[[], AdapterInfo]) -> None:
+    def _answer(self, number: int, work: Callable[[], AdapterInfo]) -> None:
         try:
-            self._send(client, AdapterAnswer(number, work()))
+            self._send(AdapterAnswer(number, work()))
         except InvalidRequest as error:
-            self._send(client, AdapterAnswer(number, error=str(error), param=error.param))
+            self._send(AdapterAnswer(number, error=str(error), param=error.param))
 
-    def _send_events(self, events: Iterable[TokenEvent]) -> None:
-        by_client: dict[bytes, list[TokenEvent]] = {}
-        for event in events:
-            client = self._owner.get(event.request_id)
-            if client is not None:
-                by_client.setdefault(client, []).append(event)
-        for client, own in by_client.items():
-            self._send(client, StepOutputs(own, self._engine.stats()))
-            for event in own:
-                if event.finish_reason is not None and not self._engine.scheduler.knows(event.request_id):
-                    self._owner.pop(event.request_id, None)
+    def _send_events(self, events: list[TokenEvent]) -> None:
+        if events:
+            self._send(StepOutputs(events, self._stats()))
 
-    def _send(self, client: bytes, message: FromEngine) -> None:
-        self._socket.send_multipart([client, self._encoder.encode(message)])
+    def _stats(self) -> EngineStats:
+        stats = self._engine.stats()
+        return msgspec.structs.replace(stats, dropped_messages=self._num_dropped) if self._num_dropped else stats
+
+    def _send(self, message: FromEngine) -> None:
+        self._socket.send_multipart([self._client, self._encoder.encode(message)])

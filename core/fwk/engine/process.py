@@ -31,9 +31,10 @@ EXIT_NOT_STARTED = 78
 
 
 class LaunchSpec(msgspec.Struct):
-    """What the parent settled: the configuration, the set of plugins, and where to meet."""
+    """What the parent settled: the configuration, the set of plugins, where to meet, and who will come."""
 
     address: str
+    client: str  # secret: the socket's identity of the only one who is listened to
     config: dict[str, Any]
     fingerprint: str
     replica: int = 0
@@ -41,7 +42,8 @@ class LaunchSpec(msgspec.Struct):
 
 def main() -> int:
     """Load, serve, end. The exit code tells why."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the parent decides
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # what a terminal sends goes to all; the parent decides
     continue_with_parent_gone()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=LaunchSpec)
     threading.Thread(target=_die_with_parent, args=(spec.address,), daemon=True).start()
@@ -62,7 +64,7 @@ def main() -> int:
         log.debug("the engine could not be started", exc_info=error)
         _report(socket, f"the engine could not be started: {story(error)}")
         return EXIT_NOT_STARTED
-    loop = EngineLoop(engine, socket, ready)
+    loop = EngineLoop(engine, socket, ready, spec.client.encode())
     gc.collect()
     gc.freeze()  # what is alive now stays; collections need not look at it again
     try:

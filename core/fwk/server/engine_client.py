@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -89,9 +90,12 @@ class EngineClient:
             sys.executable, "-m", "fwk.engine.process", stdin=asyncio.subprocess.PIPE, env=_environment(self._config)
         )
         assert self._process.stdin is not None
-        spec = LaunchSpec(address, to_plain(self._config), self._fingerprint, self._replica)
-        self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
+        identity = secrets.token_hex(16)  # told through the pipe alone: no other process can speak for us
+        spec = LaunchSpec(address, identity, to_plain(self._config), self._fingerprint, self._replica)
+        with contextlib.suppress(RuntimeError, OSError):  # when it has died already; _watch tells of what
+            self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
         self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, identity.encode())
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)

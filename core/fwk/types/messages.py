@@ -6,7 +6,7 @@ import msgspec
 
 from fwk.types.request import AdapterInfo, FinishReason, Request, TokenLogprobs
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every incompatible change; an engine refuses a client that speaks another one."""
 
 
@@ -86,6 +86,7 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     restored_prompt_tokens: int = 0
+    dropped_messages: int = 0
 
 
 class StepOutputs(msgspec.Struct, tag=True, frozen=True):

@@ -31,6 +31,10 @@ _COUNTERS = {
     "accepted_draft_tokens": ("fwk:num_accepted_draft_tokens", "Drafted tokens that the model accepted."),
     "preemptions": ("fwk:num_preemptions", "Sequences that gave their blocks up and began again."),
     "steps": ("fwk:engine_steps", "Steps of the engine loop."),
+    "dropped_messages": (
+        "fwk:engine_dropped_messages",
+        "Messages to the engine that were not its client's or not of the protocol.",
+    ),
     "cached_prompt_tokens": ("fwk:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "restored_prompt_tokens": ("fwk:prefix_cache_restored", "Of these, prompt tokens brought back from a cache tier."),
 }
