@@ -32,6 +32,7 @@ audit:  ## known holes in what is installed, slow patterns in our own sources; n
 docs:
 	$(PYTHON) -m fwk arguments > docs/arguments.md
 	$(PYTHON) -m fwk arguments --peers > docs/migrating.md
+	$(PYTHON) -m fwk limits > docs/limits.md
 
 format:
 	$(PYTHON) -m ruff check --fix-only $(PACKAGES)

@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plugins": ("fwk.cli.plugins:run", "list plugins; say why one was chosen"),
     "bench": ("fwk.cli.bench:run", "measure servers, the engine, start-up, this machine"),
     "arguments": ("fwk.cli.arguments:run", "print the page of all arguments (docs/arguments.md)"),
+    "limits": ("fwk.cli.limits:run", "print the page of all limits of requests (docs/limits.md)"),
     "version": ("fwk.cli.main:version", "print the version"),
 }
 
@@ -45,7 +46,7 @@ def load(name: str) -> Callable[[Sequence[str]], int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Errors meant for a person are one line and exit code 1; 2 for a wrong command line."""
+    """Run a command. Errors meant for a person are one line and the exit code of their kind (``fwk.errors``)."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage(), end="")
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return load(words[0])(words[1:])
     except FwkError as error:
         print(f"fwk: error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -14,6 +14,7 @@ from fwk.types import FinishReason, SamplingParams, Service, Task, TokenLogprobs
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from pydantic import BaseModel
 
 
 @dataclass(slots=True)
@@ -261,6 +262,16 @@ class DialectContext:
 
 class Dialect(ABC):
     """A set of HTTP routes."""
+
+    requests: ClassVar[Mapping[str, type[BaseModel]]] = {}
+    """Of each path that takes a body, the body's model. docs/limits.md is made from it: every number, text, list and
+    object says its most in its JSON schema (``maximum``, ``maxLength``, ...), or in words under ``x-limit``."""
+
+    invalid_status: ClassVar[int] = 400
+    """What a body past a limit is answered with."""
+
+    request_notes: ClassVar[str] = ""
+    """A sentence for docs/limits.md on limits of bodies as a whole."""
 
     def __init__(self, context: DialectContext) -> None:
         self.context = context

@@ -16,7 +16,8 @@ from fwk.errors import NotServed
 from fwk.server.admission import Turnstile
 from fwk.server.guard import Guard
 
-_ID = re.compile(r"[\x21-\x7e]{1,128}")
+MAX_REQUEST_ID = 128
+_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_REQUEST_ID}}}")
 
 LINGER_SECONDS = 2.0
 

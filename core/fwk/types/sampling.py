@@ -18,8 +18,8 @@ MAX_BAD_WORDS = 1_024
 MAX_BAD_WORD_TOKENS = 64
 MAX_GRAMMAR_LENGTH = 256 * 1024
 
-# name -> (lowest, highest), both allowed. None in the params means "not given" and is always allowed.
-_RANGES: dict[str, tuple[float, float]] = {
+# Field -> (lowest, highest), both allowed. None in the params means "not given" and is always allowed.
+RANGES: dict[str, tuple[float, float]] = {
     "max_tokens": (1, 2**31 - 1),
     "min_tokens": (0, 2**31 - 1),
     "temperature": (0.0, 100.0),
@@ -88,7 +88,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
 
     def check(self, vocab_size: int) -> None:
         """Raise ``InvalidRequest`` naming the first field out of range; ``vocab_size`` is the logits width."""
-        for name, (low, high) in _RANGES.items():
+        for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise InvalidRequest(f"{name} must be between {_plain(low)} and {_plain(high)}, not {value}", name)

@@ -16,6 +16,8 @@ from fwk.errors import InvalidRequest
 MAX_DEPTH = 128
 """Nesting of a body: what walks it later (templates, JSON dumps) recurses."""
 
+NOTES = f"A body is JSON in UTF-8, nested at most {MAX_DEPTH} levels deep, and holds no key twice."
+
 MAX_SHOWN = 80
 
 Model = TypeVar("Model", bound=BaseModel)

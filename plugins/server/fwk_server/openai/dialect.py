@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -40,26 +39,39 @@ SLOW_WORDS = (b"chat_template_kwargs", *constraints.WORDS)
 class OpenAIDialect(Dialect):
     """OpenAI's API over the served model."""
 
+    requests = {
+        "/v1/chat/completions": ChatRequest,
+        "/v1/completions": CompletionRequest,
+        "/v1/embeddings": EmbeddingRequest,
+        "/tokenize": TokenizeRequest,
+        "/detokenize": DetokenizeRequest,
+        "/v1/load_lora_adapter": LoadAdapterRequest,
+        "/load_lora_adapter": LoadAdapterRequest,
+        "/v1/unload_lora_adapter": UnloadAdapterRequest,
+        "/unload_lora_adapter": UnloadAdapterRequest,
+    }
+    request_notes = body.NOTES
+
     def __init__(self, context: DialectContext) -> None:
         super().__init__(context)
         self._frontend = context.frontend
         self._tokens = TokenTexts(context.frontend.text)
 
     def routes(self, app: FastAPI) -> None:
-        self._post(app, "/v1/chat/completions", self.create_chat_completion, ChatRequest)
-        self._post(app, "/v1/completions", self.create_completion, CompletionRequest)
-        self._post(app, "/v1/embeddings", self.create_embedding, EmbeddingRequest)
-        self._post(app, "/tokenize", self.tokenize, TokenizeRequest)
-        self._post(app, "/detokenize", self.detokenize, DetokenizeRequest)
+        self._post(app, "/v1/chat/completions", self.create_chat_completion)
+        self._post(app, "/v1/completions", self.create_completion)
+        self._post(app, "/v1/embeddings", self.create_embedding)
+        self._post(app, "/tokenize", self.tokenize)
+        self._post(app, "/detokenize", self.detokenize)
         app.add_api_route("/v1/models", self.list_models, methods=["GET"], response_model=None)
         app.add_api_route("/v1/models/{name:path}", self.retrieve_model, methods=["GET"], response_model=None)
 
     def admin_routes(self, app: FastAPI) -> None:
         for start in ("/v1", ""):
-            self._post(app, f"{start}/load_lora_adapter", self.load_lora_adapter, LoadAdapterRequest)
-            self._post(app, f"{start}/unload_lora_adapter", self.unload_lora_adapter, UnloadAdapterRequest)
+            self._post(app, f"{start}/load_lora_adapter", self.load_lora_adapter)
+            self._post(app, f"{start}/unload_lora_adapter", self.unload_lora_adapter)
 
-    def _post(self, app: FastAPI, path: str, endpoint: Endpoint, model: type[BaseModel]) -> None:
+    def _post(self, app: FastAPI, path: str, endpoint: Endpoint) -> None:
         async def route(request: Request) -> Response:
             try:
                 return await endpoint(request)
@@ -67,7 +79,7 @@ class OpenAIDialect(Dialect):
                 return Response(status_code=CLIENT_CLOSED)
 
         # The body is read by hand, so it is documented here rather than declared.
-        content = {"application/json": {"schema": model.model_json_schema()}}
+        content = {"application/json": {"schema": self.requests[path].model_json_schema()}}
         app.add_api_route(
             path,
             route,

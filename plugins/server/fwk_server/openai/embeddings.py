@@ -12,12 +12,10 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import EmbedInput, Frontend
 from fwk_server._common.body import parse, validate
 from fwk_server._common.caller import Caller
-from fwk_server.openai.models import EmbeddingRequest
+from fwk_server.openai.models import MAX_INPUTS, EmbeddingRequest
 from fwk_server.openai.prompts import read_prompts
 from fwk_server.openai.refusals import refuse_unsupported
 from fwk_server.openai.served import check_model
-
-MAX_INPUTS = 2_048
 
 
 @dataclass(slots=True)

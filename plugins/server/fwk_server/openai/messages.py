@@ -10,7 +10,7 @@ import orjson
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import TextTools
 from fwk_server._common.body import shown, want
-from fwk_server.openai.models import ChatFields
+from fwk_server.openai.models import MAX_MESSAGES, MAX_TEMPLATE_KWARGS_BYTES, ChatFields
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles taken, and the name templates know them by."""
@@ -80,6 +80,10 @@ def template_kwargs(body: ChatFields) -> dict[str, Any] | None:
             raise InvalidRequest(f"chat_template_kwargs may not set {shown(name)}", "chat_template_kwargs")
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    if kwargs and len(orjson.dumps(kwargs)) > MAX_TEMPLATE_KWARGS_BYTES:
+        raise InvalidRequest(
+            f"chat_template_kwargs holds more than {MAX_TEMPLATE_KWARGS_BYTES} bytes", "chat_template_kwargs"
+        )
     return kwargs or None
 
 
@@ -87,6 +91,8 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
     """Check ``messages``; contents become plain strings, ``developer`` becomes ``system``."""
     if not want(value, list, "an array of messages", "messages"):
         raise InvalidRequest("messages must not be empty", "messages")
+    if len(value) > MAX_MESSAGES:
+        raise InvalidRequest(f"there are {len(value)} messages; at most {MAX_MESSAGES} are allowed", "messages")
     return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
 
 

@@ -1,7 +1,8 @@
 """The fields of the requests, with their types.
 
 Ranges of sampling fields are core's to check (``SamplingParams.check``). Fields of several types are ``Any`` here and
-read by hand, so that an error can name the element that is wrong.
+read by hand, so that an error can name the element that is wrong. What the schemas say is the truth all the same:
+docs/limits.md is made from them.
 """
 
 from __future__ import annotations
@@ -12,35 +13,51 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from fwk.types import Service
 from fwk.types.request import MAX_DEADLINE
-from fwk.types.sampling import MAX_N
+from fwk.types.sampling import (
+    MAX_BAD_WORDS,
+    MAX_GRAMMAR_LENGTH,
+    MAX_N,
+    MAX_STOP_LENGTH,
+    MAX_TOKEN_IDS,
+)
 from fwk_server._common.caller import Caller
+from fwk_server._common.fields import CONTEXT, STOP_STRINGS, bounded, ranged
 
 MAX_LABEL = 256
 MAX_SALT = 256
 MAX_NAME = 512
 MAX_PATH = 4_096
+MAX_TEXT = 16 * 2**20
+MAX_DETOKENIZED = 2**20
+MAX_PROMPTS = 1_024
+MAX_INPUTS = 2_048
+MAX_MESSAGES = 2**14
+MAX_TOOLS = 128
+MAX_TEMPLATE_KWARGS = 64
+MAX_TEMPLATE_KWARGS_BYTES = 64 * 1024
+
+TOKEN_ID: dict[str, Any] = {"type": "integer", "x-limit": "an id of the vocabulary"}
+STRING: dict[str, Any] = {"type": "string", "x-limit": CONTEXT}
+IDS: dict[str, Any] = {"type": "array", "items": TOKEN_ID, "x-limit": CONTEXT}
+
+
+def array(items: dict[str, Any], most: int, **more: Any) -> dict[str, Any]:
+    """The schema of an array."""
+    return {"type": "array", "items": items, "maxItems": most, **more}
+
 
 # A million wrong elements must not become a million errors.
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 
-Stop = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})]
-Bias = Annotated[Any, WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
-Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}, "minItems": 1})]
-Prompt = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}},
-                {"type": "array", "items": {"type": "integer"}},
-                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-            ]
-        }
-    ),
-]
-Label = Annotated[str, Field(max_length=MAX_LABEL, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Stop = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string", "maxLength": MAX_STOP_LENGTH}, STOP_STRINGS]})]
+_BIAS = {"type": "number", "minimum": -100, "maximum": 100}
+Bias = Annotated[Any, WithJsonSchema({"type": "object", "additionalProperties": _BIAS, "maxProperties": MAX_TOKEN_IDS})]
+Messages = Annotated[Any, WithJsonSchema(array({"type": "object", "x-limit": CONTEXT}, MAX_MESSAGES, minItems=1))]
+Prompt = Annotated[Any, WithJsonSchema({"anyOf": [STRING, IDS, array(STRING, MAX_PROMPTS), array(IDS, MAX_PROMPTS)]})]
+Input = Annotated[Any, WithJsonSchema({"anyOf": [STRING, IDS, array(STRING, MAX_INPUTS), array(IDS, MAX_INPUTS)]})]
+Words = Annotated[Texts, WithJsonSchema(array({"type": "string", "maxLength": MAX_STOP_LENGTH}, MAX_BAD_WORDS))]
+Label = Annotated[str, Field(max_length=MAX_LABEL, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
 
 
 class _Fields(BaseModel):
@@ -80,7 +97,12 @@ class StreamOptions(_Fields):
 _StreamOptions = Annotated[StreamOptions | None, WithJsonSchema(StreamOptions.model_json_schema())]
 
 
-_Object = Annotated[Any, WithJsonSchema({"type": "object"})]
+_GRAMMAR = f"a schema or grammar of {MAX_GRAMMAR_LENGTH} characters"
+_Object = Annotated[Any, bounded("object", _GRAMMAR)]
+_KINDS_OF_SCHEMA = [{"type": kind, "x-limit": _GRAMMAR} for kind in ("object", "string")]
+_Schema = Annotated[Any, WithJsonSchema({"anyOf": _KINDS_OF_SCHEMA})]
+_Grammar = Annotated[Any, bounded("string", _GRAMMAR)]
+_Choice = Annotated[Any, bounded("array", _GRAMMAR, items={"type": "string", "x-limit": _GRAMMAR})]
 
 
 class GenerateRequest(Standing):
@@ -91,26 +113,26 @@ class GenerateRequest(Standing):
     stream_options: _StreamOptions = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    max_tokens: Annotated[int, ranged("max_tokens", CONTEXT)] | None = None
+    min_tokens: Annotated[int, ranged("min_tokens", "max_tokens")] | None = None
+    temperature: Annotated[float, ranged("temperature")] | None = None
+    top_p: Annotated[float, ranged("top_p")] | None = None
+    top_k: Annotated[int, ranged("top_k")] | None = None
+    min_p: Annotated[float, ranged("min_p")] | None = None
+    repetition_penalty: Annotated[float, ranged("repetition_penalty")] | None = None
+    presence_penalty: Annotated[float, ranged("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, ranged("frequency_penalty")] | None = None
     logit_bias: Bias = None
-    allowed_token_ids: Ids | None = None
-    bad_words: Texts | None = None
-    seed: int | None = None
+    allowed_token_ids: Annotated[Ids, bounded("array", "all of the vocabulary", items=TOKEN_ID)] | None = None
+    bad_words: Words | None = None
+    seed: Annotated[int, ranged("seed")] | None = None
     stop: Stop = None
-    stop_token_ids: Ids | None = None
+    stop_token_ids: Annotated[Ids, WithJsonSchema(array(TOKEN_ID, MAX_TOKEN_IDS))] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = Field(None, description="SGLang's name of include_stop_str_in_output.")
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int, ranged("prompt_logprobs")] | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
@@ -121,9 +143,14 @@ class GenerateRequest(Standing):
     rid: Label | None = Field(None, description="SGLang's name of request_id.")
     return_token_ids: bool | None = None
     response_format: _Object = None
-    structured_outputs: _Object = Field(
-        None, description="vLLM's: json, regex, choice, grammar or json_object. Its older guided_* are read as well."
-    )
+    structured_outputs: _Object = Field(None, description="vLLM's: json, regex, choice, grammar or json_object.")
+    guided_json: _Schema = Field(None, description="vLLM's older names of the same.")
+    guided_regex: _Grammar = None
+    guided_choice: _Choice = None
+    guided_grammar: _Grammar = None
+    json_schema: _Schema = Field(None, description="SGLang's names of the same.")
+    regex: _Grammar = None
+    ebnf: _Grammar = None
 
     @property
     def has_usage(self) -> bool:
@@ -138,16 +165,16 @@ class CompletionRequest(GenerateRequest):
     """``POST /v1/completions``."""
 
     prompt: Prompt
-    logprobs: int | None = None
+    logprobs: Annotated[int, ranged("logprobs")] | None = None
 
 
 class EmbeddingRequest(Standing):
     """``POST /v1/embeddings``."""
 
-    input: Prompt
+    input: Input
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
+    dimensions: Annotated[int, bounded("integer", "just the model's own")] | None = None
     add_special_tokens: bool | None = None
 
 
@@ -157,18 +184,29 @@ class ChatFields(_Fields):
     messages: Messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    chat_template_kwargs: (
+        Annotated[
+            dict[str, Any],
+            Field(max_length=MAX_TEMPLATE_KWARGS),
+            bounded("object", f"{MAX_TEMPLATE_KWARGS_BYTES} bytes of JSON", maxProperties=MAX_TEMPLATE_KWARGS),
+        ]
+        | None
+    ) = None
+    reasoning_effort: Label | None = None
+
+
+_CHOICE_WORD = {"type": "string", "enum": ["none", "auto", "required"]}
+_CHOICE_OBJECT = {"type": "object", "x-limit": "one of the tools"}
 
 
 class ChatRequest(ChatFields, GenerateRequest):
     """``POST /v1/chat/completions``."""
 
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Annotated[int, ranged("max_tokens", CONTEXT)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}})] = None
-    tool_choice: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] = None
+    top_logprobs: Annotated[int, ranged("logprobs")] | None = None
+    tools: Annotated[Any, WithJsonSchema(array({"type": "object", "x-limit": CONTEXT}, MAX_TOOLS))] = None
+    tool_choice: Annotated[Any, WithJsonSchema({"anyOf": [_CHOICE_WORD, _CHOICE_OBJECT]})] = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = Field(None, description="false: thinking is left out of the reply.")
 
@@ -178,7 +216,7 @@ class TokenizeRequest(ChatFields):
 
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
     messages: Messages = None
-    prompt: str | None = None
+    prompt: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -187,7 +225,7 @@ class DetokenizeRequest(_Fields):
     """``POST /detokenize``."""
 
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
-    tokens: Ids
+    tokens: Annotated[Ids, WithJsonSchema(array(TOKEN_ID, MAX_DETOKENIZED))]
 
 
 class LoadAdapterRequest(_Fields):

@@ -8,8 +8,8 @@ from typing import Any
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import TextTools
+from fwk_server.openai.models import MAX_PROMPTS
 
-MAX_PROMPTS = 1_024
 _KINDS = "a string, an array of strings, an array of token ids, or an array of arrays of token ids"
 
 

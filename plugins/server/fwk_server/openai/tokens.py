@@ -11,7 +11,7 @@ from fwk_server._common.body import parse, validate
 from fwk_server.openai.adapters import adapter_of
 from fwk_server.openai.logprobs import TokenTexts
 from fwk_server.openai.messages import chat_ids, read_messages
-from fwk_server.openai.models import DetokenizeRequest, TokenizeRequest
+from fwk_server.openai.models import MAX_DETOKENIZED, DetokenizeRequest, TokenizeRequest
 from fwk_server.openai.refusals import refuse_unsupported
 
 
@@ -37,5 +37,5 @@ def detokenize(data: bytes, frontend: Frontend) -> dict[str, Any]:
     """The text of ids, special tokens included."""
     body = validate(DetokenizeRequest, parse(data))
     adapter_of(body.model, frontend)  # adapters share the tokeniser
-    check_token_ids(body.tokens, frontend.card.vocab_size, "tokens", len(data))
+    check_token_ids(body.tokens, frontend.card.vocab_size, "tokens", MAX_DETOKENIZED)
     return {"prompt": frontend.text.decode(body.tokens, skip_special_tokens=False)}

@@ -11,8 +11,8 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend
 from fwk_server._common.body import shown, want
 from fwk_server.openai.constraints import NO_GRAMMAR, Constraint
+from fwk_server.openai.models import MAX_TOOLS
 
-MAX_TOOLS = 128
 CHOICES = ("none", "auto", "required")
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")

@@ -37,6 +37,10 @@ _KINDS = {
 class TGIDialect(Dialect):
     """TGI's API over the served model."""
 
+    requests = dict.fromkeys(("/generate", "/generate_stream", "/"), GenerateRequest)
+    invalid_status = 422
+    request_notes = body.NOTES
+
     def __init__(self, context: DialectContext) -> None:
         super().__init__(context)
         self._frontend = context.frontend
@@ -60,12 +64,13 @@ class TGIDialect(Dialect):
             except NotJSON:
                 raise  # 400, as core answers
             except InvalidRequest as error:
-                return json_response(self.error_body(422, f"Input validation error: {error}", None, None), 422)
+                message = f"Input validation error: {error}"
+                return json_response(self.error_body(self.invalid_status, message, None, None), self.invalid_status)
             except RequestFailed as error:
                 message = f"Request failed during generation: {error}"
                 return json_response(self.error_body(424, message, None, None), 424)
 
-        content = {"application/json": {"schema": GenerateRequest.model_json_schema()}}
+        content = {"application/json": {"schema": self.requests[path].model_json_schema()}}
         app.add_api_route(
             path,
             route,

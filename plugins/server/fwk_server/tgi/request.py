@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput
@@ -14,8 +14,10 @@ from fwk.types import SamplingParams
 from fwk.types.sampling import MAX_LOGPROBS, MAX_N
 from fwk_server._common.body import parse, processor_extra, validate
 from fwk_server._common.caller import Caller
+from fwk_server._common.fields import CONTEXT, STOP_STRINGS, bounded, ranged
 
 DEFAULT_MAX_NEW_TOKENS = 100
+REFUSED = "nothing: it is refused"
 
 
 class NotJSON(InvalidRequest):
@@ -33,25 +35,25 @@ class _Fields(BaseModel):
 class Parameters(_Fields):
     """``parameters``; None means "not given"."""
 
-    max_new_tokens: int | None = DEFAULT_MAX_NEW_TOKENS
+    max_new_tokens: Annotated[int, ranged("max_tokens", CONTEXT)] | None = DEFAULT_MAX_NEW_TOKENS
     do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
+    temperature: Annotated[float, ranged("temperature")] | None = None
+    top_k: Annotated[int, ranged("top_k")] | None = None
+    top_p: Annotated[float, ranged("top_p")] | None = None
+    typical_p: Annotated[float, bounded("number", REFUSED)] | None = None
+    repetition_penalty: Annotated[float, ranged("repetition_penalty")] | None = None
+    frequency_penalty: Annotated[float, ranged("frequency_penalty")] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-    stop: Annotated[list[str], Field(fail_fast=True)] | None = None
-    best_of: int | None = None
-    truncate: int | None = None
+    stop: Annotated[list[str], Field(fail_fast=True), WithJsonSchema(STOP_STRINGS)] | None = None
+    best_of: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_N})] | None = None
+    truncate: Annotated[int, bounded("integer", "less than the context")] | None = None
     return_full_text: bool | None = None
     details: bool | None = None
     decoder_input_details: bool | None = None
-    top_n_tokens: int | None = None
+    top_n_tokens: Annotated[int, ranged("logprobs")] | None = None
     watermark: bool | None = None
-    grammar: Any = None
-    adapter_id: str | None = None
+    grammar: Annotated[Any, bounded("object", REFUSED)] = None
+    adapter_id: Annotated[str, bounded("string", REFUSED)] | None = None
 
     @property
     def samples(self) -> bool:
@@ -66,7 +68,7 @@ class Parameters(_Fields):
 class GenerateRequest(_Fields):
     """The body of all generating routes. ``stream`` is read on / only."""
 
-    inputs: str
+    inputs: Annotated[str, bounded("string", CONTEXT)]
     parameters: Parameters | None = None
     stream: bool | None = None
 
@@ -75,7 +77,7 @@ class GenerateRequest(_Fields):
 class Call:
     """A request, ready to run."""
 
-    inputs: str
+    inputs: Annotated[str, bounded("string", CONTEXT)]
     parameters: Parameters
     item: GenerateInput
     seed: int | None  # to report: None for greedy output, and for several sequences, which have one each
@@ -210,4 +212,5 @@ def checked(frontend: Frontend, item: GenerateInput) -> GenerateInput:
         name = _NAMES.get(param, param)
         if param and message.startswith(param):
             message = name + message.removeprefix(param)
-        raise InvalidRequest(message.replace("max_tokens", "max_new_tokens"), name) from None
+        message = message.replace("max_tokens", "max_new_tokens")
+        raise InvalidRequest(message if name in message else f"`{name}`: {message}", name) from None

@@ -1,0 +1,174 @@
+"""Part of check 3: one step past every limit of docs/limits.md, field by field, at the real server."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from fwk.cli.limits import Limit, dialects, limits_of
+from fwk.plugins import discover
+from tests.faults.client import connect
+from tests.faults.fixtures import Start
+from tests.faults.rig import CONTEXT, VOCAB, Server
+
+ADMIN_KEY = "sk-administrator"
+ROUTES = [(path, dialect) for _, dialect in dialects(discover()) for path in dialect.requests]
+PAST = "one more"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 1},
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
+    "/v1/embeddings": {"input": "Hi"},
+    "/tokenize": {"prompt": "Hi"},
+    "/detokenize": {"tokens": [65]},
+    "/v1/load_lora_adapter": {"lora_name": "x", "lora_path": "x"},
+    "/v1/unload_lora_adapter": {"lora_name": "x"},
+    "/generate": {"inputs": "Hi", "parameters": {"max_new_tokens": 1}},
+}
+GOOD["/load_lora_adapter"] = GOOD["/v1/load_lora_adapter"]
+GOOD["/unload_lora_adapter"] = GOOD["/v1/unload_lora_adapter"]
+GOOD["/generate_stream"] = GOOD["/"] = GOOD["/generate"]
+
+LONG = "A" * (CONTEXT + 1)
+LONG_GRAMMAR = "a" * (256 * 1024 + 1)
+TOOL = {"type": "function", "function": {"name": "f", "description": "d" * (CONTEXT + 1)}}
+HERMES = {"tools": [TOOL | {"function": {"name": "f"}}]}
+
+WORDS: dict[str, Any] = {
+    "max_tokens": CONTEXT,
+    "max_completion_tokens": CONTEXT,
+    "parameters.max_new_tokens": CONTEXT,
+    "min_tokens": 2,
+    "allowed_token_ids": [65] * (VOCAB + 1),
+    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": LONG_GRAMMAR}}},
+    "structured_outputs": {"regex": LONG_GRAMMAR},
+    "guided_json": {"const": LONG_GRAMMAR},
+    "json_schema": {"const": LONG_GRAMMAR},
+    "guided_choice": [LONG_GRAMMAR],
+    "guided_choice[x]": [LONG_GRAMMAR],
+    "messages[x]": [{"role": "user", "content": LONG}],
+    "tools[x]": [TOOL],
+    "tool_choice": {"type": "function", "function": {"name": "g"}},
+    "chat_template_kwargs": {"x": "x" * 65536},
+    "prompt": LONG,
+    "input": LONG,
+    "inputs": LONG,
+    "dimensions": 7,
+    "parameters.truncate": CONTEXT,
+    "parameters.typical_p": 0.5,
+    "parameters.grammar": {"type": "json", "value": {}},
+    "parameters.adapter_id": "x",
+}
+"""Values past limits that are words."""
+
+
+def past(limit: Limit) -> list[Any]:
+    """What lies just past a limit; of an element of a list, the element."""
+    values = [*past_bounds(limit), *past_sizes(limit)]
+    if "vocabulary" in limit.most and limit.field.endswith("[x]"):
+        values.append(VOCAB)
+    if limit.field in WORDS and (not values or ";" in limit.most):
+        values.append(WORDS[limit.field])
+    if not values:
+        values = [LONG_GRAMMAR if "grammar" in limit.most else LONG]
+    return values
+
+
+def past_bounds(limit: Limit) -> list[float]:
+    found = re.match(r"(-?[\d.]+) to (-?[\d.]+)( \(itself excluded\))?", limit.most)
+    if not found:
+        return []
+    low, high = (json.loads(text) for text in found.group(1, 2))
+    return [high if found.group(3) else high + 1, low - 1]
+
+
+def past_sizes(limit: Limit) -> list[Any]:
+    found = re.match(r"(\d+) (characters|elements|entries)", limit.most)
+    if not found:
+        return []
+    count = int(found.group(1)) + 1
+    if limit.field == "tools":
+        return [[TOOL | {"function": {"name": f"f{i}"}} for i in range(count)]]
+    if found.group(2) == "characters":
+        return ["x" * count]
+    if found.group(2) == "entries":
+        return [{str(i): 0 for i in range(count)}]
+    elements = {"messages": MESSAGES, "stop_token_ids": [65], "tokens": [65]}
+    return [elements.get(limit.field, ["x"]) * count]
+
+
+def placed(limit: Limit, value: Any) -> Any:
+    """A value of an element, inside the list or object that holds it."""
+    marks = re.findall(r"\[x\]|\.\*", limit.field)
+    if limit.field in WORDS:
+        return value
+    if limit.kind == "list" and "context" in limit.most:
+        value = [65] * (CONTEXT + 1)
+    for mark in reversed(marks):
+        value = [value] if mark == "[x]" else {"65": value}
+    return value
+
+
+def field_of(limit: Limit) -> str:
+    return re.split(r"\[|\.\*", limit.field)[0]
+
+
+def with_value(path: str, limit: Limit, value: Any) -> dict[str, Any]:
+    """A good request but for one field, and what else it needs to be read at all."""
+    body = json.loads(json.dumps(GOOD[path]))
+    name = field_of(limit)
+    if path == "/tokenize" and name in ("messages", "chat_template_kwargs"):
+        body = {"messages": MESSAGES}
+    if name == "max_completion_tokens":
+        del body["max_tokens"]
+    body |= {"top_logprobs": {"logprobs": True}, "tool_choice": HERMES, "best_of": {"n": 128}}.get(name, {})
+    place = body
+    *outer, last = name.split(".")
+    for part in outer:
+        place = place[part]
+    place[last] = placed(limit, value)
+    return body
+
+
+@pytest.fixture(scope="module")
+def server(spawn: Start, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    template = tmp_path_factory.mktemp("template") / "all.jinja"
+    template.write_text("{{ tools }}{{ x }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    flags = ("--tool-call-parser", "hermes", "--chat-template", str(template), "--max-body-bytes", str(64 * 2**20))
+    server = spawn(*flags, "--admin-api-key", ADMIN_KEY)
+    for path in ("/tokenize", "/detokenize"):  # what the largest bodies take stays reserved, once
+        for limit in limits_of(dict(ROUTES)[path].requests[path]):
+            for value in past(limit):
+                server.post(with_value(path, limit, value), path)
+    server.settle()
+    return server
+
+
+@pytest.mark.parametrize(("path", "dialect"), ROUTES, ids=[path for path, _ in ROUTES])
+async def test_one_past_every_limit(server: Server, path: str, dialect: Any) -> None:
+    """Refused with the status the page says, and in OpenAI's shape with the field's name."""
+    if "lora" in path:
+        server.headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    steps = server.stats()["steps"]
+    seen = 0
+    async with connect(server) as client:
+        for limit in limits_of(dialect.requests[path]):
+            if (path, limit.field) == ("/tokenize", "messages[x]"):
+                continue  # whatever there is of it is counted
+            for value in past(limit):
+                status, reply = await client.post(with_value(path, limit, value), path)
+                if path == "/v1/embeddings" and "makes no embeddings" in str(reply):
+                    continue  # said before its inputs are read; tests/e2e/test_embeddings.py goes past their limits
+                assert status == dialect.invalid_status, (limit, str(value)[:60], status, str(reply)[:300])
+                told = str(reply["error"]["param"] if isinstance(reply["error"], dict) else reply["error"])
+                assert field_of(limit).rpartition(".")[2] in told, (limit, str(value)[:60], reply)
+                seen += 1
+    assert seen
+    assert server.stats()["steps"] == steps, "something refused was computed"
+
+
+def test_the_server_is_as_before(server: Server) -> None:
+    server.check_invariants()
