@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import ClassVar
 
 
 class FwkError(Exception):
-    """Base of all errors that are meant for a person to read."""
+    """Base of all errors that are meant for a person to read; a command that ends with one has its exit code."""
+
+    exit_code: ClassVar[int] = 1
 
 
 class ConfigError(FwkError):
     """An option is unknown, of the wrong type, out of range, or given for a feature that is not selected."""
 
+    exit_code = 2
+
+
+class PortTaken(ConfigError):
+    """The address to listen on is not to be had."""
+
+    exit_code = 3
+
 
 class PluginError(FwkError):
     """A plugin could not be loaded, declared or chosen."""
+
+    exit_code = 5
 
 
 class PluginLoadError(PluginError):
@@ -24,6 +37,8 @@ class PluginLoadError(PluginError):
 
 class ModelLoadError(FwkError):
     """The model's files are missing, damaged, or of a kind nobody here can read."""
+
+    exit_code = 4
 
 
 class InvalidRequest(FwkError):
@@ -58,6 +73,8 @@ class EngineDead(FwkError):
 
     ``detail`` is for the log alone: clients are told the message.
     """
+
+    exit_code = 6
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)

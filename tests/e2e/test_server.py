@@ -151,11 +151,13 @@ def test_the_key_opens(locked: Server) -> None:
     for scheme in ("Bearer", "bearer", "BEARER"):
         headers = {"authorization": f"{scheme} {KEY}"}
         assert httpx.get(locked.url + "/v1/models", headers=headers).status_code == 200
-    assert locked.post({"prompt": "Hi", "max_tokens": 1}).status_code == 200
+    words = "what the client alone knows"
+    assert locked.post({"prompt": words, "max_tokens": 1}).status_code == 200
+    assert locked.post({"prompt": words, "max_tokens": 10**6}).status_code == 400
     info = locked.get("/server_info")
     assert info.status_code == 200
     assert info.json()["server"]["api_key"] == info.json()["server"]["admin_api_key"] == "(hidden)"
-    for key in (KEY, ADMIN_KEY):
+    for key in (KEY, ADMIN_KEY, words):
         for text in (info.text, locked.get("/metrics").text, locked.log):
             assert key not in text
     assert locked.get("/nothing").status_code == 404
@@ -210,14 +212,14 @@ def test_nothing_of_the_rig_is_installed() -> None:
     assert "fwk-faults" not in {item.package for item in discover().all()}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_ends_it_well(spawn: Start, number: signal.Signals) -> None:
     server = spawn(*FAKE, "--fake-step-ms", "10")
     async with connect(server) as client:
-        streams = [Streamed() for _ in range(8)]
+        streams = [Streamed() for _ in range(16)]  # half of them wait for their turn
         work = [client.stream(s, prompt=f"{i}", max_tokens=60) for i, s in enumerate(streams)]
         running = asyncio.ensure_future(together(work))
-        await asyncio.wait_for(asyncio.gather(*(s.has_begun.wait() for s in streams)), 20)
+        await asyncio.wait_for(asyncio.gather(*(s.has_begun.wait() for s in streams[:8])), 20)
         server.process.send_signal(number)
         await running
     assert all(s.is_done and not s.errors and s.reasons == {0: "length"} for s in streams), "cut off, with time enough"

@@ -140,8 +140,12 @@ class HealthProbe:
         self._pause = pause
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self.slowest = 0.0
+        self.times: list[float] = []
         self.statuses: set[int] = set()
+
+    @property
+    def slowest(self) -> float:
+        return max(self.times, default=0.0)
 
     def _run(self) -> None:
         connection = http.client.HTTPConnection(self._address, timeout=30)
@@ -150,7 +154,7 @@ class HealthProbe:
             connection.request("GET", "/health")
             reply = connection.getresponse()
             reply.read()
-            self.slowest = max(self.slowest, time.monotonic() - started)
+            self.times.append(time.monotonic() - started)
             self.statuses.add(reply.status)
         connection.close()
 

@@ -29,10 +29,10 @@ def spawn(tiny_model: Path, python_path: str) -> Iterator[Start]:
     """Start servers with the given flags; they end with the module."""
     servers: list[Server] = []
 
-    def start(*flags: str, key: str | None = None) -> Server:
+    def start(*flags: str, key: str | None = None, environment: dict[str, str] | None = None) -> Server:
         if key is not None:
             flags = (*flags, "--api-key", key)
-        servers.append(Server(tiny_model, *flags, python_path=python_path))
+        servers.append(Server(tiny_model, *flags, python_path=python_path, environment=environment))
         return servers[-1].start(key)
 
     yield start

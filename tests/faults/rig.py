@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,16 @@ from tests.helpers.packages import write_metadata
 HERE = Path(__file__).parent
 START_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
+MAX_LAG = 1.0
+"""Seconds the event loop of the API process may stand still."""
+
+NOISE = 2.0
+"""Seconds that a busy machine may keep it from its core."""
+
+MAX_GROWTH = 1.05
+MAX_FIRST_GROWTH = 1.3
+"""Of the memory of API process and engine since the first requests. Once a server may grow by more: after the largest
+bodies so far the heap keeps what it had to hold."""
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -61,7 +72,7 @@ def install_plugins(folder: Path) -> str:
     return os.pathsep.join([str(folder), str(HERE / "plugin"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+def until(condition: Callable[[], Any], seconds: float, what: str, pause: float = 0.01) -> Any:
     """Wait for a true value; how long it took is for the caller to measure."""
     end = time.monotonic() + seconds
     while True:
@@ -69,18 +80,21 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
         if value:
             return value
         assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 class Server:
     """``fwk serve`` on a free loopback port. ``start`` returns once /health answers 200."""
 
-    def __init__(self, model: Path, *flags: str, python_path: str | None = None) -> None:
+    def __init__(
+        self, model: Path, *flags: str, python_path: str | None = None, environment: dict[str, str] | None = None
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="fwk-rig-"))  # short: a socket's path goes into it
         self._log = self._folder / "log"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder)}
+        ours = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder)}
         if python_path is not None:
-            environment["PYTHONPATH"] = python_path
+            ours["PYTHONPATH"] = python_path
+        environment = {**os.environ, **ours, **(environment or {})}
         command = [sys.executable, "-m", "fwk", "serve", str(model), "--device", "cpu"]
         if "--load-format" not in flags:
             flags = ("--load-format", "dummy", *flags)
@@ -98,6 +112,9 @@ class Server:
         self.golden: list[int] = []
         self._num_fds = 0
         self._log_seen = 0
+        self._files: set[str] = set()
+        self._memory = 0.0
+        self._has_grown = False
 
     def start(self, key: str | None = None) -> Server:
         """Wait until it serves; note its golden answer."""
@@ -111,11 +128,26 @@ class Server:
 
         self.url = until(address, START_SECONDS, "the server's ready line")
         until(lambda: self.health() == 200, 5, "health after the ready line")
-        self._family = self.children()
         self.engine = psutil.Process(self.process.pid).children()[0]
         self.golden = self._golden()
-        self._num_fds = self._count_fds()
+        self._warm_up()
+        self.settle()
         return self
+
+    def settle(self) -> None:
+        """What it has now is its own: processes, descriptors, files, memory. Called again for another engine."""
+        self._family = self.children()
+        self.engine = psutil.Process(self.process.pid).children()[0]
+        self._num_fds = self._count_fds()
+        self._files = self._open_files()
+        self._memory = self._process()["memory"]
+
+    def _warm_up(self) -> None:
+        """What is imported or reserved with the first requests is no leak."""
+        golden = {"messages": [{"role": "user", "content": GOLDEN["prompt"]}], "max_tokens": 2}
+        bodies = [(GOLDEN, "/v1/completions"), (golden, "/v1/chat/completions")] * 16
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda i, one: self.post(one[0] | {"stream": i % 3 == 0}, one[1]), range(32), bodies))
 
     @property
     def log(self) -> str:
@@ -159,6 +191,22 @@ class Server:
         assert self.engine is not None
         return psutil.Process(self.process.pid).num_fds() + self.engine.num_fds()
 
+    def _open_files(self) -> set[str]:
+        """Socket files of the server, and shared memory that its processes have."""
+        sockets = {str(path) for path in self._folder.rglob("*") if path.is_socket()}
+        maps = "".join(Path(f"/proc/{p.pid}/maps").read_text() for p in [self.process, *self.children()])
+        return sockets | set(re.findall(r"/dev/shm/\S+", maps))
+
+    def _process(self) -> dict[str, float]:
+        """What the plugin tells of the API process, with the memory of the engine added."""
+        told = self.get("/faults/process").json()
+        assert self.engine is not None
+        return told | {"memory": told["memory"] + self.engine.memory_info().rss}
+
+    def loop_times(self) -> dict[str, float]:
+        """How late and how busy the event loop was since this was asked last."""
+        return self._process()
+
     def is_idle(self) -> bool:
         names = ("fwk:num_requests_running", "fwk:num_requests_waiting", "fwk:kv_cache_usage_perc")
         return not any(self.metric(name) for name in names)
@@ -176,14 +224,25 @@ class Server:
         until(self._books_balance, SETTLE_SECONDS, "free + cached blocks = all")
         assert self.children() == self._family
         until(lambda: self._count_fds() <= self._num_fds + 4, SETTLE_SECONDS, "connections closed")
+        assert self._open_files() == self._files
+        process = self._process()
+        assert process["busy"] < MAX_LAG, f"the event loop computed for {process['busy']:.1f} s in one go"
+        assert process["late"] < MAX_LAG + NOISE, f"the event loop stood still for {process['late']:.1f} s"
+        growth = process["memory"] / self._memory
+        if growth > MAX_GROWTH and not self._has_grown:  # the next check tells it from a leak
+            assert growth < MAX_FIRST_GROWTH, growth
+            self._has_grown = True
+            self._memory = process["memory"]
+        else:
+            assert growth < MAX_GROWTH, growth
         log = self.log
         fresh, self._log_seen = log[self._log_seen :], len(log)
         assert may_log_errors or "Traceback" not in fresh, fresh
 
     def take_new_engine(self) -> None:
         """Another engine process has taken the place of a dead one: it is the one that is looked at from now on."""
-        self._family = self.children()
-        (self.engine,) = self._family
+        self.settle()
+        assert self._family == [self.engine], "no more processes than before"
 
     def signal_engine(self, number: signal.Signals) -> None:
         assert self.engine is not None

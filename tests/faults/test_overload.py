@@ -150,3 +150,40 @@ async def test_clients_that_do_not_read(spawn: Start) -> None:
         assert (reading.is_done, reading.errors) == (True, [])
         until(lambda: server.log.count("did not read its reply") == 2, 10, "the end of both")
         server.check_invariants()  # while their ends of the connections are open
+
+
+async def test_readers_of_a_byte_a_second_slow_nobody_down(spawn: Start) -> None:
+    """16 of them beside 4 that read."""
+    server = spawn(*FAKE, "--fake-step-ms", "20", "--max-running-requests", "32")
+    head, data = raw_request({"prompt": "slow", "max_tokens": 1900, "stream": True, "ignore_eos": True})
+    host, port = server.url.removeprefix("http://").split(":")
+
+    async def fast(client: Client) -> int:
+        """The steps the engine makes for four of them."""
+        before = server.stats()["steps"]
+        work = [client.stream(prompt=f"fast {i}", max_tokens=100, ignore_eos=True) for i in range(4)]
+        streams: list[Streamed] = await together(work)
+        assert all(stream.is_done and not stream.errors for stream in streams)
+        return server.stats()["steps"] - before
+
+    async with connect(server) as client:
+        alone = await fast(client)
+        with contextlib.ExitStack() as open_sockets:
+            slow = [open_sockets.enter_context(socket.socket()) for _ in range(16)]
+            for one in slow:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                one.connect((host, int(port)))
+                one.sendall(head + data)
+            until(lambda: server.metric("fwk:num_requests_running") == 16, 10, "all of them under way")
+            reading = asyncio.create_task(_sip(slow))
+            beside = await fast(client)
+            reading.cancel()
+    assert beside < 1.2 * alone + 25, (alone, beside)  # the books are half a second old at most
+    server.check_invariants()
+
+
+async def _sip(sockets: list[socket.socket]) -> None:
+    while True:
+        for one in sockets:
+            await asyncio.to_thread(one.recv, 1)
+        await asyncio.sleep(1)

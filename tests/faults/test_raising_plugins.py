@@ -103,6 +103,23 @@ async def test_an_observer_that_raises_is_told_nothing_more(
     assert faulty.log.count(f"observer Faulty{call.title()} raised") == 1
 
 
+@pytest.mark.parametrize("turn", [1, 9])
+async def test_a_detokeniser_that_raises_fails_its_request(
+    faulty: Server, expected: list[list[int]], turn: int
+) -> None:
+    """It runs in the API process, in the request's own task; the engine stops working for it."""
+    fault = {"fault": f"detokenizer:{turn}", "max_tokens": 1500, "ignore_eos": True}
+    async with connect(faulty) as client:
+        failed, served = await beside_neighbours(client, fault, fault | {"n": 3})
+        streamed = await client.stream(prompt="bad", **fault)
+    assert [status for status, _ in failed] == [500, 500]
+    assert {body["error"]["type"] for _, body in failed} == {"server_error"}
+    assert len(streamed.errors) == 1
+    assert served == expected
+    faulty.check_invariants(may_log_errors=True)
+    assert faulty.stats()["generation_tokens"] < 40_000, "tokens were computed that nobody could be told"
+
+
 # Nobody to blame: the whole engine.
 
 

@@ -68,8 +68,8 @@ _KINDS = {"string": "text", "array": "list", "integer": "whole number", "number"
 def _most(schema: Mapping[str, Any], kind: str) -> str:
     """The limit in words."""
     parts: list[str] = []
-    if kind in ("integer", "number") and "maximum" in schema | _exclusive(schema):
-        bounds = schema | _exclusive(schema)
+    bounds = {**schema, **_exclusive(schema)}
+    if kind in ("integer", "number") and "maximum" in bounds:
         parts.append(f"{bounds.get('minimum', 'any')} to {bounds['maximum']}")
     for key, noun in (("maxLength", "characters"), ("maxItems", "elements"), ("maxProperties", "entries")):
         if key in schema:

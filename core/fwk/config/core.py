@@ -315,6 +315,9 @@ class ServerOptions(Options):
     request_timeout: float | None = option(
         None, "Seconds a request may take altogether until it is ended with 504 (default: no limit).", gt=0, le=86400
     )
+    read_timeout: float = option(
+        60.0, "Seconds a client may take to send a whole request until it is cut off with 408.", gt=0, le=86400
+    )
     write_timeout: float = option(
         60.0,
         "Seconds a client may take to make room in the full buffer of its reply (64 KB) until it is cut off.",

@@ -1,20 +1,14 @@
-"""How many requests are let in, how long they may take, and how long a client may take to read."""
+"""How many requests are let in, and how long they may take."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
-import logging
 from collections.abc import Callable
-
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fwk.config import ServerOptions
 from fwk.errors import EngineDead, NotServed
 from fwk.types import TokenEvent
-
-log = logging.getLogger(__name__)
 
 Receiver = Callable[[list[TokenEvent] | EngineDead | NotServed], None]
 
@@ -157,30 +151,3 @@ class Deadlines:
         """The request has ended."""
         for timer in self._timers:
             timer.cancel()
-
-
-class _PatientFlow(FlowControl):
-    """What a connection's writer waits on while the client does not read."""
-
-    def __init__(self, transport: asyncio.Transport, seconds: float) -> None:
-        super().__init__(transport)
-        self._seconds = seconds
-
-    async def drain(self) -> None:
-        try:
-            await asyncio.wait_for(super().drain(), self._seconds)
-        except TimeoutError:
-            log.warning("a client did not read its reply for %g seconds: its connection is closed", self._seconds)
-            self._transport.abort()  # not close, which would wait until everything written is read
-            await super().drain()  # until the loss of the connection is known to all
-
-
-def protocol(write_timeout: float) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol, whose clients have that many seconds to make room in a full buffer (64 KB)."""
-
-    class Protocol(HttpToolsProtocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.flow = _PatientFlow(transport, write_timeout)
-
-    return Protocol

@@ -192,7 +192,14 @@ class Replicas:
             return "it is not started again (--health-monitor is off)"
         delay = self._delay(index)
         self._reviving[index] = asyncio.create_task(self._restart(index, delay))
+        self._reviving[index].add_done_callback(self._check_restart)
         return _plan(delay)
+
+    def _check_restart(self, task: asyncio.Task[None]) -> None:
+        """A restart that fails in a way nobody foresaw is no reason to wait for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an engine could not be started again", exc_info=error)
+            self.given_up.set()
 
     def _delay(self, index: int) -> float | None:
         """Seconds until an engine that has died now is started again; None when it has died too often."""
@@ -210,7 +217,7 @@ class Replicas:
                 await client.start()
                 await client.wait_ready()
                 await self._reload_adapters(client)
-            except EngineDead as error:
+            except (EngineDead, OSError) as error:
                 await client.close()
                 delay = self._delay(index)
                 log.error("engine %d could not be started again: %s; %s", index, error, _plan(delay))

@@ -18,7 +18,7 @@ from fwk import __version__
 from fwk.config import Config
 from fwk.config.secrets import without_secrets
 from fwk.engine.adapters import adapter_paths
-from fwk.errors import ConfigError, EngineDead
+from fwk.errors import ConfigError, EngineDead, PortTaken
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import Dialect, DialectContext, ModelCard
@@ -26,8 +26,9 @@ from fwk.interfaces.lora import LoRASourceContext
 from fwk.interfaces.observer import Observer, ObserverContext
 from fwk.plugins import PluginSet, build, choose, option_owners, taking_part
 from fwk.plugins.selection import check_used, plugin_options
-from fwk.server.admission import Turnstile, protocol
+from fwk.server.admission import Turnstile
 from fwk.server.app import Reports, build_app
+from fwk.server.connection import protocol
 from fwk.server.descriptors import allow_more_descriptors
 from fwk.server.frontend import ServerFrontend
 from fwk.server.guard import Keys
@@ -51,7 +52,7 @@ SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penal
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the port before anything slow is done. Raises ``ConfigError`` when it is not to be had."""
+    """Take the port before anything slow is done. Raises ``PortTaken`` when it is not to be had."""
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(info[0], socket.SOCK_STREAM)
@@ -60,7 +61,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(info[4])
         listener.listen(2048)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
+        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
     return listener
 
 
@@ -92,6 +93,12 @@ def _room(card: ModelCard, ready: EngineReady) -> str:
     return f"{ready.num_blocks * ready.block_size} tokens of KV cache"
 
 
+def _ending_signals() -> list[signal.Signals]:
+    """Signals that end the server in good order: a closing terminal's, too, unless it is to be ignored (nohup)."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    return numbers if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*numbers, signal.SIGHUP]
+
+
 class _Server:
     """One server's life."""
 
@@ -110,11 +117,11 @@ class _Server:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         stop, hurry = asyncio.Event(), asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _ending_signals():
             loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
-        await self._client.start()  # torch is imported over there while the tokeniser is read here
         frontend: ServerFrontend | None = None
         try:
+            await self._client.start()  # torch is imported over there while the tokeniser is read here
             opened = open_model(self._config, self._plugins, self._progress)
             frontend, app = self._build(opened)
             uvicorn_server = self._uvicorn(app)
@@ -152,7 +159,7 @@ class _Server:
         except EngineDead as error:
             self._progress(f"fwk: error: {error}")
             stopped.cancel()
-            return 1
+            return error.exit_code
         given_up = asyncio.create_task(self._client.given_up.wait())
         await asyncio.wait([stopped, serving, given_up], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -241,7 +248,7 @@ class _Server:
     def _uvicorn(self, app: Any) -> uvicorn.Server:
         settings = uvicorn.Config(
             app,
-            http=protocol(self._config.server.write_timeout),
+            http=protocol(self._config.server.read_timeout, self._config.server.write_timeout),
             log_level="warning",
             access_log=False,
             lifespan="off",

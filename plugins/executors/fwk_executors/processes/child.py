@@ -121,6 +121,7 @@ def failure(number: int, error: Exception, *, is_refusal: bool) -> Failed:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the server decides
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # what a terminal sends goes to all; the server decides
     continue_with_parent_gone()
     Child(socket.socket(fileno=int(sys.argv[1]))).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     """A file of at most ``max_bytes``. Raises ``ModelLoadError`` naming it when it cannot be read or is larger."""
     try:
         with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
+            # Not ``read(max_bytes)``, which reserves that much; and no file grows past what it was while it is read.
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(min(size, max_bytes) + 1)
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
     if len(content) > max_bytes:

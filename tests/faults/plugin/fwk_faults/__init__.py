@@ -21,7 +21,7 @@ from fwk import (
 SECRET = "/srv/secret/weights.bin at 0x7f00deadbeef"
 """In the text of every exception raised here: no client may ever read it."""
 
-PLACES = ("model", "sleep", "exit", "policy", "add", "apply", "remove")
+PLACES = ("model", "sleep", "exit", "policy", "add", "apply", "remove", "memory", "detokenizer")
 
 
 class FaultParams(BaseModel):
@@ -76,6 +76,6 @@ def logits_processors() -> list[LogitsProcessorSpec]:
 
 @hookimpl
 def observers() -> list[ObserverSpec]:
-    names = ("arrived", "tokens", "finished", "step")
+    names = ("arrived", "tokens", "finished", "step", "detokenizer")
     faulty = [ObserverSpec(name=f"faulty_{name}", load=f"fwk_faults.observers:Faulty{name.title()}") for name in names]
     return [ObserverSpec(name="stats", load="fwk_faults.observers:Stats"), *faulty]

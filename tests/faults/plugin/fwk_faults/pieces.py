@@ -61,7 +61,7 @@ class FaultyProcessor(LogitsProcessor):
         self._asked: dict[int, tuple[str, int]] = {}
 
     def add(self, slot: int, params: SamplingParams) -> bool:
-        fault = asked(params.extra, "add", "apply", "remove")
+        fault = asked(params.extra, "add", "apply", "remove", "memory")
         if fault is None:
             return False
         if fault[0] == "add":
@@ -77,6 +77,6 @@ class FaultyProcessor(LogitsProcessor):
         num_output = (view.num_tokens - view.num_prompt_tokens).tolist()
         for slot, done in zip(view.slots.tolist(), num_output, strict=True):
             place, turn = self._asked.get(slot, ("", 0))
-            if place == "apply" and done + 1 >= turn:
-                raise Fault
+            if place in ("apply", "memory") and done + 1 >= turn:
+                raise Fault if place == "apply" else MemoryError
         return logits

@@ -1,0 +1,119 @@
+"""Check 38: what keeps a server from starting is told in one line, soon, and by an exit code of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fwk.errors import ConfigError, EngineDead, ModelLoadError, PluginError, PortTaken
+from tests.faults.fixtures import Start
+from tests.faults.rig import FAKE, Server
+
+SOON = 2.0
+NOISE = 20.0
+"""Seconds that importing on a busy machine may add."""
+
+
+def ends(*words: str, temporary: Path | None = None, python_path: str | None = None) -> tuple[int, str]:
+    """Exit code and last line of ``fwk serve`` with these words; it must end soon and speak plainly."""
+    environment = {**os.environ, **({"TMPDIR": str(temporary)} if temporary else {})}
+    if python_path is not None:
+        environment["PYTHONPATH"] = python_path
+    command = [sys.executable, "-m", "fwk", "serve", "--device", "cpu", "--load-format", "dummy", *words]
+    started = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert time.monotonic() - started < SOON + NOISE
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("fwk: warning: ")]
+    assert "Traceback" not in ended.stderr
+    assert lines[-1].startswith(("fwk: error: ", "fwk serve: error: ")), ended.stderr
+    return ended.returncode, lines[-1]
+
+
+def test_each_kind_of_trouble_has_its_code() -> None:
+    kinds = (ConfigError, PortTaken, ModelLoadError, PluginError, EngineDead)
+    assert len({kind.exit_code for kind in kinds} | {0, 1, 70}) == len(kinds) + 3
+
+
+def test_a_taken_port(tmp_path: Path) -> None:
+    """Told before the model is looked for: there is none."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        code, line = ends(str(tmp_path / "no such model"), "--port", port)
+    assert code == PortTaken.exit_code
+    assert port in line
+    assert "choose another --port" in line
+
+
+def test_an_address_that_is_not_ours(tiny_model: Path) -> None:
+    code, line = ends(str(tiny_model), "--host", "192.0.2.1", "--port", "0")
+    assert code == PortTaken.exit_code
+    assert "192.0.2.1" in line
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    code, line = ends(str(tmp_path / "nothing"), "--port", "0")
+    assert code == ModelLoadError.exit_code
+    assert "nothing" in line
+
+
+@pytest.mark.parametrize("words", [("--no-such-flag",), ("--page-size", "0"), ("--port", "70000")])
+def test_a_wrong_option(tiny_model: Path, words: tuple[str, ...]) -> None:
+    code, line = ends(str(tiny_model), *words)
+    assert code == ConfigError.exit_code
+    assert words[0] in line
+
+
+def test_a_plugin_that_is_not_there(tiny_model: Path) -> None:
+    code, line = ends(str(tiny_model), "--port", "0", "--load-balance-method", "none-such")
+    assert code == PluginError.exit_code
+    assert "none-such" in line
+
+
+def test_a_socket_whose_path_would_be_too_long(tiny_model: Path, tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    code, line = ends(str(tiny_model), "--port", "0", temporary=deep)
+    assert code == EngineDead.exit_code
+    assert "set TMPDIR" in line
+    assert not list(deep.iterdir()), "nothing is left of it"
+
+
+def test_what_a_killed_server_left_is_in_nobodys_way(spawn: Start) -> None:
+    """Its socket and its folder, as they are found after kill -9 of both; and a port that was in use a moment ago."""
+    first = spawn(*FAKE)
+    left = next(path.parent for path in first._folder.rglob("*.sock"))
+    copy = first._folder / "copy"
+    copy.mkdir()
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(copy / "engine.sock"))
+    first.process.kill()
+    first.process.wait(5)
+    shutil.move(copy, left)
+    port = first.url.rpartition(":")[2]
+    second = spawn(*FAKE, "--port", port, environment={"TMPDIR": str(first._folder)})
+    assert second.url == first.url
+    second.check_invariants()
+    assert second.stop() == 0
+
+
+def test_a_folder_that_cannot_be_written(spawn: Start, tmp_path: Path) -> None:
+    """TMPDIR is no folder at all: the system's other ones serve."""
+    (tmp_path / "file").write_text("")
+    server = spawn(*FAKE, environment={"TMPDIR": str(tmp_path / "file")})
+    server.check_invariants()
+    assert server.stop() == 0
+
+
+def test_two_servers_side_by_side(fake: Server, spawn: Start) -> None:
+    other = spawn(*FAKE)
+    assert other.url != fake.url
+    assert other.golden == fake.golden
+    assert other.stop() == 0
+    fake.check_invariants()
