@@ -81,11 +81,12 @@ def past(limit: Limit) -> list[Any]:
 
 
 def past_bounds(limit: Limit) -> list[float]:
-    found = re.match(r"(-?[\d.]+) to (-?[\d.]+)( \(itself excluded\))?", limit.most)
+    out = r"( \(itself excluded\))?"
+    found = re.match(rf"(-?[\d.]+){out} to (-?[\d.]+){out}", limit.most)
     if not found:
         return []
-    low, high = (json.loads(text) for text in found.group(1, 2))
-    return [high if found.group(3) else high + 1, low - 1]
+    low, high = (json.loads(text) for text in found.group(1, 3))
+    return [high if found.group(4) else high + 1, low if found.group(2) else low - 1]
 
 
 def past_sizes(limit: Limit) -> list[Any]:
