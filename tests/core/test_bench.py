@@ -237,5 +237,5 @@ def test_a_server_that_is_gone_is_told(
     file = tmp_path / "tokenizer.json"
     tokenizer.save(str(file))
     url = f"http://127.0.0.1:{free_port()}"
-    assert main(["bench", "serve", "--url", url, "--tokenizer", str(file)]) == 1
+    assert main(["bench", "serve", "--url", url, "--tokenizer", str(file)]) == ConfigError.exit_code
     assert "give --model" in capsys.readouterr().err

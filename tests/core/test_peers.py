@@ -51,7 +51,7 @@ def test_every_other_argument_is_answered_with_one_sentence(peer: Peer) -> None:
 
 
 def test_the_command_line_says_it_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--enable-dp-attention"]) == 1
+    assert main(["serve", "--enable-dp-attention"]) == ConfigError.exit_code
     assert capsys.readouterr().err == f"fwk: error: {answer('--enable-dp-attention')}\n"
 
 
