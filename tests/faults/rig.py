@@ -91,7 +91,8 @@ class Server:
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="fwk-rig-"))  # short: a socket's path goes into it
         self._log = self._folder / "log"
-        ours = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder)}
+        caches = Path(tempfile.gettempdir()) / "fwk-rig-torch"  # what torch keeps is no leftover of the server
+        ours = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder), "TORCHINDUCTOR_CACHE_DIR": str(caches)}
         if python_path is not None:
             ours["PYTHONPATH"] = python_path
         environment = {**os.environ, **ours, **(environment or {})}
