@@ -44,7 +44,8 @@ ISA_FLAGS: dict[str, tuple[str, ...]] = {
         "-mprefer-vector-width=512",
     ),
 }
-ISA_FLAGS["avx512_bf16"] = (*ISA_FLAGS["avx512"], "-mavx512bf16")
+ISA_FLAGS["avx512_vnni"] = (*ISA_FLAGS["avx512"], "-mavx512vnni")
+ISA_FLAGS["avx512_bf16"] = (*ISA_FLAGS["avx512_vnni"], "-mavx512bf16")
 """Instruction sets a kernel may be built for, from the least to the most, and how compilers are told."""
 
 ISA_NEEDS: dict[str, frozenset[str]] = {
@@ -52,7 +53,8 @@ ISA_NEEDS: dict[str, frozenset[str]] = {
     "avx2": frozenset({"avx2", "fma", "f16c"}),
     "avx512": frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}),
 }
-ISA_NEEDS["avx512_bf16"] = ISA_NEEDS["avx512"] | {"avx512_bf16"}
+ISA_NEEDS["avx512_vnni"] = ISA_NEEDS["avx512"] | {"avx512_vnni"}
+ISA_NEEDS["avx512_bf16"] = ISA_NEEDS["avx512_vnni"] | {"avx512_bf16"}
 
 INCLUDE = Path(__file__).with_name("native_include")
 """Where core's headers are."""

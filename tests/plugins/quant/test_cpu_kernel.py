@@ -1,4 +1,4 @@
-"""The native kernel of linear layers against float64, with every instruction set this machine has."""
+"""The native kernel of float matrices against float64, with every instruction set this machine has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fwk import native
 from fwk.team import Team
-from fwk_quant._common.cpu.kernel import LinearKernel
+from fwk_quant._common.cpu.kernel import FloatKernel
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 
@@ -20,8 +20,8 @@ NUM_TOKENS = [0, 1, 2, 3, 5, 11, 12, 13, 40, 100]
 
 
 @pytest.fixture(scope="module", params=native.isas())
-def kernel(request: pytest.FixtureRequest) -> LinearKernel:
-    return LinearKernel(Team(2), request.param)
+def kernel(request: pytest.FixtureRequest) -> FloatKernel:
+    return FloatKernel(Team(2), request.param)
 
 
 def random(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -37,7 +37,7 @@ def check_close(mine: Tensor, exact: Tensor, largest: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_equals_a_product_in_float64(size: tuple[int, int], dtype: torch.dtype, kernel: LinearKernel) -> None:
+def test_equals_a_product_in_float64(size: tuple[int, int], dtype: torch.dtype, kernel: FloatKernel) -> None:
     out_features, in_features = size
     weight, bias = random(*size, dtype=dtype), random(out_features, dtype=dtype)
     matrix = kernel.pack(weight)
@@ -52,20 +52,20 @@ def test_equals_a_product_in_float64(size: tuple[int, int], dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(dtype: torch.dtype, kernel: LinearKernel) -> None:
+def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(dtype: torch.dtype, kernel: FloatKernel) -> None:
     weight, x = random(100, 333, dtype=dtype), random(150, 333, dtype=dtype)
     matrix = kernel.pack(weight)
     whole = kernel.apply(matrix, x, None)
     for first, end in ((0, 1), (149, 150), (3, 16), (50, 150)):
         assert torch.equal(kernel.apply(matrix, x[first:end], None), whole[first:end])
     assert torch.equal(kernel.pack(weight).words, matrix.words)
-    alone = LinearKernel(Team(1), native.isas()[-1])
-    crowd = LinearKernel(Team(5), native.isas()[-1])
+    alone = FloatKernel(Team(1), native.isas()[-1])
+    crowd = FloatKernel(Team(5), native.isas()[-1])
     assert torch.equal(alone.apply(matrix, x, None), crowd.apply(matrix, x, None))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype, kernel: LinearKernel) -> None:
+def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype, kernel: FloatKernel) -> None:
     matrix, x = kernel.pack(random(40, 20, dtype=dtype)), random(14, 20, dtype=dtype)
     x[3, 7], x[5, 0] = float("nan"), float("inf")
     y = kernel.apply(matrix, x, None)
@@ -74,8 +74,8 @@ def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype, kernel: LinearKe
     assert bool(y[[0, 1, 2, 4, *range(6, 14)]].isfinite().all())
 
 
-def test_wrong_inputs_are_refused(kernel: LinearKernel) -> None:
+def test_wrong_inputs_are_refused(kernel: FloatKernel) -> None:
     matrix = kernel.pack(torch.zeros(4, 6))
     for x in (torch.zeros(2, 5), torch.zeros(6), torch.zeros(2, 6, dtype=torch.bfloat16)):
-        with pytest.raises(ValueError, match=r"a matrix of 6 inputs in torch\.float32 was given"):
+        with pytest.raises(ValueError, match=r"a matrix of 6 inputs for torch\.float32 was given"):
             kernel.apply(matrix, x, None)

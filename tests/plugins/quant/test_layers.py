@@ -15,10 +15,11 @@ from tests.helpers.quantised import CHECKPOINTS, ONLINE, Twins, checkpoint_twins
 from torch import Tensor
 
 from fwk import native
-from fwk.errors import ModelLoadError
+from fwk.errors import ConfigError, ModelLoadError
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.layers import ColumnParallelLinear, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
 from fwk_quant._common import product
+from fwk_quant._common.cpu.kernel import PackedMatrix
 
 ATTENTION, MLP = "model.layers.1.self_attn", "model.layers.1.mlp"
 
@@ -61,8 +62,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Twins]:
 
 def context(twins: Twins, **settings: Any) -> Any:
     options = {name: value for name, value in twins.options.items() if name == "quantization"}
-    defaults = {"quant.int4": {}}
-    return make_quantised_context(twins.path, plugin_options=defaults, **{**options, **settings})
+    return make_quantised_context(twins.path, **{**options, **settings})
 
 
 def plain(twins: Twins) -> dict[str, Tensor]:
@@ -75,6 +75,10 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def joined(weights: dict[str, Tensor], prefix: str, names: list[str]) -> Tensor:
     return torch.cat([weights[f"{prefix}.{name}_proj.weight"] for name in names])
+
+
+def made_hidden(twins: Twins) -> int:
+    return context(twins).config.hidden_size
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -115,6 +119,47 @@ def test_bfloat16_weights_quantised_while_loading(method: str, num_tokens: int, 
     wanted = F.linear(x.float(), joined(full, ATTENTION, ["q", "k", "v"]))
     error = (mine.float() - wanted).norm() / wanted.norm()
     assert float(error) < {"int8": 0.012, "fp8": 0.04, "int4": 0.13}[method]
+
+
+def rounding(name: str, activations: str) -> dict[str, dict[str, object]]:
+    """Plugin options for what ``EVERY`` calls ``name``; empty where activations are never rounded."""
+    method = "gguf" if name.startswith("gguf") else name.removeprefix("online-").split("-")[0]
+    return {} if method == "fp8" else {f"quant.{method}": {f"{method}_activations": activations}}
+
+
+@pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
+@pytest.mark.parametrize("num_tokens", [1, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in EVERY if rounding(name, "8bit")])
+def test_products_with_rounded_activations(name: str, dtype: torch.dtype, num_tokens: int, twins: Any) -> None:
+    made = twins(name)
+    layer_context = context(made, dtype=dtype, plugin_options=rounding(name, "8bit"))
+    x = random(num_tokens, layer_context.config.hidden_size, dtype=dtype)
+    layer, kept = (
+        QKVLinear(one, ATTENTION)
+        for one in (layer_context, context(made, dtype=dtype, plugin_options=rounding(name, "full")))
+    )
+    weights = layer.weights if isinstance(layer.weights, list) else [layer.weights]
+    assert all(isinstance(matrix, PackedMatrix) for matrix in weights) == ("act-order" not in name)
+    mine, wanted = layer(x), kept(x)
+    assert mine.dtype == dtype
+    assert 0 < float((mine.float() - wanted.float()).norm() / wanted.float().norm()) < 0.012 or "act-order" in name
+
+
+@pytest.mark.parametrize("name", ["online-int8", "online-int4", "gguf-Q8_0"])
+def test_rounding_that_cannot_be_had_is_refused(name: str, twins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = twins(name)
+    (flags,) = rounding(name, "8bit").values()
+    flag = "--" + next(iter(flags)).replace("_", "-")
+    with pytest.raises(
+        ConfigError, match=f"{flag} 8bit is not possible: the native kernel does not compute in float16"
+    ):
+        QKVLinear(context(made, dtype=torch.float16, plugin_options=rounding(name, "8bit")), ATTENTION)
+    monkeypatch.setattr(native, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match=f"{flag} 8bit is not possible: .* finds no C.. compiler"):
+        QKVLinear(context(made, plugin_options=rounding(name, "8bit")), ATTENTION)
+    QKVLinear(context(made, dtype=torch.bfloat16), ATTENTION)(random(1, made_hidden(made), dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -233,6 +278,8 @@ def test_weights_stay_packed(name: str, twins: Any) -> None:
     room = 0.0 if kind.startswith("Q") else 0.13
     if "act-order" in name:
         room += 8 / hidden  # the group of each input
+    if kind == "Q4_K":
+        room = 4 / 256  # its six-bit numbers have eight
     assert least <= held(layer.weights) / (inner * hidden) <= least + room
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fwk_quant._common.cpu.integers import Integers, rounded_together
 from fwk_quant._common.product import multiply
 
 if TYPE_CHECKING:
@@ -72,6 +73,21 @@ class IntegerMatrix:
         numbers[:, :half] = packed & 15
         numbers[:, half:] = packed >> 4
         return numbers
+
+    def unsigned(self) -> Integers | None:
+        """The same for the native kernel; None where it does not do such groups."""
+        columns = self.size[1]
+        group = columns // self.scales.shape[1]
+        if self.group_of is not None or rounded_together(self.bits, columns, group) is None:
+            return None
+        if self.bits == 8:
+            numbers, zero = self.packed.view(torch.uint8) ^ 128, 128
+            zeros = None if self.zeros is None else (self.zeros + 128).to(torch.uint8)
+        else:
+            numbers, zero, zeros = torch.cat((self.packed & 15, self.packed >> 4), dim=1), MIDDLE, self.zeros
+        half = self.scales.half()
+        scales = half if torch.equal(half.float(), self.scales.float()) else self.scales.float()
+        return Integers(self.bits, numbers, group, scales, zero if zeros is None else zeros)
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [num_tokens, columns] to [num_tokens, rows]."""

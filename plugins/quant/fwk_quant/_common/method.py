@@ -10,18 +10,30 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fwk.errors import ModelLoadError
-from fwk.interfaces.quant import ALL, PLAIN, LinearShape, ParamSpec, QuantMethod
+from fwk.interfaces.quant import ALL, PLAIN, LinearShape, ParamSpec, QuantContext, QuantMethod
+from fwk_quant._common.activations import integer_kernel
+from fwk_quant._common.cpu.kernel import PackedMatrix
 from fwk_quant._common.integers import IntegerMatrix, pack, quantise
 from fwk_quant._common.layouts import params, unpack
+from fwk_quant._common.options import Activations
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class IntegerMethod(QuantMethod):
-    """Weights of ``bits`` bits; activations are not quantised."""
+    """Weights of ``bits`` bits; activations are rounded to 8 bits where a native kernel computes."""
 
     bits: ClassVar[int]
+
+    def __init__(self, context: QuantContext) -> None:
+        super().__init__(context)
+        self._kernel = integer_kernel(context, self.activations, f"--int{self.bits}-activations")
+
+    @property
+    @abstractmethod
+    def activations(self) -> Activations:
+        """The user's choice."""
 
     @property
     @abstractmethod
@@ -52,14 +64,26 @@ class IntegerMethod(QuantMethod):
         weight = weight.to(self.context.dtype)
         return quantise(weight, self.bits, size, has_zeros=self.has_zeros)
 
-    def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> list[IntegerMatrix]:
+    def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> list[IntegerMatrix | PackedMatrix]:
         if shape.layout == PLAIN:
             packed = pack(loaded["numbers"], self.bits)
-            return [IntegerMatrix(self.bits, packed, loaded["scales"], loaded.get("zeros"))]
-        return unpack(shape.layout, self.bits, loaded, shape, self.context.checkpoint_config)
+            matrices = [IntegerMatrix(self.bits, packed, loaded["scales"], loaded.get("zeros"))]
+        else:
+            matrices = unpack(shape.layout, self.bits, loaded, shape, self.context.checkpoint_config)
+        return [self._for_kernel(matrix) for matrix in matrices]
 
-    def apply(self, weights: list[IntegerMatrix], x: Tensor, bias: Tensor | None) -> Tensor:
+    def _for_kernel(self, matrix: IntegerMatrix) -> IntegerMatrix | PackedMatrix:
+        unsigned = None if self._kernel is None else matrix.unsigned()
+        return matrix if self._kernel is None or unsigned is None else self._kernel.pack(unsigned)
+
+    def apply(self, weights: list[IntegerMatrix | PackedMatrix], x: Tensor, bias: Tensor | None) -> Tensor:
         if len(weights) == 1:
-            return weights[0].apply(x, bias)
-        y = torch.cat([matrix.apply(x, None) for matrix in weights], -1)
+            return self._multiply(weights[0], x, bias)
+        y = torch.cat([self._multiply(matrix, x, None) for matrix in weights], -1)
         return y if bias is None else y.add_(bias)
+
+    def _multiply(self, matrix: IntegerMatrix | PackedMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
+        if isinstance(matrix, IntegerMatrix):
+            return matrix.apply(x, bias)
+        assert self._kernel is not None
+        return self._kernel.apply(matrix, x, bias)

@@ -1,6 +1,14 @@
 """Block-quantised weights as GGUF files hold them."""
 
 from fwk import QuantizerSpec, hookimpl
+from fwk.config import Options
+from fwk_quant._common.options import Activations, activations_option
+
+
+class GGUFOptions(Options):
+    """Options of ``quant.gguf``."""
+
+    gguf_activations: Activations = activations_option()
 
 
 @hookimpl
@@ -13,6 +21,7 @@ def quantizers() -> list[QuantizerSpec]:
             layouts=("gguf:Q8_0", "gguf:Q4_K", "gguf:Q6_K", "gguf:Q4_0", "gguf:Q4_1"),
             exact=("gguf:Q8_0", "gguf:Q4_K", "gguf:Q6_K", "gguf:Q4_0", "gguf:Q4_1"),
             api=2,
-            summary="The blocks of a GGUF file, kept packed in memory: less memory than 'none', slower on a CPU.",
+            options=GGUFOptions,
+            summary="The blocks of a GGUF file, kept packed in memory and in the CPU's kernels.",
         )
     ]

@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fwk_quant._common.cpu.integers import Integers, Nested
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -40,13 +42,15 @@ class BlockType:
     """``num_values`` values of a row in ``num_bytes`` bytes.
 
     split: blocks [rows, blocks, num_bytes] uint8 to their fields, once; unpack: the fields of some rows to [rows,
-    columns] float32. factors: which bytes of a block are float16 factors.
+    columns] float32; integers: the fields as the native kernel's matrix. factors: which bytes of a block are float16
+    factors.
     """
 
     num_values: int
     num_bytes: int
     split: Callable[[Tensor], Fields]
     unpack: Callable[[Fields], Tensor]
+    integers: Callable[[Fields], Integers]
     factors: tuple[int, ...] = (0,)
 
 
@@ -67,8 +71,13 @@ def _halve(numbers: Tensor) -> Tensor:
     return low | (high << 4)
 
 
+def _halves(packed: Tensor) -> Tensor:
+    """The other way."""
+    return torch.cat((packed & 15, packed >> 4), dim=1)
+
+
 def _whole(halves: Tensor) -> Tensor:
-    """The other way, to float32."""
+    """The same to float32."""
     size = halves.shape[1]
     numbers = torch.empty(halves.shape[0], 2 * size, device=halves.device)
     numbers[:, :size] = halves & 15
@@ -91,6 +100,10 @@ def _q8_0(fields: Fields) -> Tensor:
     return numbers
 
 
+def _integers_q8_0(fields: Fields) -> Integers:
+    return Integers(8, fields[0].view(torch.uint8) ^ 128, 32, fields[1], 128)
+
+
 def _split_q4_0(blocks: Tensor) -> Fields:
     return _halve(_nibbles(blocks[..., 2:], 16)), factor(blocks, 0)
 
@@ -99,6 +112,10 @@ def _q4_0(fields: Fields) -> Tensor:
     numbers, d = _whole(fields[0]), fields[1]
     _groups(numbers, d.shape[1]).sub_(8).mul_(d.float().unsqueeze(-1))
     return numbers
+
+
+def _integers_q4_0(fields: Fields) -> Integers:
+    return Integers(4, _halves(fields[0]), 32, fields[1], 8)
 
 
 def _split_q4_1(blocks: Tensor) -> Fields:
@@ -111,24 +128,39 @@ def _q4_1(fields: Fields) -> Tensor:
     return numbers
 
 
+def _integers_q4_1(fields: Fields) -> Integers:
+    return Integers(4, _halves(fields[0]), 32, fields[1], offsets=fields[2])
+
+
 def _split_q4_k(blocks: Tensor) -> Fields:
     numbers = _halve(_nibbles(blocks[..., 16:], 32))
     return numbers, factor(blocks, 0), factor(blocks, 2), blocks[..., 4:16].contiguous()
 
 
-def _q4_k(fields: Fields) -> Tensor:
-    halves, d, m, packed = fields
+def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows, blocks, 12] to scales and minima, [rows, blocks, 8] uint8 each."""
     # The low six bits of the first four bytes and the next four are scales and minima 0-3. Those of 4-7 have their low
     # four bits in the last four (scales low, minima high) and their top two in the top bits of the first eight.
     first, second, third = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
-    scales = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), dim=-1).float()
-    minima = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), dim=-1).float()
+    scales = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), dim=-1)
+    return scales, torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), dim=-1)
+
+
+def _q4_k(fields: Fields) -> Tensor:
+    halves, d, m, packed = fields
+    scales, minima = (part.float() for part in _six_bits(packed))
     scales.mul_(d.float().unsqueeze(-1))
     minima.mul_(m.float().unsqueeze(-1))
     numbers = _whole(halves)
     groups = _groups(numbers, 8 * d.shape[1])
     groups.mul_(scales.view(len(halves), -1, 1)).sub_(minima.view(len(halves), -1, 1))
     return numbers
+
+
+def _integers_q4_k(fields: Fields) -> Integers:
+    halves, d, m, packed = fields
+    scales, minima = (part.flatten(1).view(torch.int8) for part in _six_bits(packed))
+    return Integers(4, _halves(halves), 32, Nested(d, scales), offsets=Nested(-m, minima))
 
 
 def _split_q6_k(blocks: Tensor) -> Fields:
@@ -154,11 +186,17 @@ def _q6_k(fields: Fields) -> Tensor:
     return numbers
 
 
+def _integers_q6_k(fields: Fields) -> Integers:
+    halves, quarters, scales, d = fields
+    high = torch.cat([quarters >> shift & 3 for shift in (0, 2, 4, 6)], dim=1)
+    return Integers(6, _halves(halves) | high << 4, 16, Nested(d, scales), 32)
+
+
 BLOCK_TYPES: dict[str, BlockType] = {
-    "gguf:Q8_0": BlockType(32, 34, _split_q8_0, _q8_0),
-    "gguf:Q4_0": BlockType(32, 18, _split_q4_0, _q4_0),
-    "gguf:Q4_1": BlockType(32, 20, _split_q4_1, _q4_1, (0, 2)),
-    "gguf:Q4_K": BlockType(256, 144, _split_q4_k, _q4_k, (0, 2)),
-    "gguf:Q6_K": BlockType(256, 210, _split_q6_k, _q6_k, (208,)),
+    "gguf:Q8_0": BlockType(32, 34, _split_q8_0, _q8_0, _integers_q8_0),
+    "gguf:Q4_0": BlockType(32, 18, _split_q4_0, _q4_0, _integers_q4_0),
+    "gguf:Q4_1": BlockType(32, 20, _split_q4_1, _q4_1, _integers_q4_1, (0, 2)),
+    "gguf:Q4_K": BlockType(256, 144, _split_q4_k, _q4_k, _integers_q4_k, (0, 2)),
+    "gguf:Q6_K": BlockType(256, 210, _split_q6_k, _q6_k, _integers_q6_k, (208,)),
 }
 """By the name of the layout."""

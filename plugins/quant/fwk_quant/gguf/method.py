@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk.errors import ModelLoadError
-from fwk.interfaces.quant import LinearShape, ParamSpec, QuantMethod
+from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
+from fwk_quant._common.activations import integer_kernel
+from fwk_quant._common.cpu.integers import integer_rows
+from fwk_quant._common.cpu.kernel import PackedMatrix
 from fwk_quant._common.product import multiply
 from fwk_quant.gguf.blocks import BLOCK_TYPES, BlockType, Fields, factor
 
@@ -31,15 +34,19 @@ class BlockMatrix:
 
 
 class GGUFMethod(QuantMethod):
-    """Rows are unpacked a chunk at a time, for each product anew."""
+    """By the native kernel, or else rows are unpacked a chunk at a time, for each product anew."""
 
     can_embed = True
+
+    def __init__(self, context: QuantContext) -> None:
+        super().__init__(context)
+        self._kernel = integer_kernel(context, context.options.gguf_activations, "--gguf-activations")
 
     def params(self, shape: LinearShape) -> Mapping[str, ParamSpec]:
         kind = BLOCK_TYPES[shape.layout]
         return {"weight": ParamSpec(0, 1, torch.uint8, input_block=kind.num_values, trailing=(kind.num_bytes,))}
 
-    def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> BlockMatrix:
+    def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> BlockMatrix | PackedMatrix:
         """Raises ``ModelLoadError`` when a factor is not a finite number."""
         kind, blocks = BLOCK_TYPES[shape.layout], loaded["weight"]
         for start in kind.factors:
@@ -47,10 +54,18 @@ class GGUFMethod(QuantMethod):
                 raise ModelLoadError(
                     f"{shape.prefix}: the scale of a block is infinite or not a number: fetch it again"
                 )
-        return BlockMatrix(kind, (blocks.shape[0], shape.in_features), kind.split(blocks))
+        fields = kind.split(blocks)
+        if self._kernel is not None:
+            return self._kernel.pack(kind.integers(fields))
+        return BlockMatrix(kind, (blocks.shape[0], shape.in_features), fields)
 
-    def apply(self, weights: BlockMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, weights: BlockMatrix | PackedMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
+        if isinstance(weights, PackedMatrix):
+            assert self._kernel is not None
+            return self._kernel.apply(weights, x, bias)
         return multiply(x, weights.size, lambda start, stop: weights.dense(slice(start, stop), x.dtype), bias)
 
-    def rows(self, weights: BlockMatrix, indices: Tensor) -> Tensor:
+    def rows(self, weights: BlockMatrix | PackedMatrix, indices: Tensor) -> Tensor:
+        if isinstance(weights, PackedMatrix):
+            return integer_rows(weights, indices).to(self.context.dtype)
         return weights.dense(indices, self.context.dtype)

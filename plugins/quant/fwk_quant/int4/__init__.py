@@ -4,10 +4,11 @@ from typing import Literal
 
 from fwk import QuantizerSpec, hookimpl
 from fwk.config import Options, option
+from fwk_quant._common.options import Activations, activations_option
 
 
 class Int4Options(Options):
-    """Options of ``quant.int4``, for weights that are quantised while loading."""
+    """Options of ``quant.int4``; group size and zero point are for weights that are quantised while loading."""
 
     int4_group_size: Literal[32, 64, 128] = option(
         64, "Inputs that share a scale; must divide those of every layer.", stability="beta"
@@ -17,6 +18,7 @@ class Int4Options(Options):
         "Give each group a zero point of its own, so that its levels span just its range (more exact, slower).",
         stability="beta",
     )
+    int4_activations: Activations = activations_option()
 
 
 @hookimpl

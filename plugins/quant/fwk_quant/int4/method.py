@@ -1,14 +1,19 @@
-"""Four-bit weights, 16-bit or 32-bit activations."""
+"""Four-bit weights."""
 
 from __future__ import annotations
 
 from fwk_quant._common.method import IntegerMethod
+from fwk_quant._common.options import Activations
 
 
 class Int4Method(IntegerMethod):
     """Groups of the options' size when quantised while loading, with or without zero points."""
 
     bits = 4
+
+    @property
+    def activations(self) -> Activations:
+        return self.context.options.int4_activations
 
     @property
     def group_size(self) -> int:

@@ -1,6 +1,14 @@
 """Eight-bit integer weights."""
 
 from fwk import QuantizerSpec, hookimpl
+from fwk.config import Options
+from fwk_quant._common.options import Activations, activations_option
+
+
+class Int8Options(Options):
+    """Options of ``quant.int8``."""
+
+    int8_activations: Activations = activations_option()
 
 
 @hookimpl
@@ -18,6 +26,7 @@ def quantizers() -> list[QuantizerSpec]:
             ),
             exact=("gptq:8", "compressed-tensors:int-quantized", "compressed-tensors:pack-quantized:8"),
             api=2,
+            options=Int8Options,
             summary="8-bit integer weights, a scale per output; from quantised checkpoints or made while loading.",
         )
     ]

@@ -1,15 +1,20 @@
-"""Eight-bit weights, 16-bit or 32-bit activations."""
+"""Eight-bit weights."""
 
 from __future__ import annotations
 
 from fwk.interfaces.quant import ALL
 from fwk_quant._common.method import IntegerMethod
+from fwk_quant._common.options import Activations
 
 
 class Int8Method(IntegerMethod):
     """Symmetric, with a scale per output feature, when quantised while loading."""
 
     bits = 8
+
+    @property
+    def activations(self) -> Activations:
+        return self.context.options.int8_activations
 
     @property
     def group_size(self) -> int:

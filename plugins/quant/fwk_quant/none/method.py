@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fwk import native
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
-from fwk_quant._common.cpu.kernel import FORMATS, LinearKernel, PackedMatrix
+from fwk_quant._common.cpu.kernel import FloatKernel, PackedMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ class PlainMethod(QuantMethod):
         is_cpu = context.device.type == "cpu"
         self.why_not_native = _why_not_native(context)
         self.why_unpacked = None if self.why_not_native is None else _why_unpacked(context)
-        self._kernel = LinearKernel(context.team) if self.why_not_native is None else None
+        self._kernel = FloatKernel(context.team) if self.why_not_native is None else None
         self.can_embed = self._kernel is not None or self.why_unpacked is not None
         if is_cpu and self.why_not_native is not None:
             way = "oneDNN" if self.why_unpacked is None else f"torch on unpacked weights ({self.why_unpacked})"
@@ -68,7 +68,7 @@ def _why_not_native(context: QuantContext) -> str | None:
     """Why the native kernel does not compute the layers, as a predicate; None when it does."""
     if context.device.type != "cpu":
         return "is for CPUs"
-    if context.dtype not in FORMATS:
+    if context.dtype not in FloatKernel.formats:
         return f"does not compute in {str(context.dtype).removeprefix('torch.')}"
     return native.refusal()
 

@@ -1,11 +1,11 @@
-"""The kernel of linear layers: matrices packed once, and products with them."""
+"""Linear layers by native kernels: matrices packed once, and products with them."""
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -14,8 +14,6 @@ from fwk.team import Team, operator
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SOURCE = Path(__file__).with_name("linear.cpp")
 
 PANEL = 32
 """Outputs that are packed together."""
@@ -26,21 +24,21 @@ FEW_ROWS = 4
 SMALL = 50_000
 """Multiply-adds that one thread does sooner than the others wake up."""
 
-FORMATS = {torch.float32: 0, torch.bfloat16: 1}
-"""Of plain matrices."""
 
+class Header(ctypes.Structure):
+    """``Matrix`` of ``matrix.h``."""
 
-class _Matrix(ctypes.Structure):
     _fields_ = [
-        ("words", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("words", "scales", "zeros", "scale_bytes", "zero_bytes")),
         *((name, ctypes.c_int64) for name in ("out_features", "in_features", "num_words", "format")),
+        *((name, ctypes.c_int64) for name in ("group", "scale_every", "nest", "scale_kind", "zero_kind", "zero")),
     ]
 
 
 class _Linear(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("matrix", "x", "y", "bias", "spare")),
-        *((name, ctypes.c_int64) for name in ("rows", "x_stride", "y_stride")),
+        *((name, ctypes.c_int64) for name in ("rows", "x_stride", "y_stride", "is_bfloat16")),
     ]
 
 
@@ -53,74 +51,88 @@ class _Rows(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A matrix of ``size`` (out_features, in_features) as the kernel reads it.
+    """A matrix of ``size`` (out_features, in_features) as a kernel reads it.
 
-    words: [panels, words, PANEL] int32. ``row_bytes``: of a row of x once it is prepared for this matrix.
+    words: [panels, words, PANEL] int32. ``scales`` and the like: of integers, [panels, entries, PANEL] each.
     """
 
     words: Tensor
     size: tuple[int, int]
-    dtype: torch.dtype
-    header: _Matrix
-    row_bytes: int
+    dtypes: tuple[torch.dtype, ...]
+    header: Header
+    scales: tuple[Tensor, ...] = ()
 
 
 class LinearKernel:
-    """Packs matrices and multiplies by them, on the threads of ``team``.
+    """Multiplies by packed matrices on the threads of ``team``.
 
     A row's outcome depends on no other row of the batch, on no number of threads, and on no chance: the same bits come
     out alone or among others.
     """
 
+    source: ClassVar[Path]
+
     def __init__(self, team: Team, instructions: str | None = None) -> None:
         """instructions: one of ``native.isas()``. Raises ``PluginError`` when the kernel cannot be built."""
         self._team = team
-        library = native.load(SOURCE, instructions)
-        self._operator, self._rows = operator(library, "linear"), operator(library, "linear_rows")
+        library = native.load(self.source, instructions)
+        self._operator = operator(library, "linear")
         self._row_bytes = library.linear_row_bytes
         self._row_bytes.argtypes = (ctypes.c_void_p,)
         self._row_bytes.restype = ctypes.c_int64
 
-    def pack(self, weight: Tensor) -> PackedMatrix:
-        """weight: [out_features, in_features] float32 or bfloat16, which is not kept."""
-        words = pack_words(weight)
-        size = (weight.shape[0], weight.shape[1])
-        header = _Matrix(words.data_ptr(), *size, words.shape[1], FORMATS[weight.dtype])
-        return PackedMatrix(words, size, weight.dtype, header, self._row_bytes(ctypes.addressof(header)))
-
     def apply(self, matrix: PackedMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x: [num_tokens, in_features] in the matrix' dtype to [num_tokens, out_features]; sums are float32.
+        """x: [num_tokens, in_features] in one of the matrix' dtypes to [num_tokens, out_features] in the same.
 
-        Raises ``ValueError`` for another shape or dtype.
+        Sums are float32, and rounded once. Raises ``ValueError`` for another shape or dtype.
         """
         out_features, in_features = matrix.size
-        if x.dim() != 2 or x.shape[1] != in_features or x.dtype != matrix.dtype:
+        if x.dim() != 2 or x.shape[1] != in_features or x.dtype not in matrix.dtypes:
             raise ValueError(
-                f"a matrix of {in_features} inputs in {matrix.dtype} was given {tuple(x.shape)} in {x.dtype}"
+                f"a matrix of {in_features} inputs for {' or '.join(map(str, matrix.dtypes))} was given "
+                f"{tuple(x.shape)} in {x.dtype}"
             )
         if x.stride(1) != 1:
             x = x.contiguous()
         if bias is not None and (bias.dtype != x.dtype or not bias.is_contiguous()):
             bias = bias.to(x.dtype).contiguous()
-        rows = x.shape[0]
+        rows, header = x.shape[0], ctypes.addressof(matrix.header)
         y = torch.empty(rows, out_features, dtype=x.dtype)
-        spare = torch.empty(rows * matrix.row_bytes if rows > FEW_ROWS else 0, dtype=torch.uint8)
+        spare = torch.empty(rows * self._row_bytes(header) if rows > FEW_ROWS else 0, dtype=torch.uint8)
         call = _Linear(
-            ctypes.addressof(matrix.header),
-            x.data_ptr(),
-            y.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            spare.data_ptr(),
-            rows,
-            x.stride(0),
-            out_features,
+            *(header, x.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr(), spare.data_ptr()),
+            *(rows, x.stride(0), out_features, x.dtype == torch.bfloat16),
         )
         self._team.run(self._operator, call, is_small=rows * out_features * in_features < SMALL)
         return y
 
+
+class FloatKernel(LinearKernel):
+    """Matrices of float32 and bfloat16, as they are."""
+
+    source = Path(__file__).with_name("floats.cpp")
+    formats: ClassVar = {torch.float32: 0, torch.bfloat16: 1}
+
+    def __init__(self, team: Team, instructions: str | None = None) -> None:
+        super().__init__(team, instructions)
+        self._rows = operator(native.load(self.source, instructions), "linear_rows")
+
+    def pack(self, weight: Tensor) -> PackedMatrix:
+        """weight: [out_features, in_features] of one of ``formats``, which is not kept."""
+        words = pack_words(weight)
+        size = (weight.shape[0], weight.shape[1])
+        header = Header(
+            words=words.data_ptr(),
+            out_features=size[0],
+            in_features=size[1],
+            num_words=words.shape[1],
+            format=self.formats[weight.dtype],
+        )
+        return PackedMatrix(words, size, (weight.dtype,), header)
+
     def rows(self, matrix: PackedMatrix, indices: Tensor) -> Tensor:
         """indices: [n] int64 to rows of the matrix as they were before it was packed, [n, in_features]."""
-        y = torch.empty(len(indices), matrix.size[1], dtype=matrix.dtype)
+        y = torch.empty(len(indices), matrix.size[1], dtype=matrix.dtypes[0])
         call = _Rows(ctypes.addressof(matrix.header), indices.data_ptr(), y.data_ptr(), len(indices))
         self._team.run(self._rows, call, is_small=y.numel() < SMALL)
         return y
@@ -131,7 +143,17 @@ def pack_words(weight: Tensor) -> Tensor:
 
     Zeros fill the last word of each row and the rows of the last panel.
     """
-    per_word = 4 // weight.element_size()
-    rows, columns = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, -columns % per_word, 0, -rows % PANEL)).contiguous()
-    return padded.view(torch.int32).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+    columns = weight.shape[1]
+    padded = torch.nn.functional.pad(weight, (0, -columns % (4 // weight.element_size()))).contiguous()
+    return pack_entries(padded.view(torch.int32))
+
+
+def pack_entries(entries: Tensor) -> Tensor:
+    """[rows, entries] to [panels, entries, PANEL]; zeros fill the rows of the last panel."""
+    padded = torch.nn.functional.pad(entries, (0, 0, 0, -entries.shape[0] % PANEL))
+    return padded.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+
+
+def rows_of(entries: Tensor, indices: Tensor) -> Tensor:
+    """What ``pack_entries`` was given, of some rows."""
+    return entries[indices // PANEL, :, indices % PANEL]

@@ -24,9 +24,8 @@ typedef uint16_t vh __attribute__((vector_size(W * 2), aligned(2)));
 typedef int8_t vb __attribute__((vector_size(W), aligned(1)));
 typedef uint8_t vub __attribute__((vector_size(W), aligned(1)));
 
-constexpr int PANEL = 32;                // outputs that are stored, and mostly computed, together
-constexpr int C = 2;                     // vectors of a tile's row kept in registers
-constexpr int PASSES = PANEL / (C * W);  // over a panel, until all its outputs are computed
+constexpr int PANEL = 32;  // outputs that are stored, and mostly computed, together
+constexpr int C = 2;       // vectors of a tile's row kept in registers
 
 inline vf load(const float* p) { return *(const vf*)p; }
 inline vi load(const int32_t* p) { return *(const vi*)p; }
@@ -34,6 +33,17 @@ inline void store(float* p, vf x) { *(vf*)p = x; }
 inline vf splat(float x) { return x - vf{}; }
 inline vi splat(int32_t x) { return x - vi{}; }
 inline vf as_float(vi x) { return __builtin_convertvector(x, vf); }
+
+// a * b + c in one rounding where the machine does that: said, so that compilers have no choice from tile to tile.
+inline vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
 
 // bfloat16 is the upper half of a float.
 inline vf widen(const uint16_t* p) {
@@ -50,6 +60,14 @@ inline void narrow(uint16_t* p, vf x) {  // to the nearest, ties to even
 }
 inline void narrow(float* p, vf x) { store(p, x); }
 
+inline float widen_one(uint16_t x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+inline float widen_one(float x) { return x; }
+
 // IEEE half precision.
 inline vf from_half(const uint16_t* p) {
 #if defined(__AVX512F__)
@@ -63,6 +81,9 @@ inline vf from_half(const uint16_t* p) {
     return (vf)((vu)size | (bits & 0x8000) << 16);
 #endif
 }
+
+inline vf from_bytes(const uint8_t* p) { return as_float(__builtin_convertvector(*(const vub*)p, vi)); }
+inline vf from_bytes(const int8_t* p) { return as_float(__builtin_convertvector(*(const vb*)p, vi)); }
 
 // sums + the products of each word's four unsigned bytes and x's four signed ones. HIGHEST: of the unsigned bytes.
 template <int HIGHEST>

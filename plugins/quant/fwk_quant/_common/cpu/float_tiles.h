@@ -10,15 +10,19 @@ constexpr int FLOAT_ROWS = W == 16 ? 12 : 5;  // rows of a tile kept in register
 struct Single {  // float32
     static constexpr int PARTS = 1;
     static inline vf part(vi word, int) { return (vf)word; }
-    static inline float number(const int32_t* x) { float y; memcpy(&y, x, 4); return y; }
-    static inline vf add(vf sum, float x, vf w) { return sum + x * w; }
+    static inline float number(const char* x) {
+        float y;
+        memcpy(&y, x, 4);
+        return y;
+    }
+    static inline vf add(vf sum, float x, vf w) { return fma(splat(x), w, sum); }
 };
 
 #if defined(__AVX512BF16__)
 struct Pair {  // bfloat16, multiplied two at a time
     static constexpr int PARTS = 1;
     static inline __m512bh part(vi word, int) { return (__m512bh)word; }
-    static inline __m512bh number(const int32_t* x) {
+    static inline __m512bh number(const char* x) {
         int32_t y;
         memcpy(&y, x, 4);
         return (__m512bh)_mm512_set1_epi32(y);
@@ -30,8 +34,8 @@ constexpr bool HAS_PAIRS = true;
 struct Pair {  // bfloat16, widened; x has become float32
     static constexpr int PARTS = 2;
     static inline vf part(vi word, int i) { return i ? (vf)(word & int32_t(0xffff0000)) : (vf)(word << 16); }
-    static inline float number(const int32_t* x) { return Single::number(x); }
-    static inline vf add(vf sum, float x, vf w) { return sum + x * w; }
+    static inline float number(const char* x) { return Single::number(x); }
+    static inline vf add(vf sum, float x, vf w) { return fma(splat(x), w, sum); }
 };
 constexpr bool HAS_PAIRS = false;
 #endif
@@ -39,7 +43,7 @@ constexpr bool HAS_PAIRS = false;
 // out[R, C * W] = x[R, words] times the panel's columns. ahead: what is read next, brought nearer meanwhile.
 // Every sum goes over the inputs in order, so that a row's outcome does not depend on its neighbours.
 template <class F, int R>
-void float_tile(const int32_t* x, int64_t x_stride, const int32_t* w, int64_t words, float* out, const int32_t* ahead) {
+void float_tile(const char* x, int64_t x_stride, const int32_t* w, int64_t words, float* out, const int32_t* ahead) {
     vf sum[R][C];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) sum[r][c] = vf{};
     for (int64_t k = 0; k < words; k++, w += PANEL, ahead += PANEL) {
@@ -48,7 +52,7 @@ void float_tile(const int32_t* x, int64_t x_stride, const int32_t* w, int64_t wo
         UNROLL for (int p = 0; p < F::PARTS; p++) {
             const auto w0 = F::part(load(w), p), w1 = F::part(load(w + W), p);
             UNROLL for (int r = 0; r < R; r++) {
-                const auto number = F::number(x + r * x_stride + k * F::PARTS + p);
+                const auto number = F::number(x + r * x_stride + (k * F::PARTS + p) * 4);
                 sum[r][0] = F::add(sum[r][0], number, w0);
                 sum[r][1] = F::add(sum[r][1], number, w1);
             }
@@ -58,7 +62,7 @@ void float_tile(const int32_t* x, int64_t x_stride, const int32_t* w, int64_t wo
 }
 
 template <class F, int R = FLOAT_ROWS>
-void float_tiles(int rows, const int32_t* x, int64_t x_stride, const int32_t* w, int64_t words, float* out,
+void float_tiles(int rows, const char* x, int64_t x_stride, const int32_t* w, int64_t words, float* out,
                  const int32_t* ahead) {
     if constexpr (R > 1)
         if (rows < R) return float_tiles<F, R - 1>(rows, x, x_stride, w, words, out, ahead);

@@ -1,0 +1,41 @@
+"""Whether activations are rounded to 8 bits, as the native kernels of integers want them."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from fwk import native
+from fwk.errors import ConfigError
+from fwk.interfaces.quant import QuantContext
+from fwk_quant._common.cpu.integers import IntegerKernel
+from fwk_quant._common.options import Activations
+
+logger = logging.getLogger(__name__)
+
+
+def integer_kernel(context: QuantContext, wanted: Activations, flag: str) -> IntegerKernel | None:
+    """The kernel that rounds activations, or None where they are kept.
+
+    Raises ``ConfigError`` when the user asked for rounding, and it cannot be had.
+    """
+    why = _why_not(context)
+    if wanted == "full" or (wanted == "auto" and context.dtype != torch.bfloat16):
+        return None
+    if why is None:
+        return IntegerKernel(context.team)
+    if wanted == "8bit":
+        raise ConfigError(f"{flag} 8bit is not possible: the native kernel {why}; leave the flag out")
+    if context.device.type == "cpu":
+        logger.warning("packed weights are unpacked by torch for each product, slowly: the native kernel %s", why)
+    return None
+
+
+def _why_not(context: QuantContext) -> str | None:
+    """Why there is no kernel, as a predicate."""
+    if context.device.type != "cpu":
+        return "is for CPUs"
+    if context.dtype not in (torch.float32, torch.bfloat16):
+        return f"does not compute in {str(context.dtype).removeprefix('torch.')}"
+    return native.refusal()

@@ -1,0 +1,84 @@
+// y = x W^T + bias over the panels of a matrix, whatever its numbers are.
+//
+// A matrix is stored in panels of 32 outputs, so that a vector of words belongs to as many outputs and the same inputs.
+// That is also how AMX wants its second operand. Tasks are panels, of many rows also blocks of rows.
+#pragma once
+
+#include <algorithm>
+
+#include "fwk/team.h"
+#include "matrix.h"
+#include "vectors.h"
+
+namespace kernel {
+
+constexpr int64_t FEW = 4;         // rows that each thread prepares for itself
+constexpr int64_t ROW_BLOCK = 96;  // rows of a task
+
+thread_local Spare own;
+
+// x as tiles read it.
+struct Rows {
+    const char* first;
+    int64_t stride;  // bytes
+};
+
+// K: a kind of matrix; how rows of x are prepared for it, and tiles computed.
+template <class K, class T>
+Rows rows_of(const Linear& call, fwk::Member& member) {
+    const Matrix& m = *call.matrix;
+    if (K::template reads<T>(call)) return {(const char*)call.x, int64_t(call.x_stride * sizeof(T))};
+    const int64_t bytes = K::row_bytes(m);
+    const auto prepare = [&](char* to, int64_t row) {
+        K::prepare(m, (const T*)call.x + row * call.x_stride, to + row * bytes);
+    };
+    if (call.rows <= FEW) {
+        char* to = own.take(call.rows * bytes);
+        for (int64_t row = 0; row < call.rows; row++) prepare(to, row);
+        return {to, bytes};
+    }
+    const int64_t step = 4;
+    member.chunks((call.rows + step - 1) / step, [&](int64_t i) {
+        for (int64_t row = i * step; row < std::min(call.rows, (i + 1) * step); row++) prepare(call.spare, row);
+    });
+    return {call.spare, bytes};
+}
+
+// Sums of [rows, PANEL] to y, whose outputs from `first` on they are.
+template <class T>
+void put(const Linear& call, const float* sums, int64_t first_row, int rows, int64_t first) {
+    const int count = int(std::min<int64_t>(PANEL, call.matrix->out_features - first));
+    T bias[PANEL] = {}, last[PANEL];
+    if (call.bias) memcpy(bias, (const T*)call.bias + first, count * sizeof(T));
+    for (int r = 0; r < rows; r++, sums += PANEL) {
+        T* y = (T*)call.y + (first_row + r) * call.y_stride + first;
+        T* to = count == PANEL ? y : last;
+        for (int c = 0; c < PANEL; c += W) narrow(to + c, call.bias ? load(sums + c) + widen(bias + c) : load(sums + c));
+        if (to != y) memcpy(y, last, count * sizeof(T));
+    }
+}
+
+template <class K, class T>
+void run(const Linear& call, fwk::Member& member) {
+    const Matrix& m = *call.matrix;
+    const Rows x = rows_of<K, T>(call, member);
+    const int64_t panels = (m.out_features + PANEL - 1) / PANEL, blocks = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    member.chunks(panels * blocks, [&](int64_t i) {
+        const int64_t panel = i / blocks, block = i % blocks;
+        const int64_t first = call.rows * block / blocks, end = call.rows * (block + 1) / blocks;
+        const int64_t tiles = (end - first + K::ROWS - 1) / K::ROWS;
+        // While the last tile of rows is computed, the panel that this thread will probably take next is fetched.
+        const int64_t next = panel + (blocks == 1 ? member.size : 1);
+        const int32_t* words = (const int32_t*)m.words;
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t at = first + (end - first) * tile / tiles, last = first + (end - first) * (tile + 1) / tiles;
+            const int32_t* ahead = words + (tile + 1 == tiles && next < panels ? next : panel) * m.num_words * PANEL;
+            alignas(64) float sums[K::ROWS * PANEL];
+            for (int column = 0; column < PANEL; column += C * W)
+                K::tiles(int(last - at), m, {x.first + at * x.stride, x.stride}, panel, column, sums + column, ahead);
+            put<T>(call, sums, at, int(last - at), panel * PANEL);
+        }
+    });
+}
+
+}  // namespace kernel

@@ -1,0 +1,162 @@
+"""Matrices of integers in groups for the native kernel, which rounds activations to 8 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from fwk_quant._common.cpu.kernel import Header, LinearKernel, PackedMatrix, pack_entries, pack_words, rows_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROUNDED_TOGETHER = 64
+"""Inputs whose activations share a scale, where groups of weights are no smaller."""
+
+FORMATS = {8: 2, 4: 3, 6: 4}
+"""By bits: ``Format`` of ``matrix.h``."""
+
+INPUTS_A_STEP = {8: 4, 4: 8, 6: 16}
+"""By bits: inputs whose integers a kernel reads at once."""
+
+CONSTANT, BYTES, OFFSETS = range(3)
+SINGLE, HALF, NESTED = range(3)
+
+
+class Nested(NamedTuple):
+    """Products: of ``factors`` [rows, entries / size] float16, each for ``size`` of ``bytes`` [rows, entries] int8."""
+
+    factors: Tensor
+    bytes: Tensor
+
+    @property
+    def size(self) -> int:
+        """Entries that share a factor."""
+        return self.bytes.shape[1] // self.factors.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Unsigned integers q [rows, columns] uint8 of ``bits`` bits; ``group`` neighbours in a row share a scale s.
+
+    Their value is s (q - ``zero``), where zero is one number or, by group, [rows, groups] uint8; or s q + o, where
+    ``offsets`` are given. Scales and offsets are [rows, groups] float16 or float32, or nested.
+    """
+
+    bits: int
+    numbers: Tensor
+    group: int
+    scales: Tensor | Nested
+    zero: int | Tensor = 0
+    offsets: Tensor | Nested | None = None
+
+
+def rounded_together(bits: int, columns: int, group: int) -> int | None:
+    """Inputs whose activations share a scale in the kernel, or None where it does not do such groups."""
+    size = min(group, columns)
+    if size == columns or size % ROUNDED_TOGETHER == 0:
+        size = ROUNDED_TOGETHER
+    return size if size <= ROUNDED_TOGETHER and size % INPUTS_A_STEP[bits] == 0 else None
+
+
+class IntegerKernel(LinearKernel):
+    """Matrices of 8, 6 and 4-bit integers."""
+
+    source = Path(__file__).with_name("integers.cpp")
+
+    def pack(self, matrix: Integers) -> PackedMatrix:
+        """What ``rounded_together`` allows."""
+        rows, columns = matrix.numbers.shape
+        group = rounded_together(matrix.bits, columns, matrix.group)
+        assert group is not None, "groups the kernel does not do"
+        words = pack_words(_bytes(matrix.numbers, matrix.bits))
+        header = Header(
+            words=words.data_ptr(),
+            out_features=rows,
+            in_features=columns,
+            num_words=words.shape[1],
+            format=FORMATS[matrix.bits],
+            group=group,
+            scale_every=max(1, -(-min(matrix.group, columns) // group)),
+            nest=matrix.scales.size if isinstance(matrix.scales, Nested) else 1,
+        )
+        scales, header.scale_kind = _packed(matrix.scales)
+        header.scales, header.scale_bytes = _addresses(scales)
+        zeros: list[Tensor] = []
+        if matrix.offsets is not None:
+            zeros, kind = _packed(matrix.offsets)
+            assert kind == header.scale_kind, "scales and offsets are stored alike"
+            header.zero_kind = OFFSETS
+        elif isinstance(matrix.zero, int):
+            header.zero_kind, header.zero = CONSTANT, matrix.zero
+        else:
+            zeros, header.zero_kind = [pack_entries(matrix.zero)], BYTES
+        header.zeros, header.zero_bytes = _addresses(zeros)
+        return PackedMatrix(words, (rows, columns), (torch.float32, torch.bfloat16), header, (*scales, *zeros))
+
+
+def _packed(numbers: Tensor | Nested) -> tuple[list[Tensor], int]:
+    if isinstance(numbers, Nested):
+        return [pack_entries(numbers.factors), pack_entries(numbers.bytes)], NESTED
+    if numbers.dtype == torch.float16:
+        return [pack_entries(numbers)], HALF
+    return [pack_entries(numbers.float())], SINGLE
+
+
+def _addresses(tensors: list[Tensor]) -> tuple[int | None, int | None]:
+    found = [x.data_ptr() for x in tensors] + [None, None]
+    return found[0], found[1]
+
+
+def _bytes(numbers: Tensor, bits: int) -> Tensor:
+    """[rows, columns] uint8 as bytes in the order of ``Format``'s words."""
+    step = INPUTS_A_STEP[bits]
+    steps = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % step)).unflatten(1, (-1, step))
+    if bits == 8:
+        return steps.flatten(1)
+    # Of each step, runs of four inputs: two share a word, one in the low halves of its bytes, one in the high.
+    runs = steps.unflatten(2, (-1, 4))
+    low = runs & 15
+    words = low[:, :, 0::2] | low[:, :, 1::2] << 4
+    if bits == 6:
+        high = runs >> 4
+        last = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
+        words = torch.cat((words, last.unsqueeze(2)), dim=2)
+    return words.flatten(1)
+
+
+def unpack_bytes(packed: Tensor, bits: int, columns: int) -> Tensor:
+    """The other way: [rows, bytes] uint8 to [rows, columns] uint8."""
+    if bits == 8:
+        return packed[:, :columns]
+    words = packed.unflatten(1, (-1, 3 if bits == 6 else 1, 4))
+    halves = words[:, :, :2] if bits == 6 else words
+    runs = torch.stack((halves & 15, halves >> 4), dim=3).flatten(2, 3)
+    if bits == 6:
+        shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=packed.device).view(4, 1)
+        runs = runs | ((words[:, :, 2:] >> shifts) & 3) << 4
+    return runs.flatten(1)[:, :columns]
+
+
+def integer_rows(matrix: PackedMatrix, indices: Tensor) -> Tensor:
+    """indices: [n] int64 to the rows' values, [n, in_features] float32."""
+    header, columns = matrix.header, matrix.size[1]
+    bits = next(bits for bits, number in FORMATS.items() if number == header.format)
+    packed = rows_of(matrix.words, indices).view(torch.uint8)
+    values = unpack_bytes(packed, bits, columns).float()
+    tensors = iter(matrix.scales)
+    group = header.group * header.scale_every
+
+    def entries(kind: int) -> Tensor:
+        numbers = rows_of(next(tensors), indices).float()
+        if kind == NESTED:
+            numbers = numbers.repeat_interleave(header.nest, 1) * rows_of(next(tensors), indices).float()
+        return numbers.repeat_interleave(group, 1)[:, :columns]
+
+    scales = entries(header.scale_kind)
+    if header.zero_kind == OFFSETS:
+        return values.mul_(scales).add_(entries(header.scale_kind))
+    return values.sub_(header.zero if header.zero_kind == CONSTANT else entries(SINGLE)).mul_(scales)

@@ -1,0 +1,42 @@
+// What the operator is called with.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+// What a word of a matrix holds: one float, two bfloat16, four 8-bit or eight 4-bit integers; of 6-bit integers, two
+// words with the low halves of eight each are followed by one with the high bits of all sixteen.
+enum Format { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT6 = 4 };
+
+// How the value of an integer q in a group is told: s (q - zero), s (q - its group's zero), or s q + o.
+enum Zeros { CONSTANT = 0, BYTES = 1, OFFSETS = 2 };
+
+// How s and o are stored: float32, float16, or a float16 for some groups times a signed byte for each.
+enum Scales { SINGLE = 0, HALF = 1, NESTED = 2 };
+
+// In panels of 32 outputs: words [panels, num_words, 32] of 32 bits; of integers also scales and zeros [panels, groups, 32].
+struct Matrix {
+    const void* words;
+    const void* scales;
+    const void* zeros;
+    const int8_t* scale_bytes;  // NESTED
+    const int8_t* zero_bytes;   // NESTED
+    int64_t out_features, in_features, num_words, format;
+    int64_t group;        // inputs whose x is rounded with one scale
+    int64_t scale_every;  // of these groups, those that share a scale
+    int64_t nest;         // groups of scales that share a float16, where they are NESTED
+    int64_t scale_kind, zero_kind, zero;
+};
+
+struct Linear {
+    const Matrix* matrix;
+    const void* x;     // [rows, in_features], of the type of y
+    void* y;           // [rows, out_features]
+    const void* bias;  // [out_features] of the type of y, or null
+    char* spare;       // [rows, linear_row_bytes], for more than FEW rows
+    int64_t rows, x_stride, y_stride;  // strides in elements
+    int64_t is_bfloat16;               // x, y and bias; otherwise they are float32
+};
+
+}  // extern "C"

@@ -1,0 +1,19 @@
+"""An option of every quantiser of integers, light to import."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fwk.config import option
+
+Activations = Literal["auto", "8bit", "full"]
+
+
+def activations_option() -> Any:
+    """How activations are treated; each quantiser has it under a name of its own."""
+    return option(
+        "auto",
+        "Activations of these layers on a CPU: 8bit rounds them, with a scale for every 16 to 64 inputs of a token, "
+        "for a fast integer kernel; full keeps them, and weights are unpacked for each product; auto: 8bit in "
+        "bfloat16, else full.",
+    )
