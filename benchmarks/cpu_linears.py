@@ -4,8 +4,8 @@
         [--dtype bfloat16]
 
 Beside the times: how much of the memory bandwidth a pass reaches that a loop reads in the same turns, how many
-multiply-adds a second, and the ratio to oneDNN on weights that it packed. With more than 64 rows the head is left out, as
-in a prompt. Medians; a ratio is of the same turn.
+multiply-adds a second, and the ratio to oneDNN on weights that it packed. With more than 64 rows the head is left out,
+as in a prompt. Medians; a ratio is of the same turn.
 """
 
 from __future__ import annotations
