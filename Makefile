@@ -24,6 +24,9 @@ slow:
 soak:  ## half an hour of mixed load with a fault each minute
 	$(PYTHON) -m tests.faults.soak --minutes 30 --report soak.md
 
+clients:  ## real client libraries, each in an environment of its own; needs the network
+	$(PYTHON) -m pytest -m clients -n 0 tests/clients
+
 audit:  ## known holes in what is installed, slow patterns in our own sources; needs the extra [audit] and the network
 	$(PYTHON) -m pip_audit --skip-editable
 	found=$$($(PYTHON) -m regexploit.bin.regexploit_python_ast $$(find core plugins -name '*.py')) || exit 1; echo "$$found"; \

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
@@ -38,6 +39,13 @@ class Reports:
     health: Callable[[], str | None]
     degraded: Callable[[], str | None]
     server_info: Callable[[], dict[str, Any]]
+
+
+class Status(BaseModel):
+    """What /health and /ready tell: ``ok``, ``degraded`` or ``unavailable``, and why."""
+
+    status: str
+    reason: str | None = None
 
 
 class ErrorShapes:
@@ -108,7 +116,13 @@ def _added(app: FastAPI, add: AddRoutes) -> list[BaseRoute]:
 def add_core_routes(app: FastAPI, reports: Reports, turnstile: Turnstile) -> None:
     """/health: whether there is an engine that answers. /ready: whether new requests are taken. /server_info."""
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    probes: dict[int | str, dict[str, Any]] = {
+        200: {"model": Status},
+        503: {"model": Status, "description": "Nothing can be served."},
+    }
+
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health", responses=probes)
     async def health_route() -> Response:
         trouble = reports.health()
         if trouble is None:
@@ -116,14 +130,15 @@ def add_core_routes(app: FastAPI, reports: Reports, turnstile: Turnstile) -> Non
             return JSONResponse({"status": "ok"} if reason is None else {"status": "degraded", "reason": reason})
         return JSONResponse({"status": "unavailable", "reason": trouble}, 503)
 
-    @app.api_route("/ready", methods=["GET", "HEAD"])
+    @app.head("/ready", include_in_schema=False)
+    @app.get("/ready", responses=probes)
     async def ready_route() -> Response:
         trouble = "the server is stopping" if turnstile.is_closed else reports.health()
         if trouble is None:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unavailable", "reason": trouble}, 503)
 
-    @app.get("/server_info")
+    @app.get("/server_info", responses={200: {"model": dict[str, Any]}, 401: {"model": dict[str, Any]}})
     async def server_info_route() -> Response:
         return JSONResponse(reports.server_info())
 

@@ -11,8 +11,20 @@ from starlette.responses import Response
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
+from fwk_server._common.documented import Reply, documented
 from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply
 from fwk_server.openai import adapters, chat, completions, constraints, embeddings, tokens
+from fwk_server.openai.bodies import (
+    AdaptersBody,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingsBody,
+    ErrorBody,
+    ModelBody,
+    ModelsBody,
+    TokenizeBody,
+)
 from fwk_server.openai.logprobs import TokenTexts
 from fwk_server.openai.models import (
     ChatRequest,
@@ -58,20 +70,24 @@ class OpenAIDialect(Dialect):
         self._tokens = TokenTexts(context.frontend.text)
 
     def routes(self, app: FastAPI) -> None:
-        self._post(app, "/v1/chat/completions", self.create_chat_completion)
-        self._post(app, "/v1/completions", self.create_completion)
-        self._post(app, "/v1/embeddings", self.create_embedding)
-        self._post(app, "/tokenize", self.tokenize)
-        self._post(app, "/detokenize", self.detokenize)
-        app.add_api_route("/v1/models", self.list_models, methods=["GET"], response_model=None)
-        app.add_api_route("/v1/models/{name:path}", self.retrieve_model, methods=["GET"], response_model=None)
+        self._post(app, "/v1/chat/completions", self.create_chat_completion, ChatBody)
+        self._post(app, "/v1/completions", self.create_completion, CompletionBody)
+        self._post(app, "/v1/embeddings", self.create_embedding, EmbeddingsBody)
+        self._post(app, "/tokenize", self.tokenize, TokenizeBody)
+        self._post(app, "/detokenize", self.detokenize, DetokenizeBody)
+        self._get(app, "/v1/models", self.list_models, ModelsBody)
+        self._get(app, "/v1/models/{name:path}", self.retrieve_model, ModelBody)
 
     def admin_routes(self, app: FastAPI) -> None:
         for start in ("/v1", ""):
-            self._post(app, f"{start}/load_lora_adapter", self.load_lora_adapter)
-            self._post(app, f"{start}/unload_lora_adapter", self.unload_lora_adapter)
+            self._post(app, f"{start}/load_lora_adapter", self.load_lora_adapter, AdaptersBody)
+            self._post(app, f"{start}/unload_lora_adapter", self.unload_lora_adapter, AdaptersBody)
 
-    def _post(self, app: FastAPI, path: str, endpoint: Endpoint) -> None:
+    def _get(self, app: FastAPI, path: str, endpoint: Callable[..., Any], reply: type[Reply]) -> None:
+        responses = documented(reply, ErrorBody, works=False)
+        app.add_api_route(path, endpoint, methods=["GET"], response_model=None, responses=responses)
+
+    def _post(self, app: FastAPI, path: str, endpoint: Endpoint, reply_model: type[Reply]) -> None:
         async def route(request: Request) -> Response:
             try:
                 return await endpoint(request)
@@ -87,6 +103,7 @@ class OpenAIDialect(Dialect):
             response_model=None,
             name=endpoint.__name__,
             description=endpoint.__doc__,
+            responses=documented(reply_model, ErrorBody, streams="stream" in self.requests[path].model_fields),
             openapi_extra={"requestBody": {"required": True, "content": content}},
         )
 

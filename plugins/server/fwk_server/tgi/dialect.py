@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from fwk import __version__
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
@@ -14,6 +14,7 @@ from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.types.sampling import MAX_N, MAX_STOP_STRINGS
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
+from fwk_server._common.documented import Reply, Responses, documented
 from fwk_server._common.replies import CLIENT_CLOSED, EventStream, event, json_response, unless_disconnected
 from fwk_server.tgi.reply import complete, events
 from fwk_server.tgi.request import Call, GenerateRequest, NotJSON, checked, prepare
@@ -34,6 +35,26 @@ _KINDS = {
 }
 
 
+class Generated(Reply):
+    """What a text was continued with."""
+
+    generated_text: str
+
+
+class Info(Reply):
+    """What is served, and its bounds."""
+
+    model_id: str
+    max_total_tokens: int
+
+
+class Failure(Reply):
+    """Every error."""
+
+    error: str
+    error_type: str
+
+
 class TGIDialect(Dialect):
     """TGI's API over the served model."""
 
@@ -46,16 +67,20 @@ class TGIDialect(Dialect):
         self._frontend = context.frontend
 
     def routes(self, app: FastAPI) -> None:
-        self._post(app, "/generate", self.generate)
-        self._post(app, "/generate_stream", self.generate_stream)
-        self._post(app, "/", self.compat_generate)
-        app.add_api_route("/info", self.info, methods=["GET"], response_model=None)
+        self._post(app, "/generate", self.generate, documented(Generated, Failure, more=(422, 424)))
+        self._post(app, "/generate_stream", self.generate_stream, documented(None, Failure, streams=True, more=(422,)))
+        both = documented(list[Generated], Failure, streams=True, more=(422, 424))
+        self._post(app, "/", self.compat_generate, both)
+        told = documented(Info, Failure, works=False)
+        app.add_api_route("/info", self.info, methods=["GET"], response_model=None, responses=told)
 
     def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
         """TGI's shape. A key that is missing or a body that is too large it does not know; they are validation too."""
         return {"error": message, "error_type": _KINDS.get(status, "validation" if status < 500 else "generation")}
 
-    def _post(self, app: FastAPI, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> None:
+    def _post(
+        self, app: FastAPI, path: str, endpoint: Callable[[Request], Awaitable[Response]], responses: Responses
+    ) -> None:
         async def route(request: Request) -> Response:
             try:
                 return await endpoint(request)
@@ -78,6 +103,8 @@ class TGIDialect(Dialect):
             response_model=None,
             name=f"tgi_{getattr(endpoint, '__name__', path)}",
             description=endpoint.__doc__,
+            responses=responses,
+            response_class=JSONResponse if "model" in responses[200] else Response,  # of no kind of its own
             openapi_extra={"requestBody": {"required": True, "content": content}},
         )
 

@@ -69,7 +69,7 @@ class GenerateRequest(_Fields):
     """The body of all generating routes. ``stream`` is read on / only."""
 
     inputs: Annotated[str, bounded("string", CONTEXT)]
-    parameters: Parameters | None = None
+    parameters: Annotated[Parameters | None, WithJsonSchema(Parameters.model_json_schema())] = None
     stream: bool | None = None
 
 

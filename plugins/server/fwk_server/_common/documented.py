@@ -1,0 +1,58 @@
+"""What /openapi.json says of replies: the errors every route has, and event streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+Responses = dict[int | str, dict[str, Any]]
+
+_MEANINGS = {
+    400: "The request cannot be served as it is.",
+    401: "A valid API key is required.",
+    404: "No such model.",
+    408: "The request was not sent in time.",
+    413: "The body is too large.",
+    422: "The request cannot be served as it is.",
+    424: "The generation failed.",
+    429: "Too many requests: try again after Retry-After seconds.",
+    431: "The headers are too large.",
+    500: "The server failed.",
+    503: "Nothing can be served now: try again after Retry-After seconds.",
+    504: "The request took too long.",
+}
+_EVENT = {
+    "type": "object",
+    "description": "One event; its data is JSON, or [DONE].",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+_LOOKING = (400, 401, 404, 408, 431, 500, 503)
+_WORKING = (*_LOOKING, 413, 429, 504)
+
+
+class Reply(BaseModel):
+    """A reply's body. Routes write their bodies by hand, and these models say what they hold at the least."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+def documented(
+    reply: type[BaseModel] | Any,
+    error: type[BaseModel],
+    *,
+    works: bool = True,
+    streams: bool = False,
+    more: tuple[int, ...] = (),
+) -> Responses:
+    """The ``responses`` of a route: its reply, event streams if it ``streams``, and the errors it may answer with."""
+    fine: dict[str, Any] = {"description": "The reply."}
+    if reply is not None:
+        fine["model"] = reply
+    if streams:
+        fine["content"] = {"text/event-stream": {"schema": _EVENT}}
+    statuses = sorted({*(_WORKING if works else _LOOKING), *more})
+    responses: Responses = {200: fine}
+    responses.update({status: {"model": error, "description": _MEANINGS[status]} for status in statuses})
+    return responses

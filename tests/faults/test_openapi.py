@@ -1,0 +1,50 @@
+"""Check 2: /openapi.json documents every route, and schemathesis finds nothing that departs from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.faults.rig import Server
+
+LEFT_OUT = "positive_data_acceptance,ignored_auth"
+"""The schema cannot say which fields go together, so not all that it allows is served; keys have tests of their own."""
+
+
+def schemathesis(server: Server, *options: str) -> None:
+    """Requests right and wrong after the schema: no 5xx, and every status, type and body as documented."""
+    command = [
+        sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--exclude-checks", LEFT_OUT,
+        "--seed", "1", "--no-shrink", "--workers", "2", *options,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "Unresolvable references" not in done.stdout, done.stdout[-3000:]
+    server.check_invariants()
+
+
+def test_every_route_documents_its_replies(tiny: Server) -> None:
+    paths: dict[str, dict[str, Any]] = tiny.get("/openapi.json").json()["paths"]
+    assert len(paths) >= 12
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            described = operation["responses"]
+            assert "200" in described, (method, path)
+            assert any(status >= "400" for status in described), (method, path)
+            for status, reply in described.items():
+                schemas = [content["schema"] for content in reply["content"].values()]
+                assert schemas, (method, path, status)
+                assert all(schemas), (method, path, status)
+            assert (method == "post") == ("requestBody" in operation), (method, path)
+
+
+def test_nothing_departs_from_it(tiny: Server) -> None:
+    schemathesis(tiny, "--phases", "fuzzing", "--max-time", "10")
+
+
+@pytest.mark.slow
+def test_nothing_departs_from_it_at_length(tiny: Server) -> None:
+    schemathesis(tiny, "--phases", "examples,coverage,fuzzing", "--max-examples", "50", "--max-time", "200")
