@@ -121,6 +121,15 @@ class Server:
         """Wait until it serves; note its golden answer."""
         if key is not None:
             self.headers = {"authorization": f"Bearer {key}"}
+        self.wait_ready()
+        self.engine = psutil.Process(self.process.pid).children()[0]
+        self.golden = self._golden()
+        self._warm_up()
+        self.settle()
+        return self
+
+    def wait_ready(self) -> str:
+        """Wait until it serves; returns its address."""
 
         def address() -> str | None:
             assert self.process.poll() is None, f"the server ended: {self.log}"
@@ -129,11 +138,8 @@ class Server:
 
         self.url = until(address, START_SECONDS, "the server's ready line")
         until(lambda: self.health() == 200, 5, "health after the ready line")
-        self.engine = psutil.Process(self.process.pid).children()[0]
-        self.golden = self._golden()
-        self._warm_up()
-        self.settle()
-        return self
+        self._family = self.children()
+        return self.url
 
     def settle(self) -> None:
         """What it has now is its own: processes, descriptors, files, memory. Called again for another engine."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,13 @@ LEFT_OUT = "positive_data_acceptance,ignored_auth"
 """The schema cannot say which fields go together, so not all that it allows is served; keys have tests of their own."""
 
 
-def schemathesis(server: Server, *options: str) -> None:
+def schemathesis(server: Server, folder: Path, *options: str) -> None:
     """Requests right and wrong after the schema: no 5xx, and every status, type and body as documented."""
     command = [
         sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--exclude-checks", LEFT_OUT,
         "--seed", "1", "--no-shrink", "--workers", "2", *options,
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=folder)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "Unresolvable references" not in done.stdout, done.stdout[-3000:]
     server.check_invariants()
@@ -41,10 +42,10 @@ def test_every_route_documents_its_replies(tiny: Server) -> None:
             assert (method == "post") == ("requestBody" in operation), (method, path)
 
 
-def test_nothing_departs_from_it(tiny: Server) -> None:
-    schemathesis(tiny, "--phases", "fuzzing", "--max-time", "10")
+def test_nothing_departs_from_it(tiny: Server, tmp_path: Path) -> None:
+    schemathesis(tiny, tmp_path, "--phases", "fuzzing", "--max-time", "10")
 
 
 @pytest.mark.slow
-def test_nothing_departs_from_it_at_length(tiny: Server) -> None:
-    schemathesis(tiny, "--phases", "examples,coverage,fuzzing", "--max-examples", "50", "--max-time", "200")
+def test_nothing_departs_from_it_at_length(tiny: Server, tmp_path: Path) -> None:
+    schemathesis(tiny, tmp_path, "--phases", "examples,coverage,fuzzing", "--max-examples", "50", "--max-time", "200")
