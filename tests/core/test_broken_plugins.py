@@ -20,7 +20,7 @@ import fwk
 from fwk import SamplingParams
 from fwk.cli.common import read_options
 from fwk.cli.flags import Parser
-from fwk.errors import ConfigError, FwkError, PluginError
+from fwk.errors import ConfigError, EngineDead, FwkError, PluginError
 from fwk.plugins import PluginSet, culprit, discover
 
 HEAD = """
@@ -254,7 +254,7 @@ def test_a_server_is_never_half_started(install: Callable[..., Path], tmp_path: 
     """The sampler is built once the model is loaded, its HTTP side is up and says that it is not ready."""
     server = serve(install(declares("pass"), sampler("import sys; sys.exit(3)")), tmp_path / "tiny")
     try:
-        assert server.process.wait(60) == PluginError.exit_code
+        assert server.process.wait(60) == EngineDead.exit_code
         (line,) = [line for line in server.log.splitlines() if line.startswith("fwk: error")]
         assert line == (
             "fwk: error: plugin 'acme-broken.acme_broken' from acme-broken 1.0 failed to start: SystemExit: 3"
