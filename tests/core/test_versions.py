@@ -191,7 +191,7 @@ def test_its_options_reach_both_processes_of_a_server(tmp_path: Path) -> None:
     try:
         server.start()
         assert server.get("/acme/greeting").json() == {"greeting": "good day", "model": "tiny"}
-        assert server.get("/acme/count").json() == 1  # the golden request
+        assert server.get("/acme/count").json() >= 1  # the golden request, and what warms up
         assert 65 not in server.golden
         info = server.get("/server_info").json()
         assert "attention.acme acme-v1 1.0" in info["plugins"]

@@ -147,7 +147,7 @@ class Server:
         self.engine = psutil.Process(self.process.pid).children()[0]
         self._num_fds = self._count_fds()
         self._files = self._open_files()
-        self._memory = self._process()["memory"]
+        self._memory = self._process().get("memory", 0.0)
 
     def _warm_up(self) -> None:
         """What is imported or reserved with the first requests is no leak."""
@@ -205,9 +205,11 @@ class Server:
         return sockets | set(re.findall(r"/dev/shm/\S+", maps))
 
     def _process(self) -> dict[str, float]:
-        """What the plugin tells of the API process, with the memory of the engine added."""
+        """What the plugin tells of the API process, with the memory of the engine added; nothing without the plugin."""
         told = self.get("/faults/process").json()
         assert self.engine is not None
+        if "memory" not in told:
+            return {}
         return told | {"memory": told["memory"] + self.engine.memory_info().rss}
 
     def loop_times(self) -> dict[str, float]:
