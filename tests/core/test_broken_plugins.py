@@ -279,8 +279,9 @@ def test_a_server_whose_plugin_fails_in_a_later_step(
     install: Callable[..., Path], tmp_path: Path, step: str, said: str
 ) -> None:
     folder = install(declares("pass"), sampler(step=step, turn=40))
-    server = serve(folder, tmp_path / "tiny").start()
+    server = serve(folder, tmp_path / "tiny")
     try:
+        server.wait_ready()
         body = {"prompt": "x", "max_tokens": 64, "temperature": 0, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as reply:
             lines = [line for line in reply.iter_lines() if line]
