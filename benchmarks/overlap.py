@@ -13,13 +13,12 @@ import argparse
 import time
 from typing import Any
 
-from tests.helpers.fake_engine import FakeExecutor, FakeWorker, make_engine, reference
-
 from fwk import SamplingParams
 from fwk.engine.core import Engine
 from fwk.interfaces.executor import ExecutorContext, Worker, WorkerInfo, WorkerRecipe
 from fwk.plugins import discover, load_object
 from fwk.plugins.selection import find
+from fwk.testing.fake_engine import FakeExecutor, FakeWorker, make_engine, reference
 from fwk.types import Batch, Request, StepResult
 
 NO_RECIPE = WorkerRecipe("nothing:nobody", {})

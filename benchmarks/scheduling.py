@@ -13,9 +13,9 @@ import random
 import statistics
 import time
 
-from tests.helpers.fake_engine import installed, make_engine
-
 from fwk.engine.core import Engine
+from fwk.testing.base import installed
+from fwk.testing.fake_engine import make_engine
 from fwk.types import Request, SamplingParams, Service
 
 NUM_RUNNING = 32

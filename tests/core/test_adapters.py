@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 import pytest
-from tests.helpers.fake_engine import make_engine, reference
 
 from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.core import Engine
+from fwk.testing.fake_engine import make_engine, reference
 from fwk.types import Request, SamplingParams
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from tests.helpers.fake_engine import installed
 
 from fwk import Options, PrefixCacheSpec, hookimpl, option
 from fwk.cli.arguments import page
@@ -20,6 +19,7 @@ from fwk.config.wire import from_plain, to_plain
 from fwk.errors import ConfigError, PluginError
 from fwk.plugins import build_config, discover, option_owners
 from fwk.plugins.options import flag
+from fwk.testing.base import installed
 
 ROOT = Path(__file__).parents[2]
 LMCACHE = '[[plugin]]\npackage = "fwk-lmcache"\nflags = ["--lmcache-*"]\n'

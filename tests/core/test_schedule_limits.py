@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.helpers.fake_engine import make_engine
 from tests.helpers.scheduling import ask, batches, finish, step
 
 from fwk.engine.core import Engine
@@ -14,6 +13,7 @@ from fwk.errors import ConfigError, InvalidRequest
 from fwk.interfaces.dialect import EmbedInput, GenerateInput
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
+from fwk.testing.fake_engine import make_engine
 from fwk.text import check_embed_input, prepare_input
 from fwk.types import SamplingParams, Service
 

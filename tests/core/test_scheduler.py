@@ -8,11 +8,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.helpers.fake_engine import VOCAB, FakeExecutor, installed, make_engine, next_token, reference
 
 from fwk.engine.core import Engine
 from fwk.errors import InvalidRequest
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
+from fwk.testing.base import installed
+from fwk.testing.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
 from fwk.types import Request, SamplingParams, Service
 
 POLICIES = [item.name for item in installed().family("schedulers")]

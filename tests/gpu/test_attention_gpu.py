@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.contracts.test_attention import PLUGINS, STEPS, TREES, Shape, backends, reference
-from tests.helpers.batches import block_tables, make_batch
 
 from fwk.interfaces.attention import AttentionContext
 from fwk.interfaces.declaration import Facts, Host
-from fwk.plugins import Registered, build, choose
+from fwk.plugins import Registered, build, choose, discover
+from fwk.testing.attention_cases import STEPS, TREES, Shape, reference
+from fwk.testing.batches import block_tables, make_batch
 
+PLUGINS = discover()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 SHAPES = {
@@ -90,14 +91,14 @@ def run(
     torch.testing.assert_close(out.double(), torch.cat(expected), atol=tolerance, rtol=0.004)
 
 
-@pytest.mark.parametrize("registered", backends(), ids=lambda item: item.name)
+@pytest.mark.parametrize("registered", PLUGINS.family("attention"), ids=lambda item: item.name)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("name", ["decode, lengths far apart", "everything", "long chunk"])
 def test_steps(registered: Registered, shape: Shape, name: str) -> None:
     run(registered, shape, *STEPS[name])
 
 
-@pytest.mark.parametrize("registered", backends(), ids=lambda item: item.name)
+@pytest.mark.parametrize("registered", PLUGINS.family("attention"), ids=lambda item: item.name)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_tree(registered: Registered, shape: Shape) -> None:
     pasts, parents = TREES["beside decode and prompt"]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from fwk.config import EngineOptions
-from fwk.errors import ModelLoadError
 from fwk.interfaces.attention import AttentionContext, AttentionLayer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.loader import LoaderContext, WeightSource
@@ -24,42 +22,11 @@ from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import OneFormat, QuantContext, QuantMethod
 from fwk.plugins import Registered, build, choose, discover, find, load_object
 from fwk.plugins.selection import plugin_options as plugin_options_of
+from fwk.testing.batches import block_tables, make_batch
+from fwk.testing.weights import Tensors
 from fwk.types import ModelConfig
 from fwk.worker.quantization import ChosenQuantization
 from fwk.worker.weights import TrackedWeights
-from tests.helpers.batches import block_tables, make_batch
-
-
-class Tensors(WeightSource):
-    """Weights from memory; remembers which were asked for."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
-        self.asked: set[str] = set()
-
-    @staticmethod
-    def of_folder(folder: Path) -> Tensors:
-        with safe_open(folder / "model.safetensors", "pt") as file:  # type: ignore[no-untyped-call]
-            return Tensors({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        self.asked.add(name)
-        if name not in self.tensors:
-            raise ModelLoadError(f"no tensor {name}")
-        found = self.tensors[name]
-        if tuple(found.shape) != shape:
-            raise ModelLoadError(f"{name} is {tuple(found.shape)}, not {shape}")
-        return found
-
-    def raw(self, name: str) -> Tensor:
-        self.asked.add(name)
-        return self.tensors[name]
-
-    def has(self, name: str) -> bool:
-        return name in self.tensors
-
-    def names(self) -> Iterable[str]:
-        return self.tensors
 
 
 def make_context(

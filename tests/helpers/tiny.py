@@ -10,20 +10,7 @@ from typing import Any
 import pytest
 
 import fwk
-
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "dtype": "float32",
-}
+from fwk.testing.serving import TINY
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """The ``cpu`` backend: every instruction set this machine runs, threads, odd shapes, and machines without a compiler.
 
-What every backend must do is in tests/contracts/test_attention.py.
+What every backend must do is in core/fwk/testing/attention.py.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.helpers.batches import block_tables, make_batch
 
 from fwk import native
 from fwk.errors import PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, KVKind, KVSpec
 from fwk.interfaces.declaration import Facts
 from fwk.plugins import choose, discover, load_object
+from fwk.testing.batches import block_tables, make_batch
 
 PLUGINS = discover()
 

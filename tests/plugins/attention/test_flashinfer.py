@@ -7,15 +7,16 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tests.contracts import test_attention as contract
-from tests.contracts.test_attention import DTYPES, STEPS, TREES, Cached, Shape, block_tables
 from tests.helpers import fake_flashinfer
-from tests.helpers.batches import make_batch
 
 from fwk.errors import PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext
 from fwk.interfaces.declaration import Facts, Host
 from fwk.plugins import Registered, choose, discover, find
+from fwk.testing import AttentionSuite
+from fwk.testing import attention_cases as contract
+from fwk.testing.attention_cases import DTYPES, STEPS, TREES, Cached, Shape, block_tables
+from fwk.testing.batches import make_batch
 
 PLUGINS = discover()
 FLASHINFER = find(PLUGINS, "attention", "flashinfer")
@@ -59,14 +60,15 @@ def test_heads_and_blocks(block_size: int, dtype: str) -> None:
 
 
 def test_the_rest_of_the_contract() -> None:
-    contract.test_a_block_used_before_is_as_good_as_new(FLASHINFER)
-    contract.test_writes_only_its_slots(FLASHINFER)
-    contract.test_layers_of_different_kinds_share_a_step(FLASHINFER)
-    contract.test_two_backends_do_not_disturb_each_other(FLASHINFER)
-    contract.test_move_is_all_at_once(FLASHINFER, 1)
-    contract.test_move_after_a_tree(FLASHINFER, "auto", 0)
+    suite = AttentionSuite()
+    suite.test_a_block_used_before_is_as_good_as_new(FLASHINFER)
+    suite.test_writes_only_its_slots(FLASHINFER)
+    suite.test_layers_of_different_kinds_share_a_step(FLASHINFER)
+    suite.test_two_backends_do_not_disturb_each_other(FLASHINFER)
+    suite.test_move_is_all_at_once(FLASHINFER, 1)
+    suite.test_move_after_a_tree(FLASHINFER, "auto", 0)
     for own in (1, 40):
-        contract.test_reads_blocks_filled_in_the_same_step(FLASHINFER, own)
+        suite.test_reads_blocks_filled_in_the_same_step(FLASHINFER, own)
 
 
 def test_plans_once_a_step_for_each_kind_of_layer() -> None:

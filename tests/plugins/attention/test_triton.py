@@ -13,14 +13,14 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from tests.contracts.test_attention import STEPS, TREES, Cached, Shape, check
-from tests.helpers.batches import block_tables
 
 import fwk
 from fwk import SamplingParams
 from fwk.errors import PluginError
 from fwk.interfaces.declaration import Facts, Host
 from fwk.plugins import choose, discover, find
+from fwk.testing.attention_cases import STEPS, TREES, Cached, Shape, check
+from fwk.testing.batches import block_tables
 from fwk_attention.triton_paged import backend
 from fwk_attention.triton_paged.plan import Sizes, cut, device_sizes, power_of_two
 from fwk_attention.triton_paged.rows import FP8, decode, encode_fp8

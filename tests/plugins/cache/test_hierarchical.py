@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from tests.core.test_scheduler import EngineMachine, assert_idle, prompts, request, run
-from tests.helpers.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
 
 from fwk.engine.core import Engine
 from fwk.engine.transfer import WorkerTransfer
 from fwk.interfaces.cache import CacheTier, CacheTierContext
+from fwk.testing.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
 from fwk.types import Request, SamplingParams
 from fwk_cache.host import HostOptions
 from fwk_cache.host.tier import HostTier

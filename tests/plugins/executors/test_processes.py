@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.helpers.fake_engine import make_engine, reference
 from tests.helpers.remote_worker import EXIT_CODE, recipe
 
 from fwk import SamplingParams
@@ -24,6 +23,7 @@ from fwk.interfaces.executor import ExecutorContext, Worker
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import discover, load_object
 from fwk.plugins.selection import find
+from fwk.testing.fake_engine import make_engine, reference
 from fwk.types import Batch, NewSequence, Request, ScheduledSequence
 
 SECONDS = 30.0

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.fake_engine import FakeExecutor, FakeWorker, make_engine, next_token, reference
 from tests.helpers.scripted_decoder import EchoDecoder, EchoPlugin
 
 import fwk
@@ -20,6 +19,7 @@ from fwk.interfaces.executor import ExecutorContext, Worker, WorkerInfo, WorkerR
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import discover, load_object
 from fwk.plugins.selection import find
+from fwk.testing.fake_engine import FakeExecutor, FakeWorker, make_engine, next_token, reference
 from fwk.types import Batch, Request, StepResult
 
 NO_RECIPE = WorkerRecipe("nothing:nobody", {})

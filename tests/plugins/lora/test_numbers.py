@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from tests.core.layers.test_linear import Rank
 from tests.helpers.adapters import reference
-from tests.helpers.batches import block_tables, make_batch
 from tests.helpers.models import Tensors, allocate, make_context
 from tests.plugins.lora.conftest import ADAPTERS
 from torch import Tensor
@@ -24,6 +23,7 @@ from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
 from fwk.layers import ColumnParallelLinear, GatedMLP, Part, QKVLinear, RowParallelLinear
 from fwk.plugins import discover, find, load_object
+from fwk.testing.batches import block_tables, make_batch
 from fwk.types import AdapterPlace, Batch, ForwardBatch, ModelConfig, NewSequence, SamplingParams
 from fwk.worker.adapters import AdapterStore
 from fwk_lora.local import LocalAdapterOptions

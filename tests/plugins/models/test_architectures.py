@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.batches import block_tables
 from tests.helpers.checkpoints import make_checkpoint, reference_greedy, reference_logits, token_ids
 from tests.helpers.models import RunnableModel, on_ranks
 from transformers import PreTrainedModel
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel
 import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, ModelLoadError, PluginError
+from fwk.testing.batches import block_tables
 
 LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
 YARN = {

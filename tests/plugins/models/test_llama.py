@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.batches import block_tables
 from tests.helpers.models import RunnableModel
 from transformers import (
     LlamaConfig,
@@ -21,6 +20,7 @@ from transformers import (
 )
 
 from fwk.errors import ModelLoadError
+from fwk.testing.batches import block_tables
 
 SMALL = {
     "vocab_size": 131,

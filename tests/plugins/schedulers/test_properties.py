@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.fake_engine import make_engine, reference
 from tests.helpers.scheduling import Clock, ask, batches, finish, step
 
 from fwk.engine.core import Engine
 from fwk.errors import ConfigError, EngineDead
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
+from fwk.testing.fake_engine import make_engine, reference
 from fwk.types import tenant_of
 
 QUESTIONS = ["rank", "order", "admit", "victim", "displaced", "chunk", "waits", "started", "ended"]

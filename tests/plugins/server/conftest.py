@@ -1,4 +1,4 @@
-"""A scripted frontend over a byte tokeniser, and the app around the dialect."""
+"""The app around the dialect, over a scripted frontend."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import copy
 import json
 import socket
-import struct
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,185 +17,10 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import (
-    DialectContext,
-    EmbedInput,
-    Frontend,
-    GenerateInput,
-    ModelCard,
-    OutputDelta,
-    TextTools,
-)
+from fwk.interfaces.dialect import DialectContext
 from fwk.server.app import install_error_handlers
-from fwk.types import TokenLogprobs
-from fwk.types.sampling import MAX_N, check_token_ids
+from fwk.testing.fake_frontend import BOS, EOS, VOCAB_SIZE, FakeFrontend, deltas_of, interleaved, score
 from fwk_server.openai.dialect import OpenAIDialect
-
-BOS, EOS = 256, 257
-SPECIAL = {BOS: "<bos>", EOS: "<eos>"}
-VOCAB_SIZE = 258
-MAX_MODEL_LEN = 4096
-
-
-class ByteText(TextTools):
-    """Every byte is a token, so that characters of several tokens are common."""
-
-    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
-        return [BOS] * add_special_tokens + list(text.encode())
-
-    def decode(self, token_ids, skip_special_tokens: bool = True) -> str:
-        pieces = b"".join(
-            b"" if skip_special_tokens and token_id in SPECIAL else self.token_bytes(token_id) for token_id in token_ids
-        )
-        return pieces.decode("utf-8", "replace")
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return SPECIAL[token_id].encode() if token_id in SPECIAL else bytes([token_id])
-
-    def render_chat(
-        self, messages, *, tools=None, add_generation_prompt=True, continue_final_message=False, kwargs=None
-    ) -> str:
-        self.seen = SimpleNamespace(messages=messages, tools=tools, kwargs=kwargs)
-        turns = [f"[{message['role']}]{message['content']}" for message in messages]
-        return "".join(turns) + ("[assistant]" if add_generation_prompt else "")
-
-
-Step = list[OutputDelta] | Exception | float
-Script = Callable[[GenerateInput], Iterable[Step]]
-
-
-def score(token_id: int, num_top: int) -> TokenLogprobs:
-    """A made-up but reproducible score: the chosen token is the second likeliest."""
-    top = [((token_id + 1 + i) % 256, -0.25 - i) for i in range(num_top)]
-    return TokenLogprobs(token_id, -0.5 - token_id / 1000, 2, top)
-
-
-def deltas_of(
-    item: GenerateInput,
-    text: str,
-    *,
-    index: int = 0,
-    finish: str = "stop",
-    stop_reason: str | int | None = None,
-    cached_tokens: int = 0,
-) -> list[OutputDelta]:
-    """One delta per byte; text comes when its character is whole. The last one has the finish reason."""
-    deltas, pending = [], b""
-    data = text.encode()
-    for i, byte in enumerate(data):
-        pending += bytes([byte])
-        try:
-            piece, pending = pending.decode(), b""
-        except UnicodeDecodeError:
-            piece = ""
-        delta = OutputDelta(index, piece, [byte], num_output_tokens=i + 1, cached_tokens=cached_tokens)
-        if item.sampling.logprobs is not None:
-            delta.logprobs = [score(byte, item.sampling.logprobs)]
-        num_top = item.sampling.prompt_logprobs
-        if i == 0 and num_top is not None:
-            # As the engine does: only the first sequence scores the prompt.
-            scored = item.prompt_token_ids[1:] if index == 0 else []
-            delta.prompt_logprobs = [None, *(score(token, num_top) for token in scored)]
-        deltas.append(delta)
-    deltas[-1].finish_reason = finish  # type: ignore[assignment]
-    deltas[-1].stop_reason = stop_reason
-    return deltas
-
-
-def interleaved(*sequences: list[OutputDelta]) -> list[list[OutputDelta]]:
-    """One step per round, with the next delta of every sequence that still has one."""
-    rounds = max(map(len, sequences))
-    return [[deltas[i] for deltas in sequences if i < len(deltas)] for i in range(rounds)]
-
-
-def default_script(item: GenerateInput) -> Iterable[Step]:
-    """Each choice says its own text, up to ``max_tokens`` bytes."""
-    sequences = []
-    for index in range(item.n):
-        text = f"Grüße {index} 🙂!"
-        full = deltas_of(item, text, index=index, cached_tokens=4)
-        limit = item.sampling.max_tokens or len(full)
-        if limit < len(full):
-            full = full[:limit]
-            full[-1].finish_reason = "length"
-        sequences.append(full)
-    return interleaved(*sequences)
-
-
-class FakeFrontend(Frontend):
-    def __init__(self) -> None:
-        self.card = ModelCard("tiny", "org/tiny", 1_700_000_000, MAX_MODEL_LEN, VOCAB_SIZE)
-        self.text = ByteText()
-        self.default_sampling = {}
-        self.params: list[type] = []
-        self.script: Script = default_script
-        self.items: list[GenerateInput] = []
-        self.sources: list[AsyncIterator[list[OutputDelta]]] = []
-        self.num_aborted = 0
-        self.num_finished = 0
-        self.num_blocking = 0
-        self.embedded: list[EmbedInput] = []
-        self.embed_seconds = 0.0
-        self.embed_error: Exception | None = None
-
-    async def run_blocking(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        self.num_blocking += 1
-        return await asyncio.to_thread(function, *args, **kwargs)
-
-    def check(self, item: GenerateInput) -> GenerateInput:
-        item.sampling.check(VOCAB_SIZE)
-        if not 1 <= item.n <= MAX_N:
-            raise InvalidRequest("n", "n")
-        if not item.prompt_token_ids:
-            raise InvalidRequest("prompt is empty", "prompt")
-        check_token_ids(item.prompt_token_ids, VOCAB_SIZE, "prompt", MAX_MODEL_LEN - 1)
-        return item
-
-    def generate(self, item: GenerateInput) -> AsyncIterator[list[OutputDelta]]:
-        source = self._generate(item)
-        self.sources.append(source)  # so that only closing it ends it, never the garbage collector
-        return source
-
-    async def _generate(self, item: GenerateInput) -> AsyncIterator[list[OutputDelta]]:
-        self.items.append(item)
-        ended = False
-        try:
-            for step in self.script(item):
-                if isinstance(step, Exception):
-                    ended = True
-                    raise step
-                if isinstance(step, float):
-                    await asyncio.sleep(step)
-                else:
-                    await asyncio.sleep(0)
-                    yield step
-            ended = True
-        finally:
-            self.num_finished += ended
-            self.num_aborted += not ended
-
-    def check_embed(self, item: EmbedInput) -> None:
-        if not item.token_ids:
-            raise InvalidRequest("the input is empty", "input")
-        check_token_ids(item.token_ids, VOCAB_SIZE, "input", MAX_MODEL_LEN)
-
-    async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
-        """Of each input: its length, its first and its last token, and a number float32 cannot hold exactly."""
-        self.embedded += items
-        try:
-            await asyncio.sleep(self.embed_seconds)
-            if self.embed_error is not None:
-                raise self.embed_error
-        except asyncio.CancelledError:
-            self.num_aborted += len(items)
-            raise
-        ids = [item.token_ids for item in items]
-        return [struct.pack("<4f", len(tokens), tokens[0], tokens[-1], 0.1) for tokens in ids]
-
-    @property
-    def processor_params(self):
-        return self.params
 
 
 @pytest.fixture

@@ -1,0 +1,10 @@
+"""The contract of the family, run by the package's tests and by ``fwk plugins test mine``."""
+
+from __future__ import annotations
+
+from fwk.testing import CacheTierSuite
+
+
+class TestMine(CacheTierSuite):
+    plugin = "mine"
+    serve_with = {"prefix_cache": "hierarchical"}

@@ -1,0 +1,12 @@
+"""The contract of the family, run by the package's tests and by ``fwk plugins test mine``."""
+
+from __future__ import annotations
+
+from fwk.testing import ModelSuite
+from fwk.testing.serving import TINY
+
+
+class TestMine(ModelSuite):
+    plugin = "mine"
+    config = {**TINY, "architectures": ["MineForCausalLM"]}
+    reference_config = {"architectures": ["LlamaForCausalLM"]}

@@ -1,0 +1,18 @@
+"""Grey pictures, a token for each point."""
+
+from __future__ import annotations
+
+from fwk import MultimodalProcessorSpec, hookimpl
+
+
+@hookimpl
+def multimodal_processors() -> list[MultimodalProcessorSpec]:
+    return [
+        MultimodalProcessorSpec(
+            name="mine",
+            load="fwk_mine.plugin:MineProcessor",
+            architectures=("MineForCausalLM",),
+            kinds=frozenset({"image"}),
+            summary="grey pictures, a token for each point",
+        )
+    ]

@@ -1,0 +1,10 @@
+"""The contract of the family, run by the package's tests and by ``fwk plugins test mine``."""
+
+from __future__ import annotations
+
+from fwk.testing import QuantizerSuite
+
+
+class TestMine(QuantizerSuite):
+    plugin = "mine"
+    max_error = 0.012

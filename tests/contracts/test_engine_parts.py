@@ -1,0 +1,106 @@
+"""Experts, adapters, drafts, caches and executors do what their contracts say."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fwk.testing import (
+    CacheTierSuite,
+    ExecutorSuite,
+    LoRABackendSuite,
+    LoRASourceSuite,
+    MoERunnerSuite,
+    PrefixCacheSuite,
+    SpeculativeDecoderSuite,
+)
+
+
+class TestTorchExperts(MoERunnerSuite):
+    plugin = "torch"
+
+
+class TestTorchLoRA(LoRABackendSuite):
+    plugin = "torch"
+
+
+class TestLocalAdapters(LoRASourceSuite):
+    plugin = "local"
+
+    def prepare(self, folder: Path) -> tuple[dict[str, object], str]:
+        adapter = folder / "place" / "mine"
+        adapter.mkdir(parents=True)
+        settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+        (adapter / "adapter_config.json").write_text(json.dumps(settings))
+        prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+        matrices = {f"{prefix}.lora_A.weight": torch.ones(4, 16), f"{prefix}.lora_B.weight": torch.ones(16, 4)}
+        save_file(matrices, adapter / "adapter_model.safetensors")
+        return {"lora_dirs": (str(folder / "place"),)}, "mine"
+
+
+class TestNgram(SpeculativeDecoderSuite):
+    plugin = "ngram"
+
+
+class TestNgramTrees(SpeculativeDecoderSuite):
+    plugin = "ngram"
+    options = {"speculative_ngram_max_bfs_breadth": 3}
+
+
+class TestRadix(PrefixCacheSuite):
+    plugin = "radix"
+
+
+class TestRadixByFrequency(PrefixCacheSuite):
+    plugin = "radix"
+    options = {"radix_eviction_policy": "lfu"}
+
+
+class TestNone(PrefixCacheSuite):
+    plugin = "none"
+
+
+class TestHierarchical(PrefixCacheSuite):
+    plugin = "hierarchical"
+
+
+class TestHost(CacheTierSuite):
+    plugin = "host"
+    serve_with = {"prefix_cache": "hierarchical"}
+
+
+class TestFile(CacheTierSuite):
+    plugin = "file"
+    serve_with = {"prefix_cache": "hierarchical"}
+
+    @pytest.fixture(autouse=True)
+    def folder(self) -> Iterator[None]:
+        with tempfile.TemporaryDirectory() as folder:
+            self.place = folder
+            yield
+
+    def tier_options(self) -> dict[str, object]:
+        return {"hicache_storage_dir": self.place}
+
+    def selected(self, item: Any) -> dict[str, Any]:
+        return {**super().selected(item), **self.tier_options()}
+
+
+class TestInProcess(ExecutorSuite):
+    plugin = "inprocess"
+
+
+class TestThreaded(ExecutorSuite):
+    plugin = "threaded"
+
+
+class TestProcesses(ExecutorSuite):
+    plugin = "processes"
+    serve_with = {"tensor_parallel_size": 2}

@@ -1,0 +1,28 @@
+"""Every weight format does what the contract says. Layouts of checkpoints: tests/plugins/quant."""
+
+from __future__ import annotations
+
+from fwk.testing import QuantizerSuite
+
+
+class TestNone(QuantizerSuite):
+    plugin = "none"
+
+
+class TestInt8(QuantizerSuite):
+    plugin = "int8"
+    max_error = 0.012
+
+
+class TestFp8(QuantizerSuite):
+    plugin = "fp8"
+    max_error = 0.04
+
+
+class TestInt4(QuantizerSuite):
+    plugin = "int4"
+    max_error = 0.13
+
+
+class TestGguf(QuantizerSuite):
+    plugin = "gguf"

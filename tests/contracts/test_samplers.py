@@ -1,0 +1,9 @@
+"""Every sampler does what the contract says."""
+
+from __future__ import annotations
+
+from fwk.testing import SamplerSuite
+
+
+class TestTorch(SamplerSuite):
+    plugin = "torch"

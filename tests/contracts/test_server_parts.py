@@ -1,0 +1,22 @@
+"""Load balancers and observers do what their contracts say."""
+
+from __future__ import annotations
+
+from fwk.testing import LoadBalancerSuite, ObserverSuite
+
+
+class TestRoundRobin(LoadBalancerSuite):
+    plugin = "round_robin"
+
+
+class TestShortestQueue(LoadBalancerSuite):
+    plugin = "shortest_queue"
+
+
+class TestPrometheus(ObserverSuite):
+    plugin = "prometheus"
+
+
+class TestOtel(ObserverSuite):
+    plugin = "otel"
+    options = {"otlp_traces_endpoint": "http://127.0.0.1:9/v1/traces"}

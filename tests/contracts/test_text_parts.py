@@ -1,0 +1,50 @@
+"""Logits processors, grammars and parsers do what their contracts say."""
+
+from __future__ import annotations
+
+from fwk.testing import GrammarBackendSuite, LogitsProcessorSuite, ReasoningParserSuite, ToolParserSuite
+
+
+class TestTemperature(LogitsProcessorSuite):
+    plugin = "temperature"
+    asks = ({"temperature": 0.7}, {"temperature": 2.0})
+
+
+class TestPenalties(LogitsProcessorSuite):
+    plugin = "penalties"
+    asks = ({"repetition_penalty": 1.3}, {"presence_penalty": 0.5, "frequency_penalty": -0.5})
+
+
+class TestTruncation(LogitsProcessorSuite):
+    plugin = "truncation"
+    asks = ({"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.2})
+
+
+class TestLLGuidance(GrammarBackendSuite):
+    plugin = "llguidance"
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}"}]}}\n</tool_call>'
+
+
+class TestHermes(ToolParserSuite):
+    plugin = "hermes"
+    samples = {
+        CALL: ("", "", [("add", '{"a": 1, "b": [2, {"c": "}"}]}')]),
+        f"I will add.\n\n{CALL}\n": ("I will add.", "", [("add", '{"a": 1, "b": [2, {"c": "}"}]}')]),
+        f'{CALL}\n<tool_call>{{"name":"say","arguments":{{}}}}</tool_call>': (
+            "",
+            "",
+            [("add", '{"a": 1, "b": [2, {"c": "}"}]}'), ("say", "{}")],
+        ),
+    }
+
+
+class TestQwen3(ReasoningParserSuite):
+    plugin = "qwen3"
+    samples = {"<think>hm</think>Yes.": ("Yes.", "hm", []), "Yes.": ("Yes.", "", [])}
+
+
+class TestDeepSeekR1(ReasoningParserSuite):
+    plugin = "deepseek-r1"
+    samples = {"hm</think>Yes.": ("Yes.", "hm", []), "<think>hm</think>Yes.": ("Yes.", "hm", [])}
