@@ -1,7 +1,7 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
-PACKAGES = core plugins tests benchmarks
+PACKAGES = core plugins tests benchmarks examples
 
-.PHONY: check lint types imports test slow soak clients audit docs format
+.PHONY: check lint types imports test slow soak clients examples audit docs format
 
 check: lint types imports test  ## everything CI runs
 
@@ -27,6 +27,9 @@ soak:  ## half an hour of mixed load with a fault each minute
 clients:  ## real client libraries, each in an environment of its own; needs the network
 	$(PYTHON) -m pytest -m clients -n 0 tests/clients
 
+examples:  ## the packages of examples/plugins and a new one of every family, installed beside fwk; needs pip
+	$(PYTHON) -m pytest -n 0 -m slow tests/e2e/test_examples.py
+
 audit:  ## known holes in what is installed, slow patterns in our own sources; needs the extra [audit] and the network
 	$(PYTHON) -m pip_audit --skip-editable
 	found=$$($(PYTHON) -m regexploit.bin.regexploit_python_ast $$(find core plugins -name '*.py')) || exit 1; echo "$$found"; \
@@ -34,6 +37,7 @@ audit:  ## known holes in what is installed, slow patterns in our own sources; n
 
 docs:
 	$(PYTHON) -m fwk arguments > docs/arguments.md
+	$(PYTHON) -m fwk.cli.family_pages docs/plugins
 	$(PYTHON) -m fwk arguments --peers > docs/migrating.md
 	$(PYTHON) -m fwk limits > docs/limits.md
 

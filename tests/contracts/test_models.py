@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -17,6 +18,7 @@ class TestLlama(ModelSuite):
     plugin = "llama"
 
 
+@pytest.mark.slow
 class TestTransformers(ModelSuite):
     plugin = "transformers"
 

@@ -7,3 +7,7 @@ from fwk.testing import SamplerSuite
 
 class TestTorch(SamplerSuite):
     plugin = "torch"
+
+
+class TestCpu(SamplerSuite):
+    plugin = "cpu"

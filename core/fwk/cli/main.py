@@ -12,7 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("fwk.cli.serve:run", "serve a model over HTTP"),
     "generate": ("fwk.cli.generate:run", "complete a prompt and exit"),
     "chat": ("fwk.cli.chat:run", "talk to a model in the terminal"),
-    "plugins": ("fwk.cli.plugins:run", "list plugins; say why one was chosen"),
+    "plugins": ("fwk.cli.plugins:run", "list, judge, test, compare and begin plugins"),
     "bench": ("fwk.cli.bench:run", "measure servers, the engine, start-up, this machine"),
     "arguments": ("fwk.cli.arguments:run", "print the page of all arguments (docs/arguments.md)"),
     "limits": ("fwk.cli.limits:run", "print the page of all limits of requests (docs/limits.md)"),

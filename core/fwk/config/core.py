@@ -347,6 +347,9 @@ class PluginOptions(Options):
         stability="beta",
     )
     allow_override: tuple[str, ...] = option((), "Names a plugin may take over from another (family.name).")
+    plugins_lock: str | None = option(
+        None, "File of 'fwk plugins freeze': nothing starts unless exactly those plugins are installed."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from fwk.interfaces.cache import CacheTierSpec
 from fwk.plugins.catalogue import read_catalogue
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family
+from fwk.plugins.lock import check_lock
 from fwk.plugins.peers import answer
 from fwk.plugins.selection import foreseen, is_enabled
 
@@ -119,6 +120,8 @@ def build_config(plugins: PluginSet, given: Mapping[str, Any]) -> Config:
             values.setdefault(owner.key, {})[meaning.option] = value
     core = {title: _validated_core(model, values.pop(title, {})) for title, model in _CORE.items()}
     config = Config(**core, plugin_options=values)
+    if config.plugins.plugins_lock is not None:
+        check_lock(config.plugins.plugins_lock, plugins)
     _check_selected(config, plugins)
     return config
 

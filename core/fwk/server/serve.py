@@ -278,6 +278,7 @@ class _Server:
                 if owner.key in config.plugin_options
             },
             "fingerprint": self._plugins.fingerprint,
+            "plugins_lock": config.plugins.plugins_lock,
             "plugins": [f"{item.key} {item.package} {item.version}" for item in self._plugins.all()],
             "broken_plugins": [broken.sentence() for broken in self._plugins.broken],
             "chosen": dict(ready.chosen) if ready else {},

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fwk.testing.moe import MoERunnerSuite
     from fwk.testing.multimodal import MultimodalProcessorSuite
     from fwk.testing.observers import ObserverSuite
+    from fwk.testing.operators import OperatorsSuite
     from fwk.testing.parsers import ReasoningParserSuite, ToolParserSuite
     from fwk.testing.quant import QuantizerSuite
     from fwk.testing.samplers import SamplerSuite
@@ -62,6 +63,7 @@ SUITES: dict[str, str] = {
     "dialects": "fwk.testing.dialects:DialectSuite",
     "observers": "fwk.testing.observers:ObserverSuite",
     "moe": "fwk.testing.moe:MoERunnerSuite",
+    "operators": "fwk.testing.operators:OperatorsSuite",
     "multimodal": "fwk.testing.multimodal:MultimodalProcessorSuite",
 }
 """The suite of each family."""
@@ -86,6 +88,7 @@ __all__ = [
     "ModelSuite",
     "MultimodalProcessorSuite",
     "ObserverSuite",
+    "OperatorsSuite",
     "PluginSuite",
     "PrefixCacheSuite",
     "QuantizerSuite",

@@ -144,9 +144,11 @@ class AttentionSuite(ServedSuite):
         cached.step([0], [prefix], tables[:1], keys[0][:prefix], values[0][:prefix])
         rest = [i for i, past in enumerate(pasts) if past > shared[i]]
         own = [torch.cat([kept[i][shared[i] : pasts[i]] for i in rest]) for kept in (keys, values)]
-        cached.step([shared[i] for i in rest], [pasts[i] - shared[i] for i in rest], [tables[i] for i in rest], *own)
+        cached.step(
+            [shared[i] for i in rest], [pasts[i] - shared[i] for i in rest], [tables[i] for i in rest], own[0], own[1]
+        )
         new = [torch.cat([x[past:] for x, past in zip(kept, pasts, strict=True)]) for kept in (keys, values)]
-        q, out = cached.step(pasts, num_new, tables, *new)
+        q, out = cached.step(pasts, num_new, tables, new[0], new[1])
         parts = zip(q.split(num_new), keys, values, pasts, strict=True)
         expected = torch.cat([reference(query, key, value, past, shape) for query, key, value, past in parts])
         torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=0)

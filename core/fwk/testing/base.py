@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from fwk.config import Options, stability_of
 from fwk.interfaces.declaration import Declaration, Facts, Host
 from fwk.plugins import FAMILIES, PluginSet, Registered, discover, find, load_object
+from fwk.plugins.discovery import GROUP
 from fwk.plugins.selection import build, plugin_options
 from fwk.plugins.versions import VERSIONS
 
@@ -38,6 +40,13 @@ print(json.dumps(found))
 def installed() -> PluginSet:
     """The installed plugins, discovered once for the test run."""
     return discover()
+
+
+@functools.cache
+def beside(package: str) -> PluginSet:
+    """The plugins of fwk and of one other package: what else is installed changes no verdict."""
+    points = entry_points(group=GROUP)
+    return discover(points=[point for point in points if point.dist and point.dist.name in ("fwk", package)])
 
 
 @functools.cache

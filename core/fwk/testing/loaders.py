@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -82,13 +82,14 @@ class LoaderSuite(PluginSuite):
 
 
 class ModelSourceSuite(PluginSuite):
-    """Known names lead to a path, others to nothing.
+    """Known names lead to a path, others to nothing: the next source is asked.
 
-    Override ``prepare`` to make a model the source knows.
+    unknown: names it must not know. Override ``prepare`` to make a model the source knows.
     """
 
     family = "model_sources"
     interface = ModelSource
+    unknown: ClassVar[Sequence[str]] = ("no such model, surely",)
 
     def prepare(self, folder: Path) -> str | None:
         """Make a model that the source finds, with the suite's options: its name."""
@@ -99,7 +100,7 @@ class ModelSourceSuite(PluginSuite):
         return self.make(item, LoaderContext(self.given(item)))
 
     def test_unknown_names_are_unknown(self, item: Registered, tmp_path: Path) -> None:
-        for name in ("no such model, surely", str(tmp_path / "missing")):
+        for name in self.unknown:
             assert self.source(item).fetch(name, None, tmp_path / "downloads", lambda line: None) is None, name
 
     def test_a_known_name_is_a_path(self, item: Registered, tmp_path: Path) -> None:

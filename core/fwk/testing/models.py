@@ -11,7 +11,7 @@ import pytest
 
 from fwk.interfaces.model import Encoder, Model, ModelSpec
 from fwk.plugins import Registered
-from fwk.testing.base import PluginSuite, installed
+from fwk.testing.base import PluginSuite, beside
 from fwk.testing.serving import TINY, tokens_of
 from fwk.types import ModelConfig, SamplingParams
 
@@ -44,7 +44,7 @@ class ModelSuite(PluginSuite):
 
     def exercise(self, item: Registered) -> None:
         if self.declaration is None and self.spec(item).task == "generate":
-            tokens_of(self.config, **self.settings(item))
+            tokens_of(self.config, item.package, **self.settings(item))
 
     def test_load_names_what_the_family_asks_for(self, item: Registered) -> None:
         from fwk.plugins import load_object  # noqa: PLC0415
@@ -62,9 +62,9 @@ class ModelSuite(PluginSuite):
     def test_steps_make_no_difference(self, item: Registered) -> None:
         """Prompts whole or in chunks, with and without reuse of prefixes, in blocks of several sizes."""
         self.generating(item)
-        whole = tokens_of(self.config, **self.settings(item))
+        whole = tokens_of(self.config, item.package, **self.settings(item))
         for settings in ({"chunked_prefill_size": 5, "page_size": 8}, {"max_prefill_tokens": 16, "page_size": 32}):
-            assert tokens_of(self.config, **self.settings(item), **settings) == whole, settings
+            assert tokens_of(self.config, item.package, **self.settings(item), **settings) == whole, settings
 
     def test_says_what_transformers_says(self, item: Registered) -> None:
         """Log-probabilities of a prompt, with the same random weights."""
@@ -113,7 +113,9 @@ class ModelSuite(PluginSuite):
         from fwk import LLM  # noqa: PLC0415
 
         sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-        with LLM(folder, plugins=installed(), dtype="float32", max_total_tokens=256, **self.settings(item)) as llm:
+        with LLM(
+            folder, plugins=beside(item.package), dtype="float32", max_total_tokens=256, **self.settings(item)
+        ) as llm:
             [done] = llm.generate([ids], sampling)
         assert done.prompt_logprobs is not None
         return [entry.logprob for entry in done.prompt_logprobs[1:] if entry is not None]

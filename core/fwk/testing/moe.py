@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fwk.interfaces.moe import ExpertWeights, MoEContext, MoERunner
 from fwk.plugins import Registered
-from fwk.testing.served import MIXTURE, ServedSuite
+from fwk.testing.served import ServedSuite
+from fwk.testing.serving import MIXTURE
 
 EXPERTS, TOP_K, HIDDEN, INNER = 6, 2, 32, 48
 

@@ -196,4 +196,4 @@ class QuantizerSuite(PluginSuite):
         assert isinstance(item.declaration, QuantizerSpec)
         if self.declaration is not None or PLAIN not in item.declaration.layouts:
             pytest.skip("the tiny model's weights are plain, and only what is installed is served")
-        tokens_of(TINY, quantization=item.name, **self.serve_with)
+        tokens_of(TINY, item.package, quantization=item.name, **self.serve_with)

@@ -46,8 +46,10 @@ class SamplerSuite(ServedSuite):
     def sample(self, item: Registered, logits: Tensor, rows: SamplingRows) -> Tensor:
         """Pick with a sampler that has seen nothing before."""
         context = SamplingContext(logits.shape[1], 8, torch.device("cpu"), (), self.given(item))
+        given = logits.clone()
         with torch.inference_mode():
-            picks = self.make(item, context).sample(logits.clone(), rows)
+            picks = self.make(item, context).sample(given, rows)
+        assert torch.equal(given.nan_to_num(9.0), logits.nan_to_num(9.0)), "sample() changed the logits"
         assert picks.dtype == torch.int64
         assert picks.shape == (len(logits),)
         return picks

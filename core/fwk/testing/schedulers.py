@@ -51,8 +51,8 @@ class Watched(SchedulePolicy):
         waits = {id(sequence) for sequence in before}
         for sequence in answer:
             assert id(sequence) in waits, "order() answers a sequence that is not waiting"
+            assert counted.num_lookups <= MAX_LOOKUPS, f"order() looks up {counted.num_lookups} prefixes in one step"
             yield sequence
-        assert counted.num_lookups <= MAX_LOOKUPS, f"order() looks up {counted.num_lookups} prefixes in one step"
 
     def admit(self, sequence: SequenceView, num_blocks: int, view: SchedulerView) -> bool:
         answer = self.inner.admit(sequence, num_blocks, view)

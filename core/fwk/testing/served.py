@@ -11,16 +11,6 @@ from fwk.plugins import FAMILIES, Registered
 from fwk.testing.base import PluginSuite
 from fwk.testing.serving import TINY, plain_tokens, tokens_of
 
-MIXTURE = {
-    **TINY,
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "head_dim": 16,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
-"""config.json of a tiny mixture of experts."""
-
 
 class ServedSuite(PluginSuite):
     """For families that take part in an engine's steps.
@@ -42,6 +32,7 @@ class ServedSuite(PluginSuite):
         if self.declaration is not None:
             pytest.skip("only an installed plugin is served")
         self.skip_where_refused(item)
-        tokens = tokens_of(self.model_config, **self.selected(item), **self.serve_with, **self.options)
+        package = None if self.family == "executors" else item.package  # an executor's workers discover for themselves
+        tokens = tokens_of(self.model_config, package, **self.selected(item), **self.serve_with, **self.options)
         if self.is_exact:
             assert tokens == plain_tokens(json.dumps(self.model_config)), "the engine says something else than without"

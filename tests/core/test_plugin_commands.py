@@ -1,0 +1,227 @@
+"""``fwk plugins list|doctor|freeze|new|test|bench``, and ``--plugins-lock``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.core.test_testing_kit import install
+from tests.helpers.packages import write_metadata
+
+from fwk.cli.plugin_bench import Load, as_json, as_markdown, run
+from fwk.cli.plugin_new import create, package, renamed
+from fwk.errors import ConfigError
+from fwk.plugins import FAMILIES, build_config, find
+from fwk.plugins.lock import check_lock, frozen
+from fwk.testing.base import installed
+
+
+def fwk(*words: str, site: Path | None = None, code: int | None = 0) -> str:
+    """What a command prints, as a user sees it, with further packages installed in ``site``."""
+    places = [str(site)] if site is not None else []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*places, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "fwk", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert code is None or done.returncode == code, done.stdout + done.stderr
+    return done.stdout or done.stderr
+
+
+SOURCE = """
+from fwk import LoadBalancerSpec, hookimpl
+
+@hookimpl
+def load_balancers():
+    return [LoadBalancerSpec(name="{name}", load="nowhere:Nothing", override={override}{more})]
+"""
+
+
+def plugin(site: Path, name: str, *, override: bool = False, more: str = "", before: str = "") -> None:
+    """A package ``acme-NAME`` with one load balancer."""
+    site.mkdir(exist_ok=True)
+    (site / f"acme_{name}.py").write_text(before + SOURCE.format(name=name, override=override, more=more))
+    write_metadata(site, f"acme-{name}", {f"load_balancers.{name}": f"acme_{name}"})
+
+
+def test_list_says_what_comes_from_where_and_what_it_costs(tmp_path: Path) -> None:
+    plugin(tmp_path, "one")
+    plugin(tmp_path, "bad", before="raise OSError('no rocket')\n")
+    rows = {row["name"]: row for row in json.loads(fwk("plugins", "list", "--json", site=tmp_path))}
+    assert rows["one"] | {"load_ms": 0} == {
+        "family": "load_balancers", "name": "one", "package": "acme-one", "version": "1.0", "api": 1, "rank": 0,
+        "state": "ok", "load_ms": 0, "options": [], "summary": "",
+    }  # fmt: skip
+    assert rows["ngram"]["options"][0] == "speculative_num_draft_tokens"
+    assert rows["bad"]["state"] == "broken"
+    table = fwk("plugins", "list", site=tmp_path)
+    assert "acme-one 1.0" in table
+    assert "no rocket" in table
+
+
+@pytest.mark.parametrize(
+    ("words", "refused", "reason"),
+    [
+        (["--with", "--kv-cache-dtype", "int8"], "cpu", "keeps K/V as auto, not int8"),
+        (["--dtype", "float16"], "cpu", "this run in float16"),
+        ([], "flashinfer", "this run in float32"),
+    ],
+)
+def test_why_names_the_rule(words: list[str], refused: str, reason: str) -> None:
+    told = json.loads(fwk("plugins", "why", "attention", "--json", *words))
+    by_name = {candidate["name"]: candidate for candidate in told["candidates"]}
+    assert reason in by_name[refused]["refusal"]
+    assert by_name["torch"]["refusal"] is None
+
+
+def test_why_refuses_options_nobody_has() -> None:
+    assert "unknown option --kv-cash-dtype" in fwk(
+        "plugins", "why", "attention", "--with", "--kv-cash-dtype", "x", code=1
+    )
+
+
+def test_doctor_finds_nothing_wrong_here() -> None:
+    told = json.loads(fwk("plugins", "doctor", "--json"))
+    assert [finding for finding in told["findings"] if finding["level"] != "note"] == []
+
+
+def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
+    plugin(tmp_path, "bad", before="raise OSError('no rocket')\n")
+    plugin(tmp_path, "over", override=True)
+    plugin(tmp_path, "slow", before="import time; time.sleep(0.05)\n")
+    plugin(tmp_path, "needy", more=', needs=Needs(packages=("rocket>=3",))', before="from fwk import Needs\n")
+    plugin(tmp_path, "twice")
+    write_metadata(tmp_path, "acme-twice", {}, version="2.0")
+    write_metadata(tmp_path, "acme-gone", {"load_balancers.gone": "acme_gone"})
+    words = ["plugins", "doctor", "--json", "--allow-override", "cache.radix"]
+    found = json.loads(fwk(*words, site=tmp_path, code=1))["findings"]
+    told = {(finding["level"], finding["subject"]): finding["message"] for finding in found}
+    assert "no rocket" in told["error", "load_balancers.bad"]
+    assert "acme_gone is gone: pip install acme-gone again" in told["error", "load_balancers.gone"] or (
+        "failed to import" in told["error", "load_balancers.gone"]
+    )
+    assert told["error", "acme-twice"].startswith("is installed in versions 1.0 and 2.0")
+    assert "there is no other" in told["note", "load_balancers.over"]
+    assert "leave it out" in told["warning", "cache.radix"]
+    assert "pip install 'rocket>=3'" in told["note", "load_balancers.needy"]
+    assert "ms to declare" in told["note", "load_balancers.slow"]
+    assert fwk("plugins", "doctor", site=tmp_path, code=1).splitlines()[-1].endswith("other findings")
+
+
+def test_doctor_compares_with_a_server(tmp_path: Path) -> None:
+    assert "cannot be asked" in fwk("plugins", "doctor", "--url", "http://127.0.0.1:9", code=1)
+    assert "must begin with http" in fwk("plugins", "doctor", "--url", "ftp://x", code=1)
+
+
+def test_processes_that_disagree_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fwk.cli.plugin_doctor import doctor
+
+    plugin(tmp_path, "hidden")
+    monkeypatch.syspath_prepend(str(tmp_path))  # in this process only
+    found = [finding for finding in doctor() if finding.subject == "processes"]
+    assert len(found) == 1
+    assert "sees the set" in found[0].message
+
+
+def test_a_lock_is_kept(tmp_path: Path) -> None:
+    plugins, path = installed(), tmp_path / "plugins.lock"
+    fwk("plugins", "freeze", "--output", str(path))
+    check_lock(str(path), plugins)
+    assert build_config(plugins, {"plugins_lock": str(path)}).plugins.plugins_lock == str(path)
+    assert json.loads(path.read_text()) == frozen(plugins) == json.loads(fwk("plugins", "freeze", "--json"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows.pop("cache.none"), "cache.none (fwk) is not in the file"),
+        (lambda rows: rows.update({"cache.gone": rows["cache.none"]}), "cache.gone (fwk) is missing"),
+        (lambda rows: rows["cache.none"].update(version="0.0.1"), "cache.none has version 0.1.0 instead of 0.0.1"),
+        (lambda rows: rows["cache.none"].update(load="a:B"), "instead of a:B"),
+    ],
+)
+def test_a_lock_that_differs_is_refused(change: Any, message: str, tmp_path: Path) -> None:
+    locked = frozen(installed())
+    change(locked["plugins"])
+    (tmp_path / "lock").write_text(json.dumps(locked))
+    with pytest.raises(ConfigError) as caught:
+        build_config(installed(), {"plugins_lock": str(tmp_path / "lock")})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"plugins": 3}'])
+def test_what_is_no_lock_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text(text)
+    with pytest.raises(ConfigError, match=r"not a file that|is not in the file"):
+        check_lock(str(tmp_path / "lock"), installed())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_new_writes_a_package_of_every_family(family: str, tmp_path: Path) -> None:
+    folder = create(installed(), family, "two_words", tmp_path)
+    assert folder.name == "fwk-two-words"
+    paths = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {"pyproject.toml", "README.md", ".github/workflows/test.yml", "tests/test_contract.py"} <= paths
+    for path in folder.rglob("*.py"):
+        text = path.read_text()
+        compile(text, str(path), "exec")
+        assert "mine" not in text.replace("determine", "").lower(), path
+    project = (folder / "pyproject.toml").read_text()
+    assert f'"{family}.two_words" = "fwk_two_words"' in project
+
+
+def test_new_refuses(tmp_path: Path) -> None:
+    for family, name, message in [
+        ("nonsense", "x", "unknown family"),
+        ("attention", "Not-A-Name", "not a name for a plugin"),
+        ("attention", "torch", "is there already, from"),
+        ("attention", "quant", "would hide it"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            create(installed(), family, name, tmp_path)
+    create(installed(), "attention_backends", "fine", tmp_path)
+    with pytest.raises(ConfigError, match="is there already: choose another name, or another folder"):
+        create(installed(), "attention", "fine", tmp_path)
+
+
+def test_names_are_changed_as_words() -> None:
+    assert renamed("determine mine MineX --mine-x fwk-mine fwk_mine TestMine mine_x", "a_b") == (
+        "determine a_b ABX --a-b-x fwk-a-b fwk_a_b TestAB a_b_x"
+    )
+
+
+def test_test_runs_the_contract(tmp_path: Path) -> None:
+    install(tmp_path, "load_balancers", "right")
+    install(
+        tmp_path, "load_balancers", "wrong", ("return min(replicas, key=lambda replica: replica.num_open)", "return 3")
+    )
+    site = tmp_path / "site"
+    [told] = json.loads(fwk("plugins", "test", "right", "--json", site=site))
+    assert (told["plugin"], told["package"], told["failed"]) == ("load_balancers.right", "fwk-right 0.1.0", {})
+    assert told["passed"] >= 8
+    [told] = json.loads(fwk("plugins", "test", "load_balancers.wrong", "--json", site=site, code=1))
+    assert "test_chooses_one_of_those_it_is_given_and_changes_none" in told["failed"]
+    assert "no installed plugin or package is named 'rigth'" in fwk("plugins", "test", "rigth", code=1)
+
+
+@pytest.mark.slow
+def test_bench_compares_and_reports() -> None:
+    plugins = installed()
+    report = run(plugins, find(plugins, "cache", "none"), "radix", None, Load(2, 24, 4, 2))
+    assert report.equal_tokens == 1.0
+    assert report.max_logprob_error < 1e-4
+    assert report.plugin.tokens_per_second > 0
+    assert json.loads(as_json(report))["fingerprint"] == plugins.fingerprint
+    assert "| tokens a second, 2 requests together |" in as_markdown(report)
+    with pytest.raises(ConfigError, match="has no part in an engine's steps"):
+        run(plugins, find(plugins, "dialects", "tgi"), "openai", None, Load())
+
+
+def test_packages_of_templates_hold_no_word_of_the_frame() -> None:
+    for family in FAMILIES:
+        for path, text in package(family).items():
+            for word in ("SUMMARY", "VERSION", "TINYCONFIG", "FIELDS", "NOUN"):
+                assert word not in text, (path, word)

@@ -1,0 +1,145 @@
+"""The kit of plugin authors: templates pass their contracts, and plugins that are wrong in one place do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.helpers.packages import write_metadata
+
+from fwk.cli.plugin_new import package, renamed
+from fwk.plugins import FAMILIES
+from fwk.testing import SUITES, suite_of
+from fwk.testing.base import installed
+
+WRONG: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+    (Path(__file__).parents[1] / "fixtures/wrong_plugins.toml").read_text()
+)
+"""By family and name: a fault of the template, and the tests that must notice."""
+
+
+CONFTEST = """
+import json, pathlib
+
+KEPT = json.loads((pathlib.Path(__file__).parent / "kept.json").read_text())
+
+
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if item.name.startswith(tuple(KEPT[item.path.stem]))]
+"""
+
+
+def install(folder: Path, family: str, name: str, change: tuple[str, str] | None = None) -> None:
+    """What ``fwk plugins new`` writes, as an installer would leave it; ``change``: what is wrong with it."""
+    files = dict(package(family))
+    if change is not None:
+        path = next((path for path in files if path.endswith(".py") and change[0] in files[path]), None)
+        assert path is not None, f"{family}: {change[0]!r} is not in the template"
+        files[path] = files[path].replace(*change)
+    for path, text in files.items():
+        if path.startswith("src/"):
+            target = folder / "site" / renamed(path.removeprefix("src/"), name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(renamed(text, name))
+    write_metadata(folder / "site", f"fwk-{name}", {f"{family}.{name}": f"fwk_{name}"}, "0.1.0")
+    (folder / f"test_{name}.py").write_text(f"from fwk_{name}.contract import *\n")
+
+
+def outcomes(folder: Path, *words: str) -> dict[str, dict[str, str]]:
+    """Run the folder's tests in one other process: by module and test, what it failed of; empty where it passed."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")]),
+    }
+    report = folder / "report.xml"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "pytest.ini",
+        f"--junitxml={report}",
+    ]
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    done = subprocess.run(
+        [*command, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert report.is_file(), done.stdout + done.stderr
+    found: dict[str, dict[str, str]] = {}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        if case.find("skipped") is None:
+            module = (case.get("classname") or "").partition(".")[0]
+            bad = [child.text or "?" for kind in ("failure", "error") for child in case.findall(kind)]
+            found.setdefault(module, {})[case.get("name", "?")] = "".join(bad)[-2000:]
+    assert found, done.stdout + done.stderr
+    return found
+
+
+def test_every_family_has_a_suite_and_a_template() -> None:
+    assert set(SUITES) == set(FAMILIES) == set(WRONG)
+    for family in FAMILIES:
+        assert suite_of(family).family == family
+        assert "src/fwk_mine/plugin.py" in package(family)
+
+
+def test_every_installed_plugin_of_ours_is_under_contract() -> None:
+    """Each has a class in tests/contracts, unless a test of its own does more than the suite can."""
+    text = "\n".join(path.read_text() for path in (Path(__file__).parents[1] / "contracts").glob("test_*.py"))
+    missing = {
+        item.key for item in installed().all() if item.package == "fwk" and f'plugin = "{item.name}"' not in text
+    }
+    assert missing <= ELSEWHERE, missing - ELSEWHERE
+
+
+ELSEWHERE = {
+    "loaders.dummy", "logits_processors.logit_bias", "logits_processors.min_tokens", "logits_processors.bad_words",
+    "logits_processors.allowed_token_ids", "models.bert", "models.deepseek_v2", "models.gemma3", "models.qwen3",
+    "speculative.standalone",
+}  # fmt: skip
+"""tests/plugins looks at them: dummy weights, masks with rules of their own, models with other references."""
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """Every template whole and with each of its faults, all in one process; only the tests that are to notice run."""
+    folder = tmp_path_factory.mktemp("kit")
+    kept: dict[str, list[str]] = {}
+    for family, faults in WRONG.items():
+        install(folder, family, f"my_{family}")
+        kept[f"test_my_{family}"] = [prefix for fault in faults.values() for prefix in fault["noticed_by"]]
+        for name, fault in faults.items():
+            install(folder, family, f"my_{family}_{name}", (fault["old"], fault["new"]))
+            kept[f"test_my_{family}_{name}"] = fault["noticed_by"]
+    (folder / "kept.json").write_text(json.dumps(kept))
+    (folder / "conftest.py").write_text(CONFTEST)
+    return outcomes(folder)
+
+
+@pytest.mark.parametrize("family", WRONG)
+def test_a_right_plugin_passes(judged: dict[str, dict[str, str]], family: str) -> None:
+    assert {name: told for name, told in judged[f"test_my_{family}"].items() if told} == {}
+
+
+@pytest.mark.parametrize(("family", "name"), [(family, name) for family, faults in WRONG.items() for name in faults])
+def test_a_wrong_plugin_fails(judged: dict[str, dict[str, str]], family: str, name: str) -> None:
+    assert any(judged[f"test_my_{family}_{name}"].values())
+
+
+@pytest.mark.slow
+def test_every_template_passes_its_whole_contract(tmp_path: Path) -> None:
+    """In processes of their own too, and served."""
+    for family in WRONG:
+        install(tmp_path, family, f"my_{family}")
+    found = outcomes(tmp_path)
+    assert set(found) == {f"test_my_{family}" for family in WRONG}
+    assert {(module, name): told for module, tests in found.items() for name, told in tests.items() if told} == {}
