@@ -86,10 +86,10 @@ def model_size(llm: LLM) -> tuple[int, int]:
     nbytes, macs, seen = 0, 0, set[int]()
     for layer in _layers(model, set()):
         for tensor in _tensors(layer, set()):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                nbytes += storage.nbytes()
+            place = id(tensor) if tensor.is_mkldnn else tensor.data_ptr()  # a library's own layout has no address
+            if place not in seen:
+                seen.add(place)
+                nbytes += tensor.numel() * tensor.element_size()
         macs += hidden * vocab if isinstance(layer, LMHead) else layer.in_features * sum(layer.out_features)
     return nbytes, macs
 

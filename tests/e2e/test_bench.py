@@ -1,0 +1,40 @@
+"""What `fwk bench roofline` says a model must read and compute, against its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import fwk
+from fwk.bench.roofline import Machine, Phase, kv_bytes, measure_phases, model_size, table
+from tests.helpers.tiny import TINY
+
+
+def test_a_models_size_is_that_of_its_matrices(tiny_llm: Callable[..., fwk.LLM]) -> None:
+    llm = tiny_llm()
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    hidden, ffn, heads, kv = (TINY[name] for name in names)
+    size = hidden // heads
+    layer = hidden * size * (heads + 2 * kv) + heads * size * hidden + 3 * hidden * ffn
+    macs = TINY["num_hidden_layers"] * layer + hidden * TINY["vocab_size"]
+    nbytes, found = model_size(llm)
+    assert found == macs
+    assert 4 * macs <= nbytes < 4.4 * macs  # float32, and what kernels pad
+    assert kv_bytes(llm) == TINY["num_hidden_layers"] * 2 * kv * size * 4
+
+
+def test_phases_name_what_was_run_and_leave_nothing_behind(tiny_llm: Callable[..., fwk.LLM]) -> None:
+    llm = tiny_llm()
+    phases = measure_phases(llm, context=8, steps=3, batches=(1, 2), prompt=16)
+    assert [phase.name for phase in phases] == ["decode, batch 1", "decode, batch 2", "prefill, 16 tokens"]
+    assert phases[1].operations == 2 * phases[0].operations
+    assert all(phase.seconds > 0 for phase in phases)
+    assert llm.engine.stats().num_running == 0
+    assert "| decode, batch 2 |" in table(Machine(1e9, {1: 1e9, 32: 4e9}), phases)
+
+
+def test_a_bound_is_the_larger_of_reading_and_computing() -> None:
+    machine = Machine(bandwidth=1e9, rates={1: 1e9, 8: 4e9})
+    assert Phase("", read=2 * 10**9, operations=10**9, rows=1, seconds=3).bound(machine) == pytest.approx(2)
+    assert Phase("", read=10**9, operations=8 * 10**9, rows=9, seconds=3).bound(machine) == pytest.approx(2)
