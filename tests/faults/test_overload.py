@@ -154,7 +154,7 @@ async def test_clients_that_do_not_read(spawn: Start) -> None:
 
 async def test_readers_of_a_byte_a_second_slow_nobody_down(spawn: Start) -> None:
     """16 of them beside 4 that read."""
-    server = spawn(*FAKE, "--fake-step-ms", "20", "--max-running-requests", "32")
+    server = spawn("--executor", "fake", "--fake-step-ms", "20", "--max-running-requests", "32")
     head, data = raw_request({"prompt": "slow", "max_tokens": 1900, "stream": True, "ignore_eos": True})
     host, port = server.url.removeprefix("http://").split(":")
 
