@@ -65,7 +65,7 @@ def test_list_says_what_comes_from_where_and_what_it_costs(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "refused", "reason"),
     [
-        (["--with", "--kv-cache-dtype", "int8"], "cpu", "keeps K/V as auto, not int8"),
+        (["--with", "--dtype", "bfloat16", "--kv-cache-dtype", "int8"], "flashinfer", "keeps K/V as auto, not int8"),
         (["--dtype", "float16"], "cpu", "this run in float16"),
         ([], "flashinfer", "this run in float32"),
     ],
@@ -79,7 +79,7 @@ def test_why_names_the_rule(words: list[str], refused: str, reason: str) -> None
 
 def test_why_refuses_options_nobody_has() -> None:
     assert "unknown option --kv-cash-dtype" in fwk(
-        "plugins", "why", "attention", "--with", "--kv-cash-dtype", "x", code=1
+        "plugins", "why", "attention", "--with", "--kv-cash-dtype", "x", code=2
     )
 
 
@@ -113,7 +113,7 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
 
 def test_doctor_compares_with_a_server(tmp_path: Path) -> None:
     assert "cannot be asked" in fwk("plugins", "doctor", "--url", "http://127.0.0.1:9", code=1)
-    assert "must begin with http" in fwk("plugins", "doctor", "--url", "ftp://x", code=1)
+    assert "must begin with http" in fwk("plugins", "doctor", "--url", "ftp://x", code=2)
 
 
 def test_processes_that_disagree_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_test_runs_the_contract(tmp_path: Path) -> None:
     assert told["passed"] >= 8
     [told] = json.loads(fwk("plugins", "test", "load_balancers.wrong", "--json", site=site, code=1))
     assert "test_chooses_one_of_those_it_is_given_and_changes_none" in told["failed"]
-    assert "no installed plugin or package is named 'rigth'" in fwk("plugins", "test", "rigth", code=1)
+    assert "no installed plugin or package is named 'rigth'" in fwk("plugins", "test", "rigth", code=2)
 
 
 @pytest.mark.slow
