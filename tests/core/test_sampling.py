@@ -8,9 +8,10 @@ import torch
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
 from fwk.types import NewSequence, SamplingParams
 from fwk.worker.inputs import StepRows
-from fwk.worker.sampling import SamplingPipeline, num_finished
+from fwk.worker.sampling import Place, SamplingPipeline, num_finished
 from fwk.worker.table import SequenceTable
 
+NUMBERS = (1.0, 10.0, 100.0)
 CONTEXT = SamplingContext(4, 3, torch.device("cpu"), ())
 
 
@@ -46,7 +47,9 @@ def adding(number: float) -> LogitsProcessor:
 def pipeline(count: int, temperatures: list[float]) -> tuple[SamplingPipeline, Recorder]:
     """Processors that add 1, 10 and 100, the last ``count`` of them left to the sampler; one sequence for each slot."""
     table, recorder = SequenceTable(3, 32, 4), Recorder(CONTEXT)
-    made = SamplingPipeline([adding(1.0), adding(10.0), adding(100.0)], recorder, table, count)
+    processors = {Place(int(number), f"add {number:g}"): adding(number) for number in NUMBERS}
+    finishes = tuple(f"add {number:g}" for number in NUMBERS[len(NUMBERS) - count :])
+    made = SamplingPipeline(processors, recorder, table, finishes)
     for slot, temperature in enumerate(temperatures):
         new = NewSequence(slot, [1, 2], 2, 0, [], SamplingParams(temperature=temperature), 7)
         table.add(new)
@@ -108,3 +111,17 @@ def test_where_core_needs_the_processed_logits_all_processors_run() -> None:
     assert recorder.rows.unfinished is not None
     assert recorder.rows.unfinished.tolist() == [0, -1]
     assert recorder.logits[0].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_while_one_of_them_is_exchanged_core_does_their_work() -> None:
+    """Else it would be done twice for who started before."""
+    made, recorder = pipeline(2, [1.0, 1.0, 1.0])
+    made.switch(Place(10, "add 10"), adding(10.0))
+    made.sample(torch.zeros(3, 4), rows_of([0, 1, 2]))
+    assert recorder.logits.tolist() == [[111.0] * 4] * 3
+    assert recorder.rows.unfinished is None
+    for slot in range(3):
+        made.remove(slot)
+    made.add(NewSequence(0, [1, 2], 2, 0, [], SamplingParams(temperature=1.0), 7))
+    made.sample(torch.zeros(1, 4), rows_of([0]))
+    assert recorder.logits.tolist() == [[1.0] * 4]

@@ -13,7 +13,7 @@ from fwk.engine.core import Engine
 from fwk.errors import InvalidRequest
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.testing.base import installed
-from fwk.testing.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
+from fwk.testing.fake_engine import VOCAB, FakeExecutor, make_engine, make_policy, next_token, reference
 from fwk.types import Request, SamplingParams, Service
 
 POLICIES = [item.name for item in installed().family("schedulers")]
@@ -296,6 +296,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.take(self.engine.abort(name, None if whole else index))
         assert (name, index) not in self.open
         assert self.engine.abort(name, index) == []  # twice is nobody's fault
+
+    @rule(policy=st.sampled_from(POLICIES))
+    def switch_policy(self, policy: str) -> None:
+        self.engine.scheduler.switch_policy(make_policy(policy), policy)
 
     def take(self, events) -> None:  # type: ignore[no-untyped-def]
         for event in events:

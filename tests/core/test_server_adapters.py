@@ -15,6 +15,7 @@ from fwk.interfaces.balance import BalanceContext, LoadBalancer
 from fwk.interfaces.dialect import GenerateInput, ModelCard
 from fwk.server import replicas as module
 from fwk.server.frontend import ServerFrontend
+from fwk.server.observing import Observers
 from fwk.server.replicas import Replicas
 from fwk.types import AdapterInfo
 
@@ -73,7 +74,9 @@ def frontend(engines: Replicas) -> Any:
     text: Any = SimpleNamespace()
     grammars: Any = SimpleNamespace(kinds=frozenset(), check=lambda grammar: None)
     plugins: Any = SimpleNamespace(family=lambda name: [])
-    frontend = ServerFrontend(ModelCard("tiny", "p", 1, 64, 320), text, engines, plugins, [], {}, grammars, text)
+    frontend = ServerFrontend(
+        ModelCard("tiny", "p", 1, 64, 320), text, engines, plugins, Observers(), {}, grammars, text
+    )
     source: Any = SimpleNamespace(is_open=True, find=lambda name: Path("/told") / name if name != "lost" else None)
     frontend.lora_sources = [source]
     yield frontend

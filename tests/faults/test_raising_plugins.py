@@ -100,7 +100,7 @@ async def test_an_observer_that_raises_is_told_nothing_more(
             assert reply[0] == 200
             assert served == expected
     faulty.check_invariants(may_log_errors=True)
-    assert faulty.log.count(f"observer Faulty{call.title()} raised") == 1
+    assert faulty.log.count(f"observer observers.faulty_{call} raised") == 1
 
 
 @pytest.mark.parametrize("turn", [1, 9])

@@ -13,6 +13,7 @@ from fwk.engine.blocks import BlockAllocator
 from fwk.engine.gate import GrammarGate
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
+from fwk.engine.switching import EngineSwitch
 from fwk.engine.transfer import WorkerTransfer
 from fwk.errors import ConfigError, InvalidRequest, PluginError
 from fwk.interfaces.cache import CacheContext, PrefixCache
@@ -47,12 +48,19 @@ class Engine:
     """Requests in, token events out, one step at a time. Not thread-safe: one loop owns it."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, info: EngineInfo, *, is_overlapped: bool = True
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        info: EngineInfo,
+        *,
+        is_overlapped: bool = True,
+        switch: EngineSwitch | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.info = info
         self._depth = executor.depth if is_overlapped else 1
+        self.switch = switch
         self._in_flight: deque[tuple[PlannedStep, Any]] = deque()
 
     def step(self) -> list[TokenEvent]:
@@ -96,6 +104,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the workers."""
+        self.scheduler.close()
         self.executor.close()
 
 
@@ -125,7 +134,7 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
         loaded = executor.load()
         check_used(plugins, given, loaded.chosen)
         _check_strict(config, loaded.reasons)
-        return _assemble(config, setup, executor, loaded, replica)
+        return _assemble(config, plugins, setup, executor, loaded, replica)
     except BaseException:
         executor.close()
         raise
@@ -152,6 +161,7 @@ def _adapters(config: Config, executor: Executor) -> Adapters:
 
 def _assemble(
     config: Config,
+    plugins: PluginSet,
     setup: ModelSetup,
     executor: Executor,
     loaded: WorkerInfo,
@@ -198,4 +208,10 @@ def _assemble(
         reasons=reasons,
         refused=setup.settlement.refusals(),
     )
-    return Engine(scheduler, executor, info, is_overlapped=not options.disable_overlap_schedule)
+    return Engine(
+        scheduler,
+        executor,
+        info,
+        is_overlapped=not options.disable_overlap_schedule,
+        switch=EngineSwitch(plugins, scheduler, executor),
+    )

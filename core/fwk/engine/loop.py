@@ -9,7 +9,7 @@ import msgspec
 import zmq
 
 from fwk.engine.core import Engine
-from fwk.errors import InvalidRequest
+from fwk.errors import FwkError, InvalidRequest
 from fwk.types import (
     Abort,
     AdapterAnswer,
@@ -24,6 +24,8 @@ from fwk.types import (
     Pong,
     Shutdown,
     StepOutputs,
+    SwitchAnswer,
+    SwitchPlugin,
     ToEngine,
     TokenEvent,
     UnloadAdapter,
@@ -115,16 +117,33 @@ class EngineLoop:
                 self._answer(number, lambda: self._engine.adapters.load(name, path))
             case UnloadAdapter(number, name):
                 self._answer(number, lambda: self._engine.adapters.unload(name))
-            case Ping(number, protocol):
-                if protocol != PROTOCOL:
-                    self._send(EngineFailed(f"this engine speaks protocol {PROTOCOL}, the client {protocol}"))
-                    return
-                if not self._has_greeted:
-                    self._has_greeted = True
-                    self._send(self._ready)
-                self._send(Pong(number, self._stats()))
+            case SwitchPlugin(number):
+                self._send(SwitchAnswer(number, self._switch(message)))
+            case Ping():
+                self._pong(message)
             case Shutdown():
                 self._stopping = True
+
+    def _pong(self, ping: Ping) -> None:
+        if ping.protocol != PROTOCOL:
+            self._send(EngineFailed(f"this engine speaks protocol {PROTOCOL}, the client {ping.protocol}"))
+            return
+        if not self._has_greeted:
+            self._has_greeted = True
+            self._send(self._ready)
+        self._send(Pong(ping.number, self._stats()))
+
+    def _switch(self, message: SwitchPlugin) -> str | None:
+        """Exchange a plugin; why it could not be, if so."""
+        if self._engine.switch is None:
+            return "this engine switches no plugins"
+        try:
+            self._engine.switch.switch(message.family, message.name, message.options, message.is_on)
+        except FwkError as error:
+            log.error("%s.%s could not be switched: %s", message.family, message.name, error)
+            return str(error)
+        log.info("%s.%s was switched %s", message.family, message.name, "on" if message.is_on else "off")
+        return None
 
     def _answer(self, number: int, work: Callable[[], AdapterInfo]) -> None:
         try:

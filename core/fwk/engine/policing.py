@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from fwk.engine.sequence import Sequence
 from fwk.errors import EngineDead, story
 from fwk.interfaces.schedule import SchedulePolicy, SchedulerView
+
+log = logging.getLogger(__name__)
 
 _EVENTS = ("waits", "started", "ended")
 
@@ -21,6 +24,13 @@ class Policing:
         self._name = name or type(policy).__name__
         self._hears = {event for event in _EVENTS if _overrides(policy, event)}
         self.can_displace = _overrides(policy, "displaced")
+
+    def close(self) -> None:
+        """The policy is asked nothing more; what it raises now harms nobody."""
+        try:
+            self.policy.close()
+        except Exception as error:
+            log.error("schedule policy %s raised in close: %s", self._name, story(error))
 
     def ask(self, question: str, *args: Any) -> Any:
         """The policy's answer. Raises ``EngineDead`` when it has none."""

@@ -16,7 +16,7 @@ from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
 from fwk.engine.policing import Policing
 from fwk.engine.sequence import Sequence, Status
 from fwk.engine.waiting import WaitingQueue
-from fwk.errors import InvalidRequest
+from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.cache import PrefixCache
 from fwk.interfaces.schedule import SchedulePolicy, SequenceView
 from fwk.types import (
@@ -101,6 +101,34 @@ class Scheduler:
     @property
     def policy(self) -> SchedulePolicy:
         return self._policing.policy
+
+    def switch_policy(self, policy: SchedulePolicy, name: str) -> None:
+        """Ask another policy from now on: it ranks all who wait, and is told of all who run.
+
+        Raises ``EngineDead`` when it fails at that; then the old one goes on.
+        """
+        policing = Policing(policy, self, name)
+        everybody = [*self._running, *self._waiting]
+        waiting = WaitingQueue()
+        try:
+            ranks = [policing.ask("rank", sequence) for sequence in everybody]
+            for sequence, rank in zip(everybody, ranks, strict=True):
+                if sequence.status is Status.WAITING:
+                    waiting.push(sequence, rank)
+                policing.tell("waits", sequence)
+            for sequence in self._running:
+                policing.tell("started", sequence)
+            sorted(ranks)  # those of the running are compared with one another in every step
+        except TypeError as error:
+            raise EngineDead(f"the ranks of schedule policy '{name}' cannot be compared: {error}") from error
+        for sequence, rank in zip(everybody, ranks, strict=True):
+            sequence.rank = rank
+        self._policing.close()
+        self._policing, self._waiting = policing, waiting
+
+    def close(self) -> None:
+        """Nothing is scheduled any more."""
+        self._policing.close()
 
     # Requests come and go.
 

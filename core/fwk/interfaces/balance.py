@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.life import Life
 from fwk.types import EngineStats, Request
 
 
@@ -30,6 +31,7 @@ class BalanceContext:
 
     num_replicas: int
     options: Any = None
+    life: Life = field(default_factory=Life)
 
 
 class LoadBalancer(ABC):

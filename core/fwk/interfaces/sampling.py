@@ -72,6 +72,9 @@ class LogitsProcessor(ABC):
         """
         return None
 
+    def close(self) -> None:
+        """No sequence asks it any more, and none will."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogitsProcessorSpec(Declaration):

@@ -12,7 +12,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from fwk import __version__
@@ -20,16 +19,14 @@ from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, sto
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
 from fwk.server.admission import Turnstile
-from fwk.server.guard import Guard, Keys
+from fwk.server.guard import Keys
 from fwk.server.middleware import Door
+from fwk.server.mounts import AddRoutes, Mounts
 
 log = logging.getLogger(__name__)
 
-PUBLIC_ROUTES = {"/health", "/ready"}
+PUBLIC_ROUTES = ("/health", "/ready")
 """Which of core's routes need no key; no other route can be public."""
-
-
-AddRoutes = Callable[[FastAPI], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +45,6 @@ class Status(BaseModel):
     reason: str | None = None
 
 
-class ErrorShapes:
-    """Which dialect shapes the errors of which route."""
-
-    def __init__(self) -> None:
-        self._owner: list[tuple[BaseRoute, Dialect]] = []
-
-    def own(self, routes: Sequence[BaseRoute], dialect: Dialect) -> None:
-        self._owner.extend((route, dialect) for route in routes)
-
-    def body(self, scope: Scope, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
-        for route, dialect in self._owner:
-            if route.matches(scope)[0] is not Match.NONE:
-                return dialect.error_body(status, message, param, code)
-        return openai_error(status, message, param, code)
-
-
 def build_app(
     dialects: Sequence[Dialect],
     observers: Sequence[Observer],
@@ -74,43 +55,29 @@ def build_app(
     turnstile: Turnstile,
     admin_routes: Sequence[AddRoutes] = (),
 ) -> FastAPI:
-    """Put the application together.
+    """Put the application together; its ``state.mounts`` are the ``Mounts`` to change it by.
 
     ``admin_routes`` are core's own routes for administrators; like those of dialects and observers they are added only
     if there is a key for them.
     """
     app = FastAPI(title="fwk", version=__version__, docs_url=None, redoc_url=None)
-    shapes = ErrorShapes()
-    core = _added(app, lambda app: add_core_routes(app, reports, turnstile))
-    admin: list[BaseRoute] = []
-    for dialect in dialects:
-        shapes.own(_added(app, dialect.routes), dialect)
-        if keys.admin:
-            mounted = _added(app, dialect.admin_routes)
-            shapes.own(mounted, dialect)
-            admin += mounted
-    for observer in observers:
-        observer.routes(app)
-    if keys.admin:
-        for add in (*admin_routes, *(observer.admin_routes for observer in observers)):
-            admin += _added(app, add)
-    install_error_handlers(app, shapes)
-    public = [route for route in core if getattr(route, "path", None) in PUBLIC_ROUTES]
+    mounts = app.state.mounts = Mounts(app, keys)
+    mounts.put("core", lambda app: add_core_routes(app, reports, turnstile), public=PUBLIC_ROUTES)
+    for number, add in enumerate(admin_routes):
+        mounts.put(f"core {number}", _nothing, add)
+    for number, dialect in enumerate(dialects):
+        mounts.put(f"dialect {number}", dialect.routes, dialect.admin_routes, dialect=dialect)
+    for number, observer in enumerate(observers):
+        mounts.put(f"observer {number}", observer.routes, observer.admin_routes)
+    install_error_handlers(app, mounts.error_body)
     app.add_middleware(
         Door,
-        guard=Guard(app.router.routes, public, admin, keys),
+        guard=mounts.guard,
         max_body_bytes=max_body_bytes,
         turnstile=turnstile,
-        error_body=lambda scope, status, message, param: shapes.body(scope, status, message, param, None),
+        error_body=lambda scope, status, message, param: mounts.error_body(scope, status, message, param, None),
     )
     return app
-
-
-def _added(app: FastAPI, add: AddRoutes) -> list[BaseRoute]:
-    """The routes that ``add`` adds."""
-    before = len(app.router.routes)
-    add(app)
-    return app.router.routes[before:]
 
 
 def add_core_routes(app: FastAPI, reports: Reports, turnstile: Turnstile) -> None:
@@ -143,9 +110,19 @@ def add_core_routes(app: FastAPI, reports: Reports, turnstile: Turnstile) -> Non
         return JSONResponse(reports.server_info())
 
 
-def install_error_handlers(app: FastAPI, shapes: ErrorShapes | None = None) -> None:
+def _nothing(app: FastAPI) -> None:
+    """Routes for administrators alone."""
+
+
+ErrorBody = Callable[[Scope, int, str, str | None, str | None], dict[str, Any]]
+
+
+def _plain(scope: Scope, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return openai_error(status, message, param, code)
+
+
+def install_error_handlers(app: FastAPI, body: ErrorBody = _plain) -> None:
     """Every error leaves in the shape of its dialect, and none holds a path, an address or a traceback."""
-    body = (shapes or ErrorShapes()).body
 
     def answer(request: Request, status: int, message: str, param: str | None = None, code: str | None = None) -> Any:
         return JSONResponse(body(request.scope, status, message, param, code), status)

@@ -12,8 +12,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -40,6 +41,8 @@ from fwk.types import (
     Request,
     Shutdown,
     StepOutputs,
+    SwitchAnswer,
+    SwitchPlugin,
     ToEngine,
     TokenEvent,
     UnloadAdapter,
@@ -63,7 +66,7 @@ class EngineClient:
         self._name = "the engine" if self._is_alone else f"engine {replica}"
         self._fingerprint = fingerprint
         self._receivers: dict[str, Receiver] = {}
-        self._answers: dict[int, asyncio.Future[AdapterInfo]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._num_asked = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
@@ -166,11 +169,15 @@ class EngineClient:
         """Take a LoRA adapter's name away. Raises ``InvalidRequest`` with the engine's words."""
         return await self._ask(UnloadAdapter(self._next_number(), name))
 
+    async def switch(self, family: str, name: str, options: Mapping[str, object], is_on: bool) -> None:
+        """Exchange a plugin in the engine. Raises ``InvalidRequest`` with the engine's words; then nothing changed."""
+        await self._ask(SwitchPlugin(self._next_number(), family, name, dict(options), is_on))
+
     def _next_number(self) -> int:
         self._num_asked += 1
         return self._num_asked
 
-    async def _ask(self, message: LoadAdapter | UnloadAdapter) -> AdapterInfo:
+    async def _ask(self, message: LoadAdapter | UnloadAdapter | SwitchPlugin) -> Any:
         if self._dead is not None:
             raise self._dead
         if not self.is_ready:
@@ -182,14 +189,14 @@ class EngineClient:
         finally:
             self._answers.pop(message.number, None)
 
-    def _take_answer(self, message: AdapterAnswer) -> None:
-        waiting = self._answers.get(message.number)
+    def _take_answer(self, number: int, result: Any, error: str | None, param: str | None) -> None:
+        waiting = self._answers.get(number)
         if waiting is None or waiting.done():
             return
-        if message.adapter is not None:
-            waiting.set_result(message.adapter)
+        if error is None:
+            waiting.set_result(result)
         else:
-            waiting.set_exception(InvalidRequest(message.error or "the engine refused", message.param))
+            waiting.set_exception(InvalidRequest(error, param))
 
     async def close(self) -> None:
         """Stop the engine process: asked first, then killed."""
@@ -239,9 +246,12 @@ class EngineClient:
             case Pong(_, stats):
                 self._last_pong = time.monotonic()
                 self._note(stats)
-            case AdapterAnswer():
+            case AdapterAnswer(number, adapter, error, param):
                 self._last_pong = time.monotonic()
-                self._take_answer(message)
+                self._take_answer(number, adapter, error, param)
+            case SwitchAnswer(number, error):
+                self._last_pong = time.monotonic()
+                self._take_answer(number, None, error, "options")
             case EngineReady():
                 self._last_pong = time.monotonic()
                 if self._ready is not None and not self._ready.done():

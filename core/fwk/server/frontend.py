@@ -13,10 +13,10 @@ from typing import Any
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import AdapterCard, EmbedInput, Frontend, GenerateInput, ModelCard, OutputDelta
 from fwk.interfaces.lora import LoRASource
-from fwk.interfaces.observer import Observer, RequestRecord
+from fwk.interfaces.observer import RequestRecord
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.sampling import LogitsProcessorSpec
-from fwk.plugins import PluginSet
+from fwk.plugins import PluginSet, Registered
 from fwk.server.observing import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
@@ -132,7 +132,7 @@ class ServerFrontend(Frontend):
         text: ModelText,
         client: Replicas,
         plugins: PluginSet,
-        observers: Sequence[Observer],
+        observers: Observers,
         default_sampling: Mapping[str, Any],
         grammars: Grammars,
         parsers: Parsers,
@@ -145,17 +145,13 @@ class ServerFrontend(Frontend):
         self._parsers = parsers
         self.grammar_kinds = grammars.kinds
         self._client = client
-        self._observers = Observers(observers)
+        self._observers = observers
         self._adapters: dict[str, AdapterCard] = {}
         self._adapter_keys: dict[str, str] = {}
         self.lora_sources: list[LoRASource] = []
-        client.on_stats = self._observers.step_finished
+        client.on_stats = observers.step_finished
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="fwk-text")
-        self._processor_params = [
-            item.declaration.params
-            for item in plugins.family("logits_processors")
-            if isinstance(item.declaration, LogitsProcessorSpec) and item.declaration.params is not None
-        ]
+        self._processors = {item.name: item.declaration for item in plugins.family("logits_processors")}
 
     @property
     def adapters(self) -> Mapping[str, AdapterCard]:
@@ -167,7 +163,14 @@ class ServerFrontend(Frontend):
 
     @property
     def processor_params(self) -> Sequence[type[Any]]:
-        return self._processor_params
+        found = [p.params for p in self._processors.values() if isinstance(p, LogitsProcessorSpec)]
+        return [params for params in found if params is not None]
+
+    def switch_processor(self, item: Registered, is_on: bool) -> None:
+        """Take a logits processor's request fields from now on, or refuse to know them."""
+        self._processors.pop(item.name, None)
+        if is_on:
+            self._processors[item.name] = item.declaration
 
     async def run_blocking(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
@@ -335,4 +338,3 @@ class ServerFrontend(Frontend):
     def close(self) -> None:
         """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._observers.close()

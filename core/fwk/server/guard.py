@@ -37,14 +37,25 @@ class Guard:
     def __init__(
         self, routes: Sequence[BaseRoute], public: Sequence[BaseRoute], admin: Sequence[BaseRoute], keys: Keys
     ) -> None:
-        if admin and not keys.admin:
-            raise AssertionError("routes for administrators without a key of their own")
         self._routes = routes
-        self._access = {id(route): Access.PUBLIC for route in public} | {id(route): Access.ADMIN for route in admin}
+        self._access: dict[int, Access] = {}
         self._keys = {
             Access.USER: keys.user.encode() if keys.user else None,
             Access.ADMIN: keys.admin.encode() if keys.admin else None,
         }
+        self.let(public, Access.PUBLIC)
+        self.let(admin, Access.ADMIN)
+
+    def let(self, routes: Sequence[BaseRoute], access: Access) -> None:
+        """Say whom routes that are added are for."""
+        if routes and access is Access.ADMIN and self._keys[Access.ADMIN] is None:
+            raise AssertionError("routes for administrators without a key of their own")
+        self._access |= {id(route): access for route in routes}
+
+    def forget(self, routes: Sequence[BaseRoute]) -> None:
+        """These routes are gone."""
+        for route in routes:
+            self._access.pop(id(route), None)
 
     def refusal(self, scope: Scope, authorization: bytes) -> str | None:
         """Why a request may not pass, in a sentence; None when it may."""

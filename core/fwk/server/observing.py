@@ -1,9 +1,14 @@
-"""Calls observers; one that raises is told nothing more."""
+"""Tells observers, each on a thread of its own: none can hold up the event loop, nor another observer."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections import deque
+from typing import Any
 
 from fwk.errors import story
 from fwk.interfaces.observer import Observer, RequestRecord
@@ -11,40 +16,158 @@ from fwk.types import EngineStats
 
 log = logging.getLogger(__name__)
 
+MAX_EVENTS = 20_000
+"""Events that may wait for an observer; a server of a hundred streams makes that many in some seconds."""
+
+SLOW_SECONDS = 5.0
+"""What one call may take."""
+
+PERIOD = 0.02
+"""Seconds between two looks at what has come: the loop then only appends, and rarely wakes a thread."""
+
+SLICE = 50
+BREATH = 0.0005
+"""After so many events a thread lets go of the interpreter for a moment: the event loop comes first."""
+
+CLOSE_SECONDS = 5.0
+
+_EVENTS = ("request_arrived", "tokens_received", "request_finished", "step_finished")
+
+
+class Listener:
+    """One observer and its thread. All methods but the thread's own are for the event loop."""
+
+    def __init__(self, observer: Observer, name: str) -> None:
+        self.observer = observer
+        self.name = name
+        self.hears = {event for event in _EVENTS if getattr(type(observer), event) is not getattr(Observer, event)}
+        self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._come = threading.Event()
+        self._hurry = threading.Event()
+        self._busy_since = 0.0
+        self.is_dropped = False
+        self._thread = threading.Thread(target=self._run, name=f"fwk-{name}", daemon=True)
+        self._thread.start()
+
+    def tell(self, event: str, *args: Any) -> None:
+        """Have the observer told, soon. One that is too slow is dropped."""
+        if self.is_dropped:
+            return
+        if len(self._events) >= MAX_EVENTS:
+            self._drop(f"{MAX_EVENTS} events wait for it")
+        elif self._busy_since and time.monotonic() - self._busy_since > SLOW_SECONDS:
+            self._drop(f"a call of it takes more than {SLOW_SECONDS:g} seconds")
+        else:
+            self._events.append((event, args))
+            if not self._come.is_set():
+                self._come.set()
+
+    async def settle(self) -> None:
+        """Wait until it was told all that has happened so far; not for one that is slow."""
+        if self.is_dropped or not self._thread.is_alive():
+            return
+        loop, settled = asyncio.get_running_loop(), asyncio.Event()
+        self._events.append(("", (lambda: loop.call_soon_threadsafe(settled.set),)))
+        self._come.set()
+        self._hurry.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(settled.wait(), 1.0)
+
+    def close(self) -> None:
+        """Have it told the rest and closed, and wait for that a while."""
+        if not self.is_dropped:
+            self._events.append(("close", ()))
+            self._come.set()
+            self._hurry.set()
+            self._thread.join(CLOSE_SECONDS)
+            if self._thread.is_alive():
+                log.warning("observer %s does not close within %g seconds: it is left behind", self.name, CLOSE_SECONDS)
+            self.is_dropped = True
+
+    def _drop(self, why: str) -> None:
+        log.warning("observer %s is too slow (%s) and is told nothing more; requests go on", self.name, why)
+        self.is_dropped = True
+        self._events.clear()
+
+    def _run(self) -> None:
+        while not self.is_dropped:
+            self._come.wait()
+            self._hurry.wait(PERIOD)
+            self._hurry.clear()
+            self._come.clear()
+            for number in range(len(self._events)):
+                if number % SLICE == SLICE - 1:
+                    time.sleep(BREATH)
+                if self.is_dropped or not self._events:
+                    return
+                event, args = self._events.popleft()
+                self._busy_since = time.monotonic()
+                if not self._call(event, args):
+                    self.is_dropped = True
+                    return
+                self._busy_since = 0.0
+
+    def _call(self, event: str, args: tuple[Any, ...]) -> bool:
+        """Make one call; whether there may be more."""
+        if not event:
+            args[0]()
+            return True
+        try:
+            getattr(self.observer, event)(*args)
+        except Exception as error:
+            log.error("observer %s raised and is told nothing more: %s", self.name, story(error))
+            log.debug("what it raised", exc_info=error)
+            return False
+        return event != "close"
+
 
 class Observers:
     """All observers as one."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = list(observers)
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+        self._hearing: dict[str, list[Listener]] = {event: [] for event in _EVENTS}
+
+    def add(self, observer: Observer, name: str) -> Listener:
+        """Tell this one from now on."""
+        listener = Listener(observer, name)
+        self._listeners.append(listener)
+        for event in listener.hears:
+            self._hearing[event].append(listener)
+        return listener
+
+    def remove(self, listener: Listener) -> None:
+        """Tell this one nothing more. Closing it is the caller's."""
+        self._listeners.remove(listener)
+        for event in listener.hears:
+            self._hearing[event].remove(listener)
 
     def request_arrived(self, record: RequestRecord) -> None:
-        self._tell(lambda observer: observer.request_arrived(record))
+        self._tell("request_arrived", record)
 
     def tokens_received(self, record: RequestRecord, num_tokens: int, seconds: float) -> None:
-        for observer in list(self._observers):
-            try:
-                observer.tokens_received(record, num_tokens, seconds)
-            except Exception as error:
-                self._drop(observer, error)
+        self._tell("tokens_received", record, num_tokens, seconds)
 
     def request_finished(self, record: RequestRecord) -> None:
-        self._tell(lambda observer: observer.request_finished(record))
+        self._tell("request_finished", record)
 
     def step_finished(self, stats: EngineStats) -> None:
-        self._tell(lambda observer: observer.step_finished(stats))
+        self._tell("step_finished", stats)
 
     def close(self) -> None:
-        self._tell(lambda observer: observer.close())
+        """Close them all; they have the time of one."""
+        closing = [threading.Thread(target=listener.close, daemon=True) for listener in self._listeners]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
 
-    def _tell(self, call: Callable[[Observer], None]) -> None:
-        for observer in list(self._observers):
-            try:
-                call(observer)
-            except Exception as error:
-                self._drop(observer, error)
-
-    def _drop(self, observer: Observer, error: Exception) -> None:
-        log.error("observer %s raised and is told nothing more: %s", type(observer).__name__, story(error))
-        log.debug("what it raised", exc_info=error)
-        self._observers.remove(observer)
+    def _tell(self, event: str, subject: RequestRecord | EngineStats, *args: Any) -> None:
+        """Tell whoever listens; a record goes on changing, so they get it as it is now."""
+        listeners = self._hearing[event]
+        if not listeners:
+            return
+        if isinstance(subject, RequestRecord):
+            subject = subject.copy()
+        for listener in listeners:
+            listener.tell(event, subject, *args)

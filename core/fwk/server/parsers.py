@@ -34,6 +34,13 @@ class Parsers:
         self.tool = ParserChoice("tool_parsers", options.tool_call_parser, config, plugins, template)
         self.reasoning = ParserChoice("reasoning_parsers", options.reasoning_parser, config, plugins, template)
 
+    def use(self, family: str, choice: ParserChoice) -> None:
+        """Parse the requests to come with another parser of a family."""
+        if family == "tool_parsers":
+            self.tool = choice
+        else:
+            self.reasoning = choice
+
 
 def _choose(family: str, requested: str, plugins: PluginSet, template: str) -> Registered | None:
     if requested == "none":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,6 +37,10 @@ class _Placed:
     deadlines: Deadlines
 
 
+EngineSwitching = tuple[str, str, Mapping[str, object], bool]
+"""Family and name of a plugin, its options, and whether it is used from now on or no more."""
+
+
 class Replicas:
     """One or more engine processes. They share nothing; a replica that dies takes only its own requests with it."""
 
@@ -53,6 +57,7 @@ class Replicas:
         self._past = [EngineStats() for _ in self._clients]  # what engines had done that have died since
         self._deaths: list[list[float]] = [[] for _ in self._clients]
         self._adapters: dict[str, str] = {}  # loaded while serving: name -> path
+        self._switched: dict[tuple[str, str], EngineSwitching] = {}
         self._reviving: dict[int, asyncio.Task[None]] = {}
         self.given_up = asyncio.Event()
 
@@ -152,6 +157,21 @@ class Replicas:
         if len(wrong) == len(results):  # an engine that dies meanwhile has forgotten it, too
             raise wrong[0] if wrong else EngineDead(self.trouble() or "no engine lives")
 
+    async def switch(self, new: EngineSwitching, old: EngineSwitching) -> None:
+        """Exchange a plugin in every engine that lives, or in none; engines to come get it before they serve.
+
+        Raises ``InvalidRequest`` when an engine cannot: those that could go back to ``old``.
+        """
+        alive = [client for client in self._clients if not client.is_dead]
+        results = await asyncio.gather(*(client.switch(*new) for client in alive), return_exceptions=True)
+        wrong = next((result for result in results if isinstance(result, InvalidRequest)), None)
+        if wrong is None and any(result is None for result in results):
+            self._switched[new[:2] if new[0] == "logits_processors" else (new[0], "")] = new
+            return
+        changed = [client for client, result in zip(alive, results, strict=True) if result is None]
+        await asyncio.gather(*(client.switch(*old) for client in changed), return_exceptions=True)
+        raise wrong or EngineDead(self.trouble() or "no engine lives")
+
     async def close(self) -> None:
         """Stop the processes."""
         for task in self._reviving.values():
@@ -217,7 +237,9 @@ class Replicas:
                 await client.start()
                 await client.wait_ready()
                 await self._reload_adapters(client)
-            except (EngineDead, OSError) as error:
+                for switching in list(self._switched.values()):
+                    await client.switch(*switching)
+            except (EngineDead, InvalidRequest, OSError) as error:
                 await client.close()
                 delay = self._delay(index)
                 log.error("engine %d could not be started again: %s; %s", index, error, _plan(delay))

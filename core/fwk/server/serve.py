@@ -13,17 +13,18 @@ from dataclasses import replace
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from fwk import __version__
 from fwk.config import Config
 from fwk.config.secrets import without_secrets
 from fwk.engine.adapters import adapter_paths
-from fwk.errors import ConfigError, EngineDead, PortTaken
+from fwk.errors import ConfigError, EngineDead, PluginError, PortTaken
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
 from fwk.interfaces.declaration import Facts
-from fwk.interfaces.dialect import Dialect, DialectContext, ModelCard
+from fwk.interfaces.dialect import ModelCard
+from fwk.interfaces.life import Life
 from fwk.interfaces.lora import LoRASourceContext
-from fwk.interfaces.observer import Observer, ObserverContext
 from fwk.plugins import PluginSet, build, choose, option_owners, taking_part
 from fwk.plugins.selection import check_used, plugin_options
 from fwk.server.admission import Turnstile
@@ -32,8 +33,12 @@ from fwk.server.connection import protocol
 from fwk.server.descriptors import allow_more_descriptors
 from fwk.server.frontend import ServerFrontend
 from fwk.server.guard import Keys
+from fwk.server.lives import Lives
+from fwk.server.mounts import Mounts
+from fwk.server.observing import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
+from fwk.server.switching import Parts, Switchboard
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
 from fwk.types import EngineReady
@@ -78,12 +83,13 @@ def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None]) -
     return runner(_Server(config, plugins, listener, progress).run())
 
 
-def _load_balancer(config: Config, plugins: PluginSet) -> LoadBalancer:
+def _load_balancer(config: Config, plugins: PluginSet, lives: Lives) -> tuple[LoadBalancer, Life]:
     item = choose(plugins, "load_balancers", config.engine.load_balance_method, Facts()).chosen
     assert item is not None
     check_used(plugins, config.plugin_options, {"load_balancers": item.name})
     options = plugin_options(item, config.plugin_options)
-    return build(item, BalanceContext(config.engine.data_parallel_size, options))
+    life = lives.make(item.source)
+    return build(item, BalanceContext(config.engine.data_parallel_size, options, life)), life
 
 
 def _room(card: ModelCard, ready: EngineReady) -> str:
@@ -109,7 +115,11 @@ class _Server:
         self._plugins = plugins
         self._listener = listener
         self._progress = progress
-        self._client = Replicas(config, plugins.fingerprint, _load_balancer(config, plugins))
+        self._lives = Lives()
+        balancer, self._balancers_life = _load_balancer(config, plugins, self._lives)
+        self._client = Replicas(config, plugins.fingerprint, balancer)
+        self._switchboard: Switchboard | None = None
+        self._observers = Observers()
         self._turnstile = Turnstile(config.server, self._client.most_open)
         self._ready: EngineReady | None = None
         self._started = time.monotonic()
@@ -123,7 +133,9 @@ class _Server:
         try:
             await self._client.start()  # torch is imported over there while the tokeniser is read here
             opened = open_model(self._config, self._plugins, self._progress)
-            frontend, app = self._build(opened)
+            await self._lives.begin(self._balancers_life)
+            frontend, app, self._switchboard = self._build(opened)
+            await self._switchboard.start()
             uvicorn_server = self._uvicorn(app)
             serving = asyncio.create_task(uvicorn_server.serve(sockets=[self._listener]))
             code = await self._until_stopped(stop, serving, frontend)
@@ -135,16 +147,20 @@ class _Server:
         finally:
             if frontend is not None:
                 frontend.close()
+            await asyncio.to_thread(self._observers.close)
+            await self._lives.end()
             await self._client.close()
 
     async def _drain(self, hurry: asyncio.Event) -> None:
         """Answer new requests with 503 while those under way finish: until the time is up, or a second signal."""
         self._turnstile.close()
+        draining = asyncio.create_task(self._lives.drain())
         waits = [asyncio.create_task(self._turnstile.empty()), asyncio.create_task(hurry.wait())]
         timeout = self._config.server.shutdown_timeout
         await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
+        await draining
 
     async def _until_stopped(self, stop: asyncio.Event, serving: asyncio.Task[None], frontend: ServerFrontend) -> int:
         stopped = asyncio.create_task(stop.wait())
@@ -156,7 +172,9 @@ class _Server:
             return 0 if stop.is_set() else 1
         try:
             self._settle(ready.result(), frontend)
-        except EngineDead as error:
+            if self._switchboard is not None:
+                await self._switchboard.ready(ready.result().chosen)
+        except (EngineDead, PluginError) as error:
             self._progress(f"fwk: error: {error}")
             stopped.cancel()
             return error.exit_code
@@ -189,7 +207,7 @@ class _Server:
             f"({time.monotonic() - self._started:.1f} s; {engines}{_room(frontend.card, ready)})"
         )
 
-    def _build(self, opened: OpenedModel) -> tuple[ServerFrontend, Any]:
+    def _build(self, opened: OpenedModel) -> tuple[ServerFrontend, FastAPI, Switchboard]:
         config, plugins = self._config, self._plugins
         name = config.model.served_model_name or opened.name
         text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
@@ -202,10 +220,6 @@ class _Server:
             opened.task,
             opened.config.hidden_size if opened.task == "embed" else 0,
         )
-        observers: list[Observer] = [
-            build(item, ObserverContext(name, options))
-            for item, options in taking_part(plugins, "observers", config.plugin_options)
-        ]
         generation = opened.checkpoint.generation_config()
         defaults = {key: generation[key] for key in SAMPLING_DEFAULTS if generation.get(key) is not None}
         if name in adapter_paths(config):
@@ -218,7 +232,7 @@ class _Server:
             "grammar": grammars.name,
         }
         check_used(plugins, config.plugin_options, names)
-        frontend = ServerFrontend(card, text, self._client, plugins, observers, defaults, grammars, parsers)
+        frontend = ServerFrontend(card, text, self._client, plugins, self._observers, defaults, grammars, parsers)
         if config.engine.enable_lora:
             for adapter in adapter_paths(config):
                 frontend.expect_adapter(adapter)
@@ -231,19 +245,19 @@ class _Server:
                     "LoRA adapters may be loaded while the server runs, but by nobody: add --admin-api-key KEY, which "
                     "adds the routes for it, or leave the folders to load from out"
                 )
-        dialects: list[Dialect] = [
-            build(item, DialectContext(frontend, options))
-            for item, options in taking_part(plugins, "dialects", config.plugin_options)
-        ]
         app = build_app(
-            dialects,
-            observers,
+            [],
+            [],
             reports=Reports(self._client.trouble, self._client.degraded, self._info),
             keys=Keys(config.server.api_key, config.server.admin_api_key),
             max_body_bytes=config.server.max_body_bytes,
             turnstile=self._turnstile,
         )
-        return frontend, app
+        mounts: Mounts = app.state.mounts
+        parts = Parts(frontend, self._observers, parsers, mounts, self._client, self._lives)
+        switchboard = Switchboard(config, plugins, parts, text.chat_template)
+        mounts.put("switchboard", lambda app: None, switchboard.routes)
+        return frontend, app, switchboard
 
     def _uvicorn(self, app: Any) -> uvicorn.Server:
         settings = uvicorn.Config(
@@ -262,7 +276,11 @@ class _Server:
 
     def _info(self) -> dict[str, Any]:
         """/server_info: what runs here. No secrets."""
-        config, ready = self._config, self._ready
+        board, ready = self._switchboard, self._ready
+        config = board.config if board is not None else self._config
+        chosen = dict(ready.chosen) if ready is not None else {}
+        if board is not None:
+            chosen |= board.chosen()
         return {
             "version": __version__,
             "model": without_secrets(type(config.model), config.model.model_dump()),
@@ -281,7 +299,9 @@ class _Server:
             "plugins_lock": config.plugins.plugins_lock,
             "plugins": [f"{item.key} {item.package} {item.version}" for item in self._plugins.all()],
             "broken_plugins": [broken.sentence() for broken in self._plugins.broken],
-            "chosen": dict(ready.chosen) if ready else {},
+            "chosen": chosen,
+            "active": board.active() if board is not None else [],
+            "active_fingerprint": board.fingerprint(chosen) if board is not None and ready is not None else None,
             "reasons": list(ready.reasons) if ready else [],
             "refused": ready.refused if ready else {},
             "max_model_len": ready.max_model_len if ready else None,

@@ -13,7 +13,9 @@ from starlette.routing import Route
 from fwk.errors import EngineDead, NotServed, RequestFailed
 from fwk.interfaces.dialect import Dialect, DialectContext, GenerateInput, OutputDelta
 from fwk.plugins import Registered
-from fwk.server.app import ErrorShapes, Reports, add_core_routes, install_error_handlers
+from fwk.server.app import Reports, add_core_routes, install_error_handlers
+from fwk.server.guard import Keys
+from fwk.server.mounts import Mounts
 from fwk.testing.asgi import Call, Reply, call
 from fwk.testing.base import PluginSuite
 from fwk.testing.fake_frontend import FakeFrontend, deltas_of, interleaved
@@ -42,11 +44,11 @@ class DialectSuite(PluginSuite):
 
     def app(self, item: Registered, frontend: FakeFrontend) -> FastAPI:
         """The application with core's own routes and this dialect."""
-        app, shapes = FastAPI(), ErrorShapes()
+        app = FastAPI()
+        mounts = Mounts(app, Keys())
         dialect: Dialect = self.make(item, DialectContext(frontend, self.given(item)))
-        dialect.routes(app)
-        shapes.own(app.router.routes, dialect)
-        install_error_handlers(app, shapes)
+        mounts.put(item.name, dialect.routes, dialect=dialect)
+        install_error_handlers(app, mounts.error_body)
         return app
 
     def run(self, item: Registered, request: Call, script: Any = None, hang_up_after: int | None = None) -> Any:

@@ -23,7 +23,7 @@ from fwk.engine.transfer import WorkerTransfer
 from fwk.interfaces.cache import CacheContext, CacheTier, CacheTierContext
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.executor import Executor, Worker, WorkerInfo
-from fwk.interfaces.schedule import ScheduleContext
+from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import PluginSet, Registered, build, choose
 from fwk.plugins.selection import plugin_options
 from fwk.testing.base import installed
@@ -177,6 +177,12 @@ def _take(plugins: PluginSet, family: str, name: str) -> Registered:
     return item
 
 
+def make_policy(name: str, options: Mapping[str, object] | None = None) -> SchedulePolicy:
+    """A schedule policy, as an engine builds it."""
+    item = _take(installed(), "schedulers", name)
+    return build(item, ScheduleContext(plugin_options(item, {item.key: options or {}})))
+
+
 def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
     *,
     num_blocks: int = 64,
@@ -200,16 +206,14 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
 ) -> Engine:
     """An engine on a fake worker, with the real scheduler, cache and policy, checking its books every step."""
     plugins = installed()
-    cache_item, policy_item = (_take(plugins, *named) for named in (("cache", cache), ("schedulers", policy)))
+    cache_item = _take(plugins, "cache", cache)
     worker = FakeWorker(num_blocks, block_size, max_running, max_len, draft)
     if tiers is not None:
         worker.use_tiers(tiers)
     executor = (LateExecutor if is_late else FakeExecutor)(worker, depth)
     own = plugin_options(cache_item, {cache_item.key: cache_options or {}})
     cache_object = build(cache_item, CacheContext(block_size, own, WorkerTransfer(executor)))
-    policy_object = policy_object or build(
-        policy_item, ScheduleContext(plugin_options(policy_item, {policy_item.key: policy_options or {}}))
-    )
+    policy_object = policy_object or make_policy(policy, policy_options)
     limits_object = Limits(
         max_model_len=max_len,
         max_step_tokens=step_tokens,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from fwk.types.request import AdapterInfo, FinishReason, Request, TokenLogprobs
@@ -36,6 +38,16 @@ class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
 
     number: int
     name: str
+
+
+class SwitchPlugin(msgspec.Struct, tag=True, frozen=True):
+    """Use a plugin with these options from now on (``is_on``), or no more. Answered by ``SwitchAnswer``."""
+
+    number: int
+    family: str
+    name: str
+    options: dict[str, Any] = {}
+    is_on: bool = True
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
@@ -112,6 +124,13 @@ class AdapterAnswer(msgspec.Struct, tag=True, frozen=True):
     param: str | None = None  # the field of the client's request that was wrong
 
 
+class SwitchAnswer(msgspec.Struct, tag=True, frozen=True):
+    """What became of a ``SwitchPlugin``: done, or why nothing was changed."""
+
+    number: int
+    error: str | None = None
+
+
 class EngineReady(msgspec.Struct, tag=True, frozen=True):
     """Sent once, when the model is loaded and requests are taken."""
 
@@ -136,5 +155,5 @@ class EngineFailed(msgspec.Struct, tag=True, frozen=True):
     detail: str = ""
 
 
-ToEngine = AddRequest | Abort | LoadAdapter | UnloadAdapter | Ping | Shutdown
-FromEngine = StepOutputs | Pong | AdapterAnswer | EngineReady | EngineFailed
+ToEngine = AddRequest | Abort | LoadAdapter | UnloadAdapter | SwitchPlugin | Ping | Shutdown
+FromEngine = StepOutputs | Pong | AdapterAnswer | SwitchAnswer | EngineReady | EngineFailed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,12 +20,22 @@ from fwk.worker.verify import rejection_logits, uniform_draws
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a processor stands among the others, and what it is called."""
+
+    order: int
+    name: str
+
+
 @dataclass(slots=True)
 class _Active:
-    """A processor, and the slots that asked something of it."""
+    """A processor, and the slots that asked something of it. One that is not current is kept for these alone."""
 
+    place: Place
     processor: LogitsProcessor
     slots: set[int] = field(default_factory=set[int])
+    is_current: bool = True
 
 
 def num_finished(processors: list[str], finishes: tuple[str, ...]) -> int:
@@ -35,32 +46,72 @@ def num_finished(processors: list[str], finishes: tuple[str, ...]) -> int:
 class SamplingPipeline:
     """All logits processors and the sampler of a worker.
 
-    num_finished: so many of the last processors are left to the sampler, which does their work itself.
+    finishes: the sampler does the work of the processors of these names itself, while they are the last.
     """
 
     def __init__(
-        self, processors: list[LogitsProcessor], sampler: Sampler, table: SequenceTable, num_finished: int = 0
+        self,
+        processors: Mapping[Place, LogitsProcessor],
+        sampler: Sampler,
+        table: SequenceTable,
+        finishes: tuple[str, ...] = (),
     ) -> None:
-        self._active = [_Active(processor) for processor in processors]
-        self._first = self._active[: len(processors) - num_finished]
-        self._last = self._active[len(processors) - num_finished :]
-        self._ending = [a for a in self._active if type(a.processor).ends is not LogitsProcessor.ends]
+        self._finishes = finishes
+        self._active: list[_Active] = []
+        self._first: list[_Active] = []
+        self._last: list[_Active] = []
+        self._ending: list[_Active] = []
+        self._arrange([_Active(place, processor) for place, processor in processors.items()])
         self._sampler = sampler
         self._table = table
+
+    def switch(self, place: Place, processor: LogitsProcessor | None) -> None:
+        """Use a processor for the sequences to come, in place of the one of that name; None: use none.
+
+        Sequences under way keep what they started with, so nothing in the middle of one changes.
+        """
+        for active in self._active:
+            if active.place.name == place.name:
+                active.is_current = False
+        added = [_Active(place, processor)] if processor is not None else []
+        self._arrange([*self._active, *added])
+
+    def close(self) -> None:
+        """No sequence comes any more."""
+        for active in self._active:
+            active.processor.close()
+
+    def _arrange(self, every: list[_Active]) -> None:
+        """Put processors in their order, without those that nobody needs any more."""
+        for active in every:
+            if not active.is_current and not active.slots:
+                active.processor.close()
+        kept = [active for active in every if active.is_current or active.slots]
+        self._active = sorted(kept, key=lambda active: (active.place.order, active.place.name))
+        self._ending = [a for a in self._active if type(a.processor).ends is not LogitsProcessor.ends]
+        names = [active.place.name for active in self._active]
+        num_first = len(names) - num_finished(names, self._finishes)
+        if not set(self._finishes).isdisjoint(names[:num_first]):  # one of them is being exchanged
+            num_first = len(names)
+        self._first, self._last = self._active[:num_first], self._active[num_first:]
 
     def add(self, new: NewSequence) -> None:
         """A sequence takes its slot. Raises ``BlameSequence`` when a processor cannot take its settings."""
         for active in self._active:
-            if _add(active.processor, new):
+            if active.is_current and _add(active.processor, new):
                 active.slots.add(new.slot)
         self._sampler.add(new.slot, new.sampling)
 
     def remove(self, slot: int) -> None:
         """The sequence of a slot is gone."""
+        is_over = False
         for active in self._active:
             if slot in active.slots:
                 active.slots.discard(slot)
                 active.processor.remove(slot)
+                is_over |= not active.is_current and not active.slots
+        if is_over:
+            self._arrange(self._active)
 
     def ends(self, slot: int, token_ids: list[int]) -> int | None:
         """How many of a step's tokens stand when the output is complete with them; None while it may go on."""

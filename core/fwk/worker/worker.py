@@ -40,7 +40,7 @@ from fwk.worker.pooling import PoolingRunner
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.recording import TapeCapture
 from fwk.worker.runner import ModelRunner
-from fwk.worker.sampling import SamplingPipeline, num_finished
+from fwk.worker.sampling import Place, SamplingPipeline
 from fwk.worker.table import SequenceTable
 from fwk.worker.transfer import BlockStore, open_store
 from fwk.worker.weights import TrackedWeights
@@ -71,6 +71,12 @@ def device_of(kind: str, group: ParallelGroup, replica: int) -> torch.device:
     return torch.device(kind, index)
 
 
+def _place(item: Registered) -> Place:
+    """Where a logits processor stands."""
+    assert isinstance(item.declaration, LogitsProcessorSpec)
+    return Place(item.declaration.order, item.name)
+
+
 class LocalWorker(Worker):
     """Owns one device."""
 
@@ -89,6 +95,7 @@ class LocalWorker(Worker):
         self._runner: ModelRunner | PoolingRunner | None = None
         self._moe: Registered | None = None
         self._store: BlockStore | None = None
+        self._pipeline: SamplingPipeline | None = None
         self._chosen = setup.settlement.chosen
         self._reasons: list[str] = []
         self._facts = setup.facts
@@ -170,6 +177,8 @@ class LocalWorker(Worker):
 
     def close(self) -> None:
         self._grammars.close()
+        if self._pipeline is not None:
+            self._pipeline.close()
         if self._store is not None:
             self._store.close()
 
@@ -289,26 +298,36 @@ class LocalWorker(Worker):
         opened = self._setup.opened
         num_slots = self._config.engine.max_running_requests
 
-        def context(item: Registered | None) -> SamplingContext:
-            options = self._options(item) if item is not None else None
+        def context(options: Any) -> SamplingContext:
             return SamplingContext(
                 opened.config.vocab_size, num_slots, self._device, opened.eos_token_ids, options, self._team
             )
 
-        def order(item: Registered) -> tuple[int, str]:
-            assert isinstance(item.declaration, LogitsProcessorSpec)
-            return item.declaration.order, item.name
-
         sampler = self._setup.settlement.item("samplers")
-        taken = taking_part(self._plugins, "logits_processors", self._config.plugin_options)
-        items = sorted((item for item, _ in taken), key=order)
-        processors: list[LogitsProcessor] = [
-            GrammarMasks(context(None), self._grammars, table),
-            *(build(item, context(item)) for item in items),
-        ]
+        items = taking_part(self._plugins, "logits_processors", self._config.plugin_options)
+        processors: dict[Place, LogitsProcessor] = {Place(-1, ""): GrammarMasks(context(None), self._grammars, table)}
+        processors |= {_place(item): build(item, context(options)) for item, options in items}
         assert isinstance(sampler.declaration, SamplerSpec)
-        count = num_finished([item.name for item in items], sampler.declaration.finishes)
-        return SamplingPipeline(processors, build(sampler, context(sampler)), table, count)
+        chosen = build(sampler, context(self._options(sampler)))
+        pipeline = SamplingPipeline(processors, chosen, table, sampler.declaration.finishes)
+
+        prepared: list[tuple[Place, LogitsProcessor | None]] = []
+
+        def prepare(name: str, values: dict[str, object], is_on: bool) -> str | None:
+            item = find(self._plugins, "logits_processors", name)
+            prepared.clear()
+            try:
+                options = plugin_options(item, {item.key: values})
+                prepared.append((_place(item), build(item, context(options)) if is_on else None))
+            except FwkError as error:
+                return str(error)
+            return None
+
+        # In two parts: no rank uses another processor before every rank has it.
+        self._operations["prepare_processor"] = prepare
+        self._operations["use_processor"] = lambda: pipeline.switch(*prepared.pop())
+        self._pipeline = pipeline
+        return pipeline
 
     def _step_model(self, model: Model) -> StepModel:
         options = self._config.engine

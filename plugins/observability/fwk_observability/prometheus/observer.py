@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from fwk.interfaces.observer import Observer, ObserverContext, RequestRecord
@@ -58,16 +59,19 @@ class PrometheusObserver(Observer):
         self._registry.register(_Collector(self))
 
     def routes(self, app: FastAPI) -> None:
-        # A plain function: it runs in a thread, so writing a long page holds up no stream. Always the plain format,
-        # which every scraper takes: the library's OpenMetrics writer turns the colon of our names into "_".
-        def metrics() -> Response:
-            return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+        # Written in a thread: a long page holds up no stream. Always the plain format, which every scraper takes: the
+        # library's OpenMetrics writer turns the colon of our names into "_".
+        async def metrics() -> Response:
+            await self.context.settle()
+            page = await run_in_threadpool(generate_latest, self._registry)
+            return Response(page, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
         app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None, include_in_schema=False)
 
     def tokens_received(self, record: RequestRecord, num_tokens: int, seconds: float) -> None:
-        # The record counts these tokens already, so ``last_token`` is now. A sequence's first tokens are those that
-        # came as long after arrival as now is; of a request's sequences only the first one's is its first token.
+        # The record counts these tokens already, so ``last_token`` is when they came. A sequence's first tokens are
+        # those that came as long after arrival as that is; of a request's sequences only the first one's is its first
+        # token.
         if record.last_token is None or seconds >= record.last_token - record.arrived:
             if record.num_output_tokens <= num_tokens:
                 self._first_token.observe(seconds)

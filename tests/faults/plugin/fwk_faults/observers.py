@@ -67,6 +67,7 @@ class Stats(Observer):
 
     def routes(self, app: FastAPI) -> None:
         async def stats() -> dict[str, Any]:
+            await self.context.settle()
             return msgspec.structs.asdict(self._stats)
 
         async def routes() -> list[Any]:

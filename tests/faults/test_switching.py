@@ -1,0 +1,102 @@
+"""Plugins exchanged over HTTP while requests run, on two engines: nobody is lost, everybody knows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.faults.client import connect, together
+from tests.faults.fixtures import Start
+from tests.faults.rig import FAKE, Server
+
+KEY = "the-administrators"
+NUM_REQUESTS = 200
+NUM_TOKENS = 20
+
+SWITCHES: list[dict[str, Any]] = [
+    {"family": "schedulers", "name": "sjf", "options": {"sjf_aging": 5}},
+    {"family": "schedulers", "name": "fair"},
+    {"family": "observers", "name": "prometheus", "enabled": False},
+    {"family": "schedulers", "name": "priority"},
+    {"family": "dialects", "name": "tgi", "enabled": False},
+    {"family": "tool_parsers", "name": "hermes"},
+    {"family": "observers", "name": "prometheus"},
+    {"family": "schedulers", "name": "dfs-weight"},
+    {"family": "dialects", "name": "tgi"},
+    {"family": "schedulers", "name": "sla", "options": {"sla_tiers": ["gold=0.5"]}},
+]
+
+
+@pytest.fixture(scope="module")
+def two(spawn: Start) -> Server:
+    """Two engines without a model, and an administrator."""
+    return spawn(*FAKE, "--fake-step-ms", "2", "--data-parallel-size", "2", "--admin-api-key", KEY)
+
+
+def switch(server: Server, key: str = KEY, **order: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{server.url}/plugins/switch", json=order, headers=headers, timeout=30)
+
+
+async def test_switching_under_load_loses_no_request(two: Server) -> None:
+    bodies = [
+        {"prompt": f"request {i % 40}", "max_tokens": NUM_TOKENS, "priority": i % 50} for i in range(NUM_REQUESTS)
+    ]
+    before = two.get("/server_info").json()
+    async with connect(two) as client:
+        expected = [await client.complete(**body) for body in bodies[:40]]
+
+        async def switch_all() -> None:
+            for order in SWITCHES * 2:
+                await asyncio.sleep(0.05)
+                reply = await asyncio.to_thread(switch, two, **order)
+                assert reply.status_code == 200, reply.text
+
+        *answers, _ = await together([*(client.complete(**body) for body in bodies), switch_all()])
+    assert answers == [expected[i % 40] for i in range(NUM_REQUESTS)]
+    info = two.get("/server_info").json()
+    assert info["engine"]["schedule_policy"] == info["chosen"]["schedulers"] == "sla"
+    assert info["plugin_options"] == before["plugin_options"] | {"schedulers.sla": {"sla_tiers": ["gold=0.5"]}}
+    assert info["chosen"]["tool_parsers"] == "hermes"
+    assert info["fingerprint"] == before["fingerprint"], "what is installed is the same"
+    assert info["active_fingerprint"] != before["active_fingerprint"], "what is used is not"
+    assert two.log.count("schedulers.sla was switched on") == 2 * 2 + 2, "twice in each engine, and by the server"
+    two.check_invariants()
+
+
+def test_routes_come_and_go(two: Server) -> None:
+    body = {"inputs": "Hi", "parameters": {"max_new_tokens": 2}}
+    assert two.post(body, "/generate").status_code == 200
+    switch(two, family="dialects", name="tgi", enabled=False)
+    assert two.post(body, "/generate").status_code == 404
+    switch(two, family="dialects", name="tgi")
+    assert two.post(body, "/generate").status_code == 200
+    two.check_invariants()
+
+
+def test_what_cannot_be_switched(two: Server) -> None:
+    reply = switch(two, family="attention", name="torch")
+    assert reply.status_code == 400
+    assert "restart with --attention-backend torch" in reply.json()["error"]["message"]
+    for order in (
+        {"family": "schedulers", "name": "sjf", "options": {"sjf_aging": -1}},
+        {"family": "schedulers", "name": "nobody"},
+        {"family": "schedulers"},
+        {"family": "schedulers", "name": "sjf", "more": 1},
+    ):
+        assert switch(two, **order).status_code == 400
+    two.check_invariants()
+
+
+def test_only_the_administrator_switches(two: Server) -> None:
+    order = {"family": "schedulers", "name": "fcfs"}
+    assert two.post(order, "/plugins/switch").status_code == 401
+    for key in ("wrong", KEY + "2"):
+        assert switch(two, key, **order).status_code == 401
+
+
+def test_without_an_administrator_there_is_no_such_route(fake: Server) -> None:
+    assert switch(fake, family="schedulers", name="fcfs").status_code == 404
