@@ -277,7 +277,7 @@ def test_smollm2_answers_in_the_grammar() -> None:
     prompt = "<|im_start|>user\nTell me about Bob, 42 years old, as JSON.<|im_end|>\n<|im_start|>assistant\n"
     with fwk.LLM(max_total_tokens=4096) as llm:
         sampling = [
-            SamplingParams(max_tokens=96, seed=i, temperature=0.8, grammar=JUDGED[names[i % 6]][0]) for i in range(18)
+            SamplingParams(max_tokens=160, seed=i, temperature=0.8, grammar=JUDGED[names[i % 6]][0]) for i in range(18)
         ]
         outputs = llm.generate([prompt] * 18, sampling)
         ended = [(i, done) for i, done in enumerate(outputs) if done.finish_reason == "stop"]

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.faults.client import Client, HealthProbe, connect
 from tests.faults.rig import Server
+
+pytestmark = pytest.mark.slow
 
 MOST, P99 = 1.0, 0.2
 """Seconds the event loop may compute in one go, and nearly always."""

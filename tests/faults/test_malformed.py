@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from tests.faults.client import Streamed, connect, together
 from tests.faults.rig import Server, assert_no_leak
 
+pytestmark = pytest.mark.slow
+
 GOOD = {"prompt": "Hi", "max_tokens": 1, "temperature": 0, "stop": ["x"], "logit_bias": {"65": 1.5}, "user": None}
 TEXT = json.dumps(GOOD).encode()
 CHAT = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}).encode()

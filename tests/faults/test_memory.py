@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import resource
 
+import pytest
+
 from tests.faults.client import Streamed, connect, together
 from tests.faults.fixtures import Start
 from tests.faults.rig import Server, until
+
+pytestmark = pytest.mark.slow
 
 MEGABYTE = 2**20
 

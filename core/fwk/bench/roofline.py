@@ -81,7 +81,7 @@ def measure_phases(llm: LLM, context: int, steps: int, batches: tuple[int, ...],
 
 def model_size(llm: LLM) -> tuple[int, int]:
     """Bytes of all weights a step reads, and its multiply-adds for one token (the LM head's for each, too)."""
-    model = llm.engine.executor._worker._runner._model  # type: ignore[attr-defined]
+    model = llm.engine.executor._worker._runner.model.model  # type: ignore[attr-defined]
     hidden, vocab = _hidden(llm), llm.engine.info.vocab_size
     nbytes, macs, seen = 0, 0, set[int]()
     for layer in _layers(model, set()):

@@ -27,6 +27,8 @@ from fwk.plugins.options import build_config
 from fwk.text import ModelText
 from fwk.worker.opened_model import open_model
 import tokenizers, torch
+
+pytestmark = pytest.mark.slow
 torch.set_num_threads(1)
 
 plugins = discover()

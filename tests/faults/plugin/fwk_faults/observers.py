@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from fastapi import Request
 
 from fwk.interfaces.observer import Observer, ObserverContext, RequestRecord
 from fwk.text import ModelText, SequenceText
@@ -70,10 +71,9 @@ class Stats(Observer):
             await self.context.settle()
             return msgspec.structs.asdict(self._stats)
 
-        async def routes() -> list[Any]:
-            return [
-                [sorted(getattr(route, "methods", None) or ()), getattr(route, "path", None)] for route in app.routes
-            ]
+        async def routes(scope: Request) -> list[Any]:
+            every = scope.app.routes  # ``app`` holds only the routes of this plugin
+            return [[sorted(getattr(route, "methods", None) or ()), getattr(route, "path", None)] for route in every]
 
         async def process() -> dict[str, float]:
             return self._process()
