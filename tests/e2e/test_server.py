@@ -24,7 +24,7 @@ from tests.faults.rig import FAKE, Server, assert_no_leak, until
 KEY = "sk-the-key-of-the-tests"
 ADMIN_KEY = "sk-the-key-of-the-administrator"
 PUBLIC = {"/health", "/ready"}
-ADMIN = {f"{start}/{verb}_lora_adapter" for start in ("/v1", "") for verb in ("load", "unload")}
+ADMIN = {f"{start}/{verb}_lora_adapter" for start in ("/v1", "") for verb in ("load", "unload")} | {"/plugins/switch"}
 NUM_STREAMS = 64
 
 
