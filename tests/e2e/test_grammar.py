@@ -275,9 +275,9 @@ def test_many_grammars_are_prepared_a_few_at_a_time_and_shared(make: Callable[..
 def test_smollm2_answers_in_the_grammar() -> None:
     names = ["schema", "regex", "choice", "gbnf", "tagged", "object"]
     prompt = "<|im_start|>user\nTell me about Bob, 42 years old, as JSON.<|im_end|>\n<|im_start|>assistant\n"
-    with fwk.LLM(max_total_tokens=4096) as llm:
+    with fwk.LLM(max_total_tokens=4096, sampling_backend="torch") as llm:  # whose draws the seeds were tried with
         sampling = [
-            SamplingParams(max_tokens=160, seed=i, temperature=0.8, grammar=JUDGED[names[i % 6]][0]) for i in range(18)
+            SamplingParams(max_tokens=96, seed=i, temperature=0.8, grammar=JUDGED[names[i % 6]][0]) for i in range(18)
         ]
         outputs = llm.generate([prompt] * 18, sampling)
         ended = [(i, done) for i, done in enumerate(outputs) if done.finish_reason == "stop"]
