@@ -15,6 +15,8 @@ from tests.faults.rig import TINY
 
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 
+pytestmark = pytest.mark.slow
+
 COUNTS = {"model.safetensors": 250, "tokenizer.json": 250, "config.json": 250}
 FILES = (*COUNTS, "tokenizer_config.json", "generation_config.json")
 
@@ -28,7 +30,6 @@ from fwk.text import ModelText
 from fwk.worker.opened_model import open_model
 import tokenizers, torch
 
-pytestmark = pytest.mark.slow
 torch.set_num_threads(1)
 
 plugins = discover()
