@@ -104,6 +104,11 @@ class _Watch(TorchDispatchMode):
         self._arena = arena
         self.computed = ""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; torch's own answer imports its compiler for the first operator: 130 MB, seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in _ALLOCATIONS and out.device.type == "cpu" and out.is_contiguous():
