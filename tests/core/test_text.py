@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +15,10 @@ from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.text import ModelText
 from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
-from fwk.text.vocabulary import Vocabulary
+from fwk.text.lengths import most_characters
+from fwk.text.vocabulary import Vocabulary, byte_of_char
 from fwk.types import SamplingParams, TokenEvent
+from fwk_loaders.dummy.tokenizer import build_tokenizer
 
 TEXT = ["the quick brown fox jumps over the lazy dog", "Grüße aus Köln, 中文字符 日本語 emoji 👩‍👩‍👧 e\u0301"] * 3
 
@@ -44,7 +47,13 @@ def sentencepiece_like() -> Tokenizer:
     return tokenizer
 
 
-BYTES, PIECES = byte_level(), sentencepiece_like()
+def composing() -> Tokenizer:
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+BYTES, PIECES, COMPOSING = byte_level(), sentencepiece_like(), composing()
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], cuts: list[int] | None = None, **sampling: object) -> tuple[str, int]:
@@ -89,6 +98,47 @@ def test_undecided_bytes_cost_linear_time() -> None:
     text, counted = stream(PIECES, ids)
     assert counted == 4_001
     assert text.endswith("a")
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, PIECES, COMPOSING], ids=["bytes", "pieces", "composing"])
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["<|end|>", "the", " ", "e\u0301", "\u0f73\u0301", "\u1100\u1161\u11a8", "中", "\0"])
+        | st.text(),
+        max_size=8,
+    )
+)
+def test_texts_have_no_fewer_tokens_than_is_said(tokenizer: Tokenizer, parts: list[str]) -> None:
+    most, text = Vocabulary(tokenizer).most_characters, "".join(parts)
+    assert most is not None
+    assert len(text) <= most * len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def test_a_text_of_the_longest_tokens_is_let_through() -> None:
+    tokenizer = build_tokenizer(512, "here")
+    text = "<|endoftext|>" * 100  # no token is longer
+    assert (Vocabulary(tokenizer).most_characters, len(tokenizer.encode(text).ids)) == (len(text) // 100, 100)
+
+
+LOSSY = {
+    "spaces between words": {"pre_tokenizer": {"type": "Whitespace"}},
+    "spaces around an added token": {"added_tokens": [{"id": 0, "content": "<a>", "lstrip": True}]},
+    "what a normaliser strips": {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+    "what a regex replaces": {"normalizer": {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}},
+    "one of a sequence": {
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "BertNormalizer"}]}
+    },
+    "unknown characters": {"model": {"type": "BPE", "vocab": {"a": 0}}},
+    "unknown words": {"model": {"type": "WordPiece", "vocab": {"a": 0}}},
+}
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_nothing_is_said_of_tokenisers_that_lose_text(name: str) -> None:
+    state = json.loads(BYTES.to_str())
+    assert most_characters(state, byte_of_char()) is not None
+    assert most_characters(state | LOSSY[name], byte_of_char()) is None
 
 
 def test_special_tokens_are_skipped_unless_asked_for() -> None:

@@ -75,7 +75,8 @@ async def test_megabytes_leave_the_loop_awake(tiny: Server) -> None:
         for path, body in bodies:
             tiny.loop_times()
             with HealthProbe(tiny) as probe:
-                await client.refused(body, path)
+                error = await client.refused(body, path)
+            assert ("at least" in error["message"]) == ("word" in str(body.get("prompt", body.get("messages")))[:60])
             assert tiny.loop_times()["busy"] < MAX_LAG, (path, str(body)[:80])
             assert probe.statuses <= {200}
         with HealthProbe(tiny):

@@ -93,6 +93,11 @@ class ModelCard:
     task: Task = "generate"
     embedding_size: int = 0  # numbers in an embedding; 0 for a model that makes none
 
+    @property
+    def max_prompt_len(self) -> int:
+        """Tokens of the longest prompt: one must be able to follow, if the model generates."""
+        return self.max_model_len - (self.task == "generate")
+
     def check_task(self, wanted: Task) -> None:
         """Raise ``InvalidRequest`` unless the model does what is ``wanted``."""
         check_task(self.name, self.task, wanted)
@@ -126,6 +131,19 @@ class TextTools(ABC):
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Text to ids; ``parse_special=False`` turns text that looks like a special token into ordinary tokens."""
 
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that ``text`` has at the least, told without tokenising it."""
+        return 0
+
+    def check_fits(self, text: str, most_tokens: int, param: str) -> None:
+        """Refuse a text that is sure to have more than ``most_tokens``, before megabytes are tokenised for nothing.
+
+        What this lets pass may still be too long. Raises ``InvalidRequest`` for ``param``.
+        """
+        least = self.least_tokens(text)
+        if least > most_tokens:
+            raise InvalidRequest(f"{param} has at least {least} tokens; this server takes at most {most_tokens}", param)
+
     @abstractmethod
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Ids to text."""
@@ -155,10 +173,12 @@ class TextTools(ABC):
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
+        most_tokens: int | None = None,
     ) -> list[int]:
         """Render a conversation and tokenise it. Templates write their own special tokens: none is added by default.
 
-        Text of the messages that looks like a special token stays text: nobody forges a turn.
+        Text of the messages that looks like a special token stays text: nobody forges a turn. Raises ``InvalidRequest``
+        when it is refused by the template, or sure to have more than ``most_tokens``.
         """
         text = self.render_chat(
             messages,
@@ -167,6 +187,8 @@ class TextTools(ABC):
             continue_final_message=continue_final_message,
             kwargs=kwargs,
         )
+        if most_tokens is not None:
+            self.check_fits(text, most_tokens, "messages")
         return self.encode(text, add_special_tokens=add_special_tokens)
 
 

@@ -50,6 +50,10 @@ class ModelText(TextTools):
         except (UnicodeEncodeError, TypeError):
             raise InvalidRequest("the text is not valid Unicode (lone surrogates)", "prompt") from None
 
+    def least_tokens(self, text: str) -> int:
+        most = self.vocabulary.most_characters
+        return -(-len(text) // most) if most is not None else 0
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
@@ -86,6 +90,7 @@ class ModelText(TextTools):
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
+        most_tokens: int | None = None,
     ) -> list[int]:
         marks = _Marks(self.vocabulary.special_texts)
         prompt = self.render_chat(
@@ -96,7 +101,10 @@ class ModelText(TextTools):
             kwargs=marks.put(dict(kwargs)) if kwargs else None,
         )
         ids: list[int] = []
-        for i, (part, is_literal) in enumerate(marks.split(prompt)):
+        parts = marks.split(prompt)
+        if most_tokens is not None:
+            self.check_fits("".join(part for part, _ in parts), most_tokens, "messages")
+        for i, (part, is_literal) in enumerate(parts):
             ids += self.encode(part, add_special_tokens=add_special_tokens and i == 0, parse_special=not is_literal)
         return ids
 

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
+from fwk.text.lengths import most_characters
+
 
 @cache
 def byte_of_char() -> dict[str, int]:
@@ -23,7 +25,7 @@ class Vocabulary:
     """Bytes of every token, and which tokens are special.
 
     ``is_byte_level`` tells whether a text is just its tokens' bytes in a row; otherwise (sentencepiece) spaces at
-    the start and byte fall-back need the tokeniser's own decoder.
+    the start and byte fall-back need the tokeniser's own decoder. ``most_characters``: of a text, in one token.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -34,6 +36,7 @@ class Vocabulary:
         self.special_ids = frozenset(int(token["id"]) for token in added if token.get("special"))
         self.special_texts = [str(token["content"]) for token in added if token.get("special")]
         self._added = {int(token["id"]): str(token["content"]).encode() for token in added}
+        self.most_characters = most_characters(state, byte_of_char())
         self._bytes: dict[int, bytes] = {}
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -97,6 +97,7 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> ChatCall:
             messages,
             bool(body.add_special_tokens),
             tools.tools if tools is not None else None,
+            frontend.card.max_prompt_len,
         ),
         sampling=sampling,
         n=body.n or 1,

@@ -74,7 +74,7 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
     sampling = _sampling(body, raw, frontend)
     if constraint is not None:
         sampling = msgspec.structs.replace(sampling, grammar=constraint[0])
-    prompts = read_prompts(body.prompt, body.add_special_tokens is not False, frontend.text)
+    prompts = read_prompts(body.prompt, body.add_special_tokens is not False, frontend)
     check_choices(body.n or 1, prompts, MAX_CHOICES)
     items = [
         GenerateInput(

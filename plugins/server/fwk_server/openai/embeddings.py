@@ -36,7 +36,7 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> EmbeddingCall:
     size = frontend.card.embedding_size
     if body.dimensions not in (None, size):
         raise InvalidRequest(f"dimensions must be {size}: this model's embeddings are not made to be cut", "dimensions")
-    prompts = read_prompts(body.input, body.add_special_tokens is not False, frontend.text, "input", MAX_INPUTS)
+    prompts = read_prompts(body.input, body.add_special_tokens is not False, frontend, "input", MAX_INPUTS)
     for i, prompt in enumerate(prompts):
         if prompt.text == "":
             raise InvalidRequest("input must not be an empty string", _at(i, prompts))

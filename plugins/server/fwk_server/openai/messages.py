@@ -51,8 +51,12 @@ def chat_ids(
     messages: list[dict[str, Any]],
     add_special_tokens: bool,
     tools: list[dict[str, Any]] | None = None,
+    most_tokens: int | None = None,
 ) -> list[int]:
-    """Render messages and tokenise. Templates write their own special tokens, so none are added by default."""
+    """Render messages and tokenise. Templates write their own special tokens, so none are added by default.
+
+    What is sure to have more than ``most_tokens`` is refused before it is tokenised.
+    """
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise InvalidRequest(
@@ -69,6 +73,7 @@ def chat_ids(
         continue_final_message=continues,
         kwargs=kwargs,
         add_special_tokens=add_special_tokens,
+        most_tokens=most_tokens,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import TextTools
+from fwk.interfaces.dialect import Frontend, TextTools
 from fwk_server.openai.models import MAX_PROMPTS
 
 _KINDS = "a string, an array of strings, an array of token ids, or an array of arrays of token ids"
@@ -26,14 +26,14 @@ class Prompt:
 
 
 def read_prompts(
-    value: Any, add_special_tokens: bool, text: TextTools, name: str = "prompt", most: int = MAX_PROMPTS
+    value: Any, add_special_tokens: bool, frontend: Frontend, name: str = "prompt", most: int = MAX_PROMPTS
 ) -> list[Prompt]:
     """Check and tokenise; the error names the element that is of another kind than the first.
 
     ``name`` is the field's, ``most`` the number of prompts it may hold.
     """
     if isinstance(value, str):
-        return [Prompt(text.encode(value, add_special_tokens), value)]
+        return [_tokenised(value, add_special_tokens, frontend, name)]
     if not isinstance(value, list):
         raise InvalidRequest(f"{name} must be {_KINDS}", name)
     if not value:
@@ -43,8 +43,15 @@ def read_prompts(
     if len(value) > most:
         raise InvalidRequest(f"at most {most} {name}s, not {len(value)}", name)
     if isinstance(value[0], str):
-        return [Prompt(text.encode(_text(part, name, i), add_special_tokens), part) for i, part in enumerate(value)]
+        texts = [_text(part, name, i) for i, part in enumerate(value)]
+        names = [f"{name}[{i}]" if len(texts) > 1 else name for i in range(len(texts))]
+        return [_tokenised(part, add_special_tokens, frontend, at) for part, at in zip(texts, names, strict=True)]
     return [Prompt(_ids(part, name, f"{name}[{i}]")) for i, part in enumerate(value)]
+
+
+def _tokenised(text: str, add_special_tokens: bool, frontend: Frontend, at: str) -> Prompt:
+    frontend.text.check_fits(text, frontend.card.max_prompt_len, at)
+    return Prompt(frontend.text.encode(text, add_special_tokens), text)
 
 
 def _text(part: Any, name: str, i: int) -> str:

@@ -103,6 +103,8 @@ def prepare(data: bytes, frontend: Frontend, stream: bool | None, caller: Caller
     _check(parameters, is_stream)
     if not body.inputs:
         raise InvalidRequest("`inputs` cannot be empty", "inputs")
+    if parameters.truncate is None:
+        frontend.text.check_fits(body.inputs, frontend.card.max_prompt_len, "inputs")
     ids = frontend.text.encode(body.inputs)
     if parameters.truncate is not None:
         ids = ids[-_truncation(parameters.truncate, frontend.card.max_model_len) :]
