@@ -31,6 +31,7 @@ from fwk.types import (
     UnloadAdapter,
 )
 from fwk.types.messages import PROTOCOL
+from fwk.worker.heap import Heap
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class EngineLoop:
         self._has_greeted = False
         self._stopping = False
         self._num_dropped = 0
+        self._heap = Heap()
 
     def run(self) -> None:
         """Receive, step, send; raises what the engine raises."""
@@ -76,6 +78,7 @@ class EngineLoop:
                 self._send_events(self._engine.step())
             else:
                 self._engine.check()
+                self._heap.rest(self._engine.stats().steps)
 
     def fail(self, message: str, detail: str) -> None:
         """Tell the client that this engine will answer nothing more; ``detail`` is for its log."""

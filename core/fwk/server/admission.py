@@ -37,6 +37,7 @@ class Turnstile:
         self._places = asyncio.Semaphore(self._limit or 1)
         self._num_waiting = 0
         self._num_inside = 0
+        self.num_entered = 0  # ever
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.is_closed = False
@@ -48,6 +49,7 @@ class Turnstile:
         if self._num_inside >= self._most:
             raise NotServed(f"{self._most} requests run or wait already; try again", 429, RETRY_SECONDS)
         self._num_inside += 1
+        self.num_entered += 1
         self._is_empty.clear()
         try:
             await self._step_in()
@@ -109,6 +111,10 @@ class Turnstile:
     def close(self) -> None:
         """Let nobody in from now on."""
         self.is_closed = True
+
+    @property
+    def is_empty(self) -> bool:
+        return self._is_empty.is_set()
 
     async def empty(self) -> None:
         """Wait until all who are inside, or wait to be, have left."""

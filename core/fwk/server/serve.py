@@ -42,6 +42,7 @@ from fwk.server.switching import Parts, Switchboard
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
 from fwk.types import EngineReady
+from fwk.worker.heap import Heap
 from fwk.worker.opened_model import OpenedModel, locate, open_model
 
 log = logging.getLogger(__name__)
@@ -138,11 +139,13 @@ class _Server:
             await self._switchboard.start()
             uvicorn_server = self._uvicorn(app)
             serving = asyncio.create_task(uvicorn_server.serve(sockets=[self._listener]))
+            resting = asyncio.create_task(self._rest())
             code = await self._until_stopped(stop, serving, frontend)
             await self._drain(hurry)
             uvicorn_server.should_exit = True
             await self._client.close()  # whoever still waits for tokens is told that there will be none
             await serving
+            resting.cancel()
             return code
         finally:
             if frontend is not None:
@@ -150,6 +153,14 @@ class _Server:
             await asyncio.to_thread(self._observers.close)
             await self._lives.end()
             await self._client.close()
+
+    async def _rest(self) -> None:
+        """Give the memory of past requests back while there are none."""
+        heap = Heap()
+        while True:
+            await asyncio.sleep(1)
+            if self._turnstile.is_empty:
+                heap.rest(self._turnstile.num_entered)
 
     async def _drain(self, hurry: asyncio.Event) -> None:
         """Answer new requests with 503 while those under way finish: until the time is up, or a second signal."""

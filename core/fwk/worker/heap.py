@@ -1,0 +1,43 @@
+"""Memory that was freed and that the C library keeps for later."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable
+
+REST_SECONDS = 2.0
+"""How long nothing must have been done: what comes soon after the last work may want its memory again."""
+
+
+class Heap:
+    """Gives freed memory back to the system, once after each time of work.
+
+    glibc gives back only what lies above everything that is in use. A burst (prompts computed again after pre-emption,
+    a grammar compiled) leaves its tens of megabytes behind, in holes that the next burst of another shape does not
+    fit into: the process grows with every kind of burst it meets for the first time. ``malloc_trim`` gives back
+    every whole page inside the holes too. It takes milliseconds, and the pages cost as much when they are wanted again,
+    so it is done when there is nothing else to do. Elsewhere than with glibc, nothing happens.
+    """
+
+    def __init__(self) -> None:
+        self._trim = _malloc_trim()
+        self._seen = 0
+        self._since = 0.0
+        self._is_due = False
+
+    def rest(self, work: int) -> None:
+        """To be called now and then while there is nothing to do; ``work`` is a count of what has been done so far."""
+        now = time.monotonic()
+        if work != self._seen:
+            self._seen, self._since, self._is_due = work, now, True
+        elif self._is_due and now - self._since >= REST_SECONDS:
+            self._is_due = False
+            self._trim(0)
+
+
+def _malloc_trim() -> Callable[[int], object]:
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        return ctypes.CDLL(None).malloc_trim
+    return lambda pad: None
