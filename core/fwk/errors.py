@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
-from typing import ClassVar
 
 
 class FwkError(Exception):
     """Base of all errors that are meant for a person to read; a command that ends with one has its exit code."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
 
 class ConfigError(FwkError):
@@ -72,13 +71,16 @@ class EngineDead(FwkError):
     """The engine stopped or hangs: nothing can be served until it is restarted.
 
     ``detail`` is for the log alone: clients are told the message.
+    ``exit_code``: that of the error which kept the engine from starting; None: it died of something else.
     """
 
     exit_code = 6
 
-    def __init__(self, message: str, detail: str = "") -> None:
+    def __init__(self, message: str, detail: str = "", exit_code: int | None = None) -> None:
         super().__init__(message)
         self.detail = detail
+        if exit_code is not None:
+            self.exit_code = exit_code
 
 
 class BlameSequence(FwkError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -18,10 +19,13 @@ from tests.helpers.packages import write_package
 
 import fwk
 from fwk import SamplingParams
+from fwk.bench.servers import free_port
 from fwk.cli.common import read_options
 from fwk.cli.flags import Parser
-from fwk.errors import ConfigError, EngineDead, FwkError, PluginError
+from fwk.errors import ConfigError, FwkError, PluginError
 from fwk.plugins import PluginSet, culprit, discover
+
+PROBES = ("/health", "/ready")
 
 HEAD = """
 import sys, time
@@ -251,10 +255,19 @@ def serve(folder: Path, model: Path, *flags: str) -> Server:
 
 
 def test_a_server_is_never_half_started(install: Callable[..., Path], tmp_path: Path) -> None:
-    """The sampler is built once the model is loaded, its HTTP side is up and says that it is not ready."""
-    server = serve(install(declares("pass"), sampler("import sys; sys.exit(3)")), tmp_path / "tiny")
+    """The sampler is built once the model is loaded: its HTTP side is up by then, and never says that it is ready."""
+    port = free_port()
+    folder = install(declares("pass"), sampler("import sys; sys.exit(3)"))
+    server = serve(folder, tmp_path / "tiny", "--port", str(port))
+    told: set[int] = set()
     try:
-        assert server.process.wait(60) == EngineDead.exit_code
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5) as client:
+            while server.process.poll() is None:
+                with contextlib.suppress(httpx.TransportError):
+                    told |= {client.get(path).status_code for path in PROBES}
+                time.sleep(0.1)
+        assert told == {503}
+        assert server.process.wait(60) == PluginError.exit_code
         (line,) = [line for line in server.log.splitlines() if line.startswith("fwk: error")]
         assert line == (
             "fwk: error: plugin 'acme-broken.acme_broken' from acme-broken 1.0 failed to start: SystemExit: 3"

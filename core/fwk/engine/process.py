@@ -58,11 +58,11 @@ def main() -> int:
     try:
         engine, plugins, ready = _load(spec)
     except FwkError as error:
-        _report(socket, str(error))
+        _report(socket, str(error), error.exit_code)
         return EXIT_NOT_STARTED
     except (Exception, SystemExit) as error:
         log.debug("the engine could not be started", exc_info=error)
-        _report(socket, f"the engine could not be started: {story(error)}")
+        _report(socket, f"the engine could not be started: {story(error)}", None)
         return EXIT_NOT_STARTED
     loop = EngineLoop(engine, socket, ready, spec.client.encode())
     gc.collect()
@@ -114,11 +114,11 @@ def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
     return engine, plugins, ready
 
 
-def _report(socket: zmq.Socket[bytes], message: str) -> None:
+def _report(socket: zmq.Socket[bytes], message: str, exit_code: int | None) -> None:
     """Tell the parent, which has sent a ping by now or will within a moment, why there is no engine."""
     if socket.poll(2000):
         client = socket.recv_multipart()[0]
-        socket.send_multipart([client, msgspec.msgpack.encode(EngineFailed(message))])
+        socket.send_multipart([client, msgspec.msgpack.encode(EngineFailed(message, exit_code=exit_code))])
     socket.close(linger=1000)
 
 

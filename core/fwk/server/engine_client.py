@@ -256,8 +256,8 @@ class EngineClient:
                 self._last_pong = time.monotonic()
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(message)
-            case EngineFailed(text, detail):
-                self._fail(text if self._is_alone else f"{self._name}: {text}", detail)
+            case EngineFailed(text, detail, exit_code):
+                self._fail(text if self._is_alone else f"{self._name}: {text}", detail, exit_code)
 
     def _note(self, stats: EngineStats) -> None:
         self.stats = stats
@@ -297,12 +297,12 @@ class EngineClient:
             )
             self._fail(f"{self._name} process {how}")
 
-    def _fail(self, text: str, detail: str = "") -> None:
+    def _fail(self, text: str, detail: str = "", exit_code: int | None = None) -> None:
         """The engine is dead: everybody who waits is told, once."""
         if self._dead is not None:
             return
         was_ready = self.is_ready
-        self._dead = EngineDead(text)
+        self._dead = EngineDead(text, exit_code=exit_code)
         if was_ready and not self._closing:
             done = self.on_death() if self.on_death is not None else "nothing is done about it"
             why = f"{text}: {detail}" if detail else text

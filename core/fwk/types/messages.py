@@ -149,10 +149,14 @@ class EngineReady(msgspec.Struct, tag=True, frozen=True):
 
 
 class EngineFailed(msgspec.Struct, tag=True, frozen=True):
-    """The engine's last words: no request will be answered any more. ``detail`` is for the log alone."""
+    """The engine's last words: no request will be answered any more. ``detail`` is for the log alone.
+
+    ``exit_code``: of the error that kept it from starting (``FwkError.exit_code``), for the server to end with.
+    """
 
     message: str
     detail: str = ""
+    exit_code: int | None = None
 
 
 ToEngine = AddRequest | Abort | LoadAdapter | UnloadAdapter | SwitchPlugin | Ping | Shutdown
