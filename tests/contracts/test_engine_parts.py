@@ -73,12 +73,10 @@ class TestHierarchical(PrefixCacheSuite):
 
 class TestHost(CacheTierSuite):
     plugin = "host"
-    serve_with = {"prefix_cache": "hierarchical"}
 
 
 class TestFile(CacheTierSuite):
     plugin = "file"
-    serve_with = {"prefix_cache": "hierarchical"}
 
     @pytest.fixture(autouse=True)
     def folder(self) -> Iterator[None]:

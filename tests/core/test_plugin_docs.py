@@ -11,6 +11,7 @@ import pytest
 from fwk.cli.family_pages import page
 from fwk.cli.plugin_new import package
 from fwk.plugins import FAMILIES
+from fwk.testing.base import installed
 
 DOCS = Path(__file__).parents[2] / "docs/plugins"
 
@@ -19,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs/plugins"
 def test_a_pages_example_is_the_template(family: str) -> None:
     """Which the kit's tests run."""
     text = (DOCS / f"{family}.md").read_text()
-    for path, source in package(family).items():
+    for path, source in package(installed(), family).items():
         if path.startswith("src/") and source:
             assert source.rstrip() in text, f"{path}: run make docs"
 

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items):
 
 def install(folder: Path, family: str, name: str, change: tuple[str, str] | None = None) -> None:
     """What ``fwk plugins new`` writes, as an installer would leave it; ``change``: what is wrong with it."""
-    files = dict(package(family))
+    files = dict(package(installed(), family))
     if change is not None:
         path = next((path for path in files if path.endswith(".py") and change[0] in files[path]), None)
         assert path is not None, f"{family}: {change[0]!r} is not in the template"
@@ -89,7 +89,7 @@ def test_every_family_has_a_suite_and_a_template() -> None:
     assert set(SUITES) == set(FAMILIES) == set(WRONG)
     for family in FAMILIES:
         assert suite_of(family).family == family
-        assert "src/fwk_mine/plugin.py" in package(family)
+        assert "src/fwk_mine/plugin.py" in package(installed(), family)
 
 
 def test_every_installed_plugin_of_ours_is_under_contract() -> None:

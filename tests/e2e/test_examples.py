@@ -15,6 +15,7 @@ import pytest
 
 from fwk.cli.plugin_new import selecting
 from fwk.plugins import FAMILIES
+from fwk.testing.base import installed
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples/plugins").glob("*/pyproject.toml"))
@@ -95,7 +96,7 @@ def test_a_new_plugin_of_every_family_is_served(environment: Environment, tmp_pa
         try:
             environment.run("python", "-m", "pytest", "-q", "tests/test_serves.py", cwd=folder)
         except AssertionError as error:
-            failed.append(f"{family} ({' '.join(selecting(family, 'x'))}): {error}"[-1500:])
+            failed.append(f"{family} ({' '.join(selecting(installed(), family, 'x'))}): {error}"[-1500:])
     assert failed == []
 
 

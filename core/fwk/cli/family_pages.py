@@ -17,6 +17,7 @@ from fwk.interfaces.declaration import Declaration
 from fwk.plugins import FAMILIES, Family
 from fwk.plugins.versions import VERSIONS
 from fwk.testing import SUITES, suite_of
+from fwk.testing.base import installed
 
 
 def page(name: str) -> str:
@@ -49,7 +50,7 @@ def page(name: str) -> str:
 def _chosen(name: str, family: Family) -> str:
     if name in ("models", "loaders"):
         return "Chosen by the checkpoint."
-    words = " ".join(selecting(name, "NAME"))
+    words = " ".join(selecting(installed(), name, "NAME"))
     if family.takes_all:
         return f"Every installed one takes part{f' (with `{words}`)' if words else ''}."
     return f"Chosen with `{words}`." if words else "Not yet chosen by any option."

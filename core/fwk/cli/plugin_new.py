@@ -11,16 +11,11 @@ from pathlib import Path
 from fwk import __version__
 from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, PluginSet
+from fwk.plugins.options import flag
+from fwk.plugins.selection import caches_with_tiers
 
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 MODULES = ("__init__.py", "plugin.py", "contract.py")
-
-SELECTED: dict[str, tuple[str, ...]] = {
-    "cache_tiers": ("--prefix-cache", "hierarchical"),
-    "lora": ("--enable-lora",),
-    "lora_sources": ("--enable-lora",),
-}
-"""What a server needs besides the option that names the plugin."""
 
 REQUESTS: dict[str, dict[str, object]] = {
     "logits_processors": {"mine_echo": 1.5},
@@ -127,13 +122,15 @@ OWN = {
 }
 
 
-def selecting(family: str, name: str) -> list[str]:
+def selecting(plugins: PluginSet, family: str, name: str) -> list[str]:
     """The words after ``fwk serve`` that put the plugin to use."""
-    option = FAMILIES[family].option
-    words = [f"--{option.replace('_', '-')}", name] if option is not None else []
-    if family in ("models", "loaders"):
-        words = []  # chosen by the checkpoint
-    return [*SELECTED.get(family, ()), *words]
+    option, switch = FAMILIES[family].option, FAMILIES[family].switch
+    words = [flag(switch)] if switch is not None else []
+    if family == "cache_tiers":
+        words = ["--prefix-cache", *caches_with_tiers(plugins)[:1]]
+    if family in ("models", "loaders") or option is None:
+        return words  # chosen by the checkpoint, or not chosen
+    return [*words, flag(option), name]
 
 
 def create(plugins: PluginSet, family: str, name: str, parent: Path) -> Path:
@@ -153,7 +150,7 @@ def create(plugins: PluginSet, family: str, name: str, parent: Path) -> Path:
     folder = parent / f"fwk-{name.replace('_', '-')}"
     if folder.exists():
         raise ConfigError(f"{folder} is there already: choose another name, or another folder with --directory")
-    for path, text in package(found).items():
+    for path, text in package(plugins, found).items():
         target = folder / renamed(path, name)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(renamed(text, name))
@@ -169,8 +166,9 @@ def renamed(text: str, name: str) -> str:
     return re.sub(r"(?<![a-z])Mine(?![a-z])|(?<=Test)Mine\b", class_name, text)
 
 
-def package(family: str) -> dict[str, str]:
+def package(plugins: PluginSet, family: str) -> dict[str, str]:
     """The files of a plugin named ``mine``, by path."""
+    selected = selecting(plugins, family, "mine")
     source = resources.files("fwk.templates") / family
     modules = {f"src/fwk_mine/{name}": (source / name).read_text() for name in MODULES}
     summary = modules["src/fwk_mine/__init__.py"].partition('"""')[2].partition('"""')[0].rstrip(".")
@@ -182,8 +180,8 @@ def package(family: str) -> dict[str, str]:
         "VERSION": ".".join(__version__.split(".")[:2]),
         "FAMILY": family,
         "NOUN": FAMILIES[family].noun,
-        "USE": " ".join(selecting(family, "mine")) or "MODEL",
-        "ARGS": json.dumps(selecting(family, "mine")),
+        "USE": " ".join(selected) or "MODEL",
+        "ARGS": json.dumps(selected),
         "{**TINYCONFIG}": config,
         "MODEL, ask": f"{model}, ask",
         "FIELDS": fields,

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 from fwk.interfaces.cache import BlockTransfer, CacheContext, CacheTier, CacheTierContext, PrefixCache
 from fwk.plugins import Registered
+from fwk.plugins.selection import caches_with_tiers
+from fwk.testing.base import installed
 from fwk.testing.served import ServedSuite
 
 SIZE = 4
@@ -157,7 +159,7 @@ def data(number: int) -> memoryview:
 class CacheTierSuite(ServedSuite):
     """A store that may forget, and never says anything wrong.
 
-    serve_with: a prefix cache that uses tiers must be selected: ``{"prefix_cache": ...}``.
+    It is served with the best-ranked prefix cache that uses tiers, unless ``serve_with`` names another.
     """
 
     family = "cache_tiers"
@@ -165,7 +167,7 @@ class CacheTierSuite(ServedSuite):
     seconds: ClassVar[float] = 20.0
 
     def selected(self, item: Registered) -> dict[str, Any]:
-        return {"cache_tiers": (item.name,)}
+        return {"cache_tiers": (item.name,), "prefix_cache": caches_with_tiers(installed())[0]}
 
     def tier_options(self) -> dict[str, object]:
         """The plugin's options, for one test; override it where a store needs a place of its own."""

@@ -33,6 +33,6 @@ class ServedSuite(PluginSuite):
             pytest.skip("only an installed plugin is served")
         self.skip_where_refused(item)
         package = None if self.family == "executors" else item.package  # an executor's workers discover for themselves
-        tokens = tokens_of(self.model_config, package, **self.selected(item), **self.serve_with, **self.options)
+        tokens = tokens_of(self.model_config, package, **self.selected(item) | dict(self.serve_with), **self.options)
         if self.is_exact:
             assert tokens == plain_tokens(json.dumps(self.model_config)), "the engine says something else than without"

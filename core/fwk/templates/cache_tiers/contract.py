@@ -7,4 +7,3 @@ from fwk.testing import CacheTierSuite
 
 class TestMine(CacheTierSuite):
     plugin = "mine"
-    serve_with = {"prefix_cache": "hierarchical"}
