@@ -11,19 +11,24 @@ from tests.core.test_plugins import FakeEntryPoint, declare
 from fwk import (
     Ask,
     AttentionBackendSpec,
+    DialectSpec,
     ExecutorSpec,
     Facts,
+    GrammarBackendSpec,
     Host,
     Limit,
+    LogitsProcessorSpec,
     LoRABackendSpec,
     ModelSpec,
+    MoERunnerSpec,
     Needs,
     PrefixCacheSpec,
     QuantizerSpec,
+    SchedulePolicySpec,
     SpeculativeDecoderSpec,
 )
 from fwk.errors import PluginError
-from fwk.plugins import FAMILIES, PluginSet, Settlement, discover, negotiate
+from fwk.plugins import FAMILIES, PluginSet, Settlement, discover, judge, negotiate
 from fwk.types import ModelConfig
 
 TINY_SIZES = {
@@ -121,6 +126,8 @@ def test_what_is_named_decides_over_what_is_automatic() -> None:
         (Limit("quant", ("plain",)), {"chosen": {"quant": ("packed",)}}, {"quant": "plain"}, "only, not packed"),
         (Limit("cache", ("none",)), {}, {"cache": "tree"}, "serves cache none only, not tree"),
         (Limit("executors", ("usual",)), {}, {"executors": "other"}, "serves executors usual only, not other"),
+        (Limit("moe", ("none",)), {}, {"moe": "experts"}, "serves moe none only, not experts"),
+        (Limit("grammar", ("none",)), {}, {"grammar": "masks"}, "serves grammar none only, not masks"),
     ],
 )
 def test_each_limit_is_a_sentence(limit: Limit, facts: dict[str, Any], wanted: dict[str, str], sentence: str) -> None:
@@ -130,6 +137,8 @@ def test_each_limit_is_a_sentence(limit: Limit, facts: dict[str, Any], wanted: d
         SpeculativeDecoderSpec(name="trees", load="a:b", asks=(Ask("attention", frozenset({"tree_mask"})),)),
         SpeculativeDecoderSpec(name="chains", load="a:b"),
         LoRABackendSpec(name="adapters", load="a:b"),
+        MoERunnerSpec(name="experts", load="a:b"),
+        GrammarBackendSpec(name="masks", load="a:b", kinds=frozenset({"regex"})),
         QuantizerSpec(name="plain", load="a:b", rank=10),
         QuantizerSpec(name="packed", load="a:b"),
         PrefixCacheSpec(name="none", load="a:b", rank=10),
@@ -155,6 +164,11 @@ def test_each_limit_is_a_sentence(limit: Limit, facts: dict[str, Any], wanted: d
     [
         ([attention("x", limits=(Limit("kv_type", ("auto",)),))], "'x' has a limit on 'kv_type', which no run has"),
         ([attention("x", asks=(Ask("observers", frozenset({"f"})),))], "'x' asks something of 'observers'"),
+        ([DialectSpec(name="x", load="a:b", limits=(Limit("dtype", ("float32",)),))], "has limits, but a HTTP dialect"),
+        (
+            [LogitsProcessorSpec(name="x", load="a:b", asks=(Ask("attention", frozenset({"f"})),))],
+            "'x' has asks, but a logits processor is not settled together with others",
+        ),
     ],
 )
 def test_terms_about_nothing_are_refused_when_declared(specs: list[Any], message: str) -> None:
@@ -216,6 +230,7 @@ def test_a_hopeless_choice_among_many_is_found_out_at_once() -> None:
     ("limit", "wanted"),
     [
         (Limit("drafts", ("chain",)), {"attention": "bounded", "speculative": "chains"}),
+        (Limit("quant", ("packed",)), {"quant": "packed", "attention": "bounded"}),
         (Limit("head_size", (64,)), {"attention": "bounded", "models": "right"}),
         (Limit("executors", ("usual",)), {"attention": "bounded", "executors": "usual"}),
     ],
@@ -225,7 +240,49 @@ def test_what_is_not_known_yet_is_no_reason_to_refuse(limit: Limit, wanted: dict
         attention("bounded", limits=(limit,)),
         SpeculativeDecoderSpec(name="chains", load="a:b"),
         ExecutorSpec(name="usual", load="a:b"),
+        QuantizerSpec(name="packed", load="a:b"),
         model("right"),
     )
     config = ModelConfig.from_dict({"architectures": ["Arch"], "head_dim": 64, **TINY_SIZES}, "config.json")
-    assert negotiate(plugins, wanted, Facts(architecture="Arch", model=config), {}).chosen == wanted
+    facts = Facts(architecture="Arch", model=config, chosen={"quant": ()})  # no layer has a method of its own
+    assert negotiate(plugins, wanted, facts, {}).chosen == wanted
+
+
+def test_every_candidate_is_judged_beside_the_other_choices() -> None:
+    plugins = of(
+        attention("fast", 10),
+        attention("full", 0, features=FULL),
+        SpeculativeDecoderSpec(name="trees", load="a:b", asks=(Ask("attention", frozenset({"tree_mask"})),)),
+        LoRABackendSpec(name="adapters", load="a:b", limits=(Limit("speculative", ("none",), "it follows no tree"),)),
+    )
+    asked = {"attention": "auto", "speculative": "trees"}
+    told = judge(plugins, asked, Facts(), {}, "attention")
+    assert (told.error, told.selection.chosen and told.selection.chosen.name) == (None, "full")
+    assert told.selection.refusals() == {"fast": "it lacks tree_mask, which speculative decoder 'trees' asks for"}
+    why = "it serves speculative none only, not trees: it follows no tree"
+    assert judge(plugins, asked, Facts(), {}, "lora").selection.refusals() == {"adapters": why}
+    hopeless = judge(plugins, asked | {"attention": "fast"}, Facts(), {}, "attention")
+    assert hopeless.error is not None
+    assert "cannot be used: it " in hopeless.error
+    assert set(hopeless.selection.refusals()) == {"fast"}
+
+
+def test_what_joins_later_is_held_against_what_is_settled() -> None:
+    plugins = of(
+        attention("best", limits=(Limit("schedulers", ("first",)),)),
+        SchedulePolicySpec(name="first", load="a:b"),
+        SchedulePolicySpec(name="second", load="a:b"),
+        LogitsProcessorSpec(name="careful", load="a:b", limits=(Limit("drafts", ("none",)),)),
+        LogitsProcessorSpec(name="easy", load="a:b"),
+        QuantizerSpec(name="packed", load="a:b"),
+    )
+    asked = {"attention": "auto", "schedulers": "first", "quant": "auto"}
+    found = negotiate(plugins, asked, Facts(drafts="chain", chosen={"speculative": ("chains",)}), {})
+    second = found.refusal(plugins.by_family["schedulers"]["second"], None)
+    assert second == "does not go with attention backend 'best', which serves schedulers first only, not second"
+    chained = Settlement(Facts(drafts="chain"), {})
+    refusals = {name: chained.refusal(item, None) for name, item in plugins.by_family["logits_processors"].items()}
+    assert refusals == {"careful": "serves drafts none only, not chain", "easy": None}
+    found.check(found.facts)
+    with pytest.raises(PluginError, match="does not go with attention backend 'best'"):
+        found.check(Facts(chosen={"schedulers": ("second",)}))

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.core.test_plugins import declare
 from tests.core.test_testing_kit import install
 from tests.helpers.packages import write_metadata
 
+from fwk import AttentionBackendSpec
+from fwk.cli import plugin_why
+from fwk.cli.main import main
 from fwk.cli.plugin_bench import Load, as_json, as_markdown, run
 from fwk.cli.plugin_new import create, package, renamed
 from fwk.errors import ConfigError
-from fwk.plugins import FAMILIES, build_config, find
+from fwk.plugins import FAMILIES, build_config, discover, find
 from fwk.plugins.lock import check_lock, frozen
 from fwk.testing.base import installed
+from fwk.worker.model_setup import settle
+from fwk.worker.opened_model import open_model
 
 
 def fwk(*words: str, site: Path | None = None, code: int | None = 0) -> str:
@@ -71,10 +80,63 @@ def test_list_says_what_comes_from_where_and_what_it_costs(tmp_path: Path) -> No
     ],
 )
 def test_why_names_the_rule(words: list[str], refused: str, reason: str) -> None:
-    told = json.loads(fwk("plugins", "why", "attention", "--json", *words))
-    by_name = {candidate["name"]: candidate for candidate in told["candidates"]}
-    assert reason in by_name[refused]["refusal"]
-    assert by_name["torch"]["refusal"] is None
+    told = why("attention", *words)
+    assert reason in refusals(told)[refused]
+    assert "torch" not in refusals(told)
+
+
+def why(*words: str) -> dict[str, Any]:
+    """What ``fwk plugins why --json`` tells, in this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["plugins", "why", words[0], "--json", *words[1:]]) == 0
+    return json.loads(out.getvalue())
+
+
+def refusals(told: dict[str, Any]) -> dict[str, str]:
+    return {c["name"]: c["refusal"] for c in told["candidates"] if c["refusal"] is not None}
+
+
+def test_why_says_what_another_familys_choice_refuses(tiny_folder: Path) -> None:
+    """With a model and without, in words that the server uses too."""
+    plugins = discover()
+    module = ModuleType("acme")
+    declare(module, "attention_backends", [AttentionBackendSpec(name="poor", load="a:b", rank=99)])
+    plugins.register(module, "attention.poor", "acme", "1")
+    trees = {"load_format": "dummy", "speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3}
+    asked = "it lacks tree_mask, which speculative decoder 'ngram' asks for"
+    for model in ("", str(tiny_folder)):
+        answer = plugin_why.why(plugins, "attention", build_config(plugins, {"model": model, **trees}))
+        assert {row.name: row.refusal for row in answer.candidates}["poor"] == asked
+        assert (answer.requested, answer.error) == ("auto", None)
+        assert answer.chosen in ("cpu", "torch")
+        assert f"refused: {asked}" in plugin_why.as_text(answer)
+        assert f"auto would take {answer.chosen} " in plugin_why.as_text(answer)
+    config = build_config(plugins, {"model": str(tiny_folder), **trees})
+    setup = settle(config, open_model(config, plugins, print), plugins)
+    assert setup.refused["attention"]["poor"] == asked
+    assert setup.reasons == (f"attention backend 'poor' was not taken: {asked}",)
+    named = build_config(plugins, {"model": "", "attention_backend": "poor", **trees})
+    answer = plugin_why.why(plugins, "attention", named)
+    assert (answer.requested, answer.chosen) == ("poor", None)
+    assert answer.error is not None
+    assert "for tree_mask, which it lacks" in answer.error
+    assert f"this run cannot start: {answer.error}" in plugin_why.as_text(answer)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "words"),
+    [
+        ("executors", "inprocess", "it runs one worker, but --tensor-parallel-size is 2"),
+        ("reasoning_parsers", "qwen3", "it reads </think>, which the chat template does not have"),
+        ("moe", None, ""),
+        ("logits_processors", None, ""),
+        ("load_balancers", None, ""),
+    ],
+)
+def test_why_answers_for_every_kind_of_family(tiny_folder: Path, family: str, name: str | None, words: str) -> None:
+    told = why(family, "--model", str(tiny_folder), "--with", "--load-format", "dummy", "--tensor-parallel-size", "2")
+    found = refusals(told)
+    assert (words in found.get(name, "")) if name else not found
 
 
 def test_why_refuses_options_nobody_has() -> None:
@@ -222,6 +284,6 @@ def test_bench_compares_and_reports() -> None:
 
 def test_packages_of_templates_hold_no_word_of_the_frame() -> None:
     for family in FAMILIES:
-        for path, text in package(family).items():
+        for path, text in package(installed(), family).items():
             for word in ("SUMMARY", "VERSION", "TINYCONFIG", "FIELDS", "NOUN"):
                 assert word not in text, (path, word)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from fastapi import FastAPI
+from tests.core.test_negotiation import of
 from tests.helpers.scheduling import ask
 
+from fwk import Facts, Limit, SchedulePolicySpec
 from fwk.config import Config, EngineOptions
 from fwk.engine.switching import EngineSwitch
 from fwk.errors import EngineDead, InvalidRequest, PluginError, RequestFailed
@@ -18,6 +20,7 @@ from fwk.interfaces.dialect import ModelCard
 from fwk.interfaces.observer import Observer
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
+from fwk.plugins import Settlement
 from fwk.plugins.options import build_config
 from fwk.server.guard import Keys
 from fwk.server.lives import Lives
@@ -104,11 +107,16 @@ def test_the_engine_switches_what_it_can() -> None:
     engine = make_engine()
     calls: list[Any] = []
     executor: Any = SimpleNamespace(call=lambda *args: calls.append(args) or [None, None])
-    switch = EngineSwitch(installed(), engine.scheduler, executor)
+    switch = EngineSwitch(installed(), engine.scheduler, executor, Settlement(Facts(), {}))
     switch.switch("schedulers", "sla", {"sla_default": 3}, True)
     assert type(engine.scheduler.policy).__name__ == "EarliestDeadlineFirst"
     switch.switch("logits_processors", "penalties", {}, True)
     assert [call[0] for call in calls] == ["prepare_processor", "use_processor"]
+    drafting = Settlement(Facts(drafts="tree"), {})
+    no_trees = Limit("drafts", ("none",), "it counts tokens")
+    plugins = of(SchedulePolicySpec(name="counting", load="a:b", limits=(no_trees,)))
+    with pytest.raises(PluginError, match=r"'counting' .acme. cannot be used: it serves drafts none only, not tree"):
+        EngineSwitch(plugins, engine.scheduler, executor, drafting).switch("schedulers", "counting", {}, True)
     for family, name, options in (
         ("schedulers", "nobody", {}),
         ("schedulers", "sla", {"sla_default": -1}),

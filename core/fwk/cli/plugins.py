@@ -11,9 +11,9 @@ from typing import Any
 
 from fwk.cli.common import warn
 from fwk.cli.flags import Parser
-from fwk.errors import ConfigError, FwkError, PluginError
-from fwk.interfaces.declaration import Facts
-from fwk.plugins import FAMILIES, PluginSet, choose, discover
+from fwk.config import Config
+from fwk.errors import ConfigError
+from fwk.plugins import FAMILIES, PluginSet, discover
 
 
 def run(argv: Sequence[str]) -> int:
@@ -85,9 +85,10 @@ def _freeze(arguments: Any) -> int:
 def _new(arguments: Any) -> int:
     from fwk.cli.plugin_new import create, selecting  # noqa: PLC0415
 
-    folder = create(discover(warn=None), arguments.family, arguments.name, Path(arguments.directory))
+    plugins = discover(warn=None)
+    folder = create(plugins, arguments.family, arguments.name, Path(arguments.directory))
     family = next(name for name, known in FAMILIES.items() if arguments.family in (name, known.hook, known.option))
-    serve = " ".join(["fwk serve", *selecting(family, arguments.name)])
+    serve = " ".join(["fwk serve", *selecting(plugins, family, arguments.name)])
     place = folder if folder.is_absolute() else f"./{folder}"
     steps = [f"pip install {place}", f"fwk plugins test {arguments.name}", serve]
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
@@ -180,46 +181,21 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _why(arguments: Any) -> int:
+    from fwk.cli.plugin_why import as_text, why  # noqa: PLC0415
+
     plugins = discover(warn=None)
     family = next((name for name, f in FAMILIES.items() if arguments.family in (name, f.hook, f.option)), None)
     if family is None:
         raise ConfigError(f"unknown family {arguments.family!r}; families: {', '.join(FAMILIES)}")
-    facts = _facts(plugins, arguments)
-    candidates = [
-        {
-            "name": item.name,
-            "package": f"{item.package} {item.version}",
-            "rank": item.declaration.rank,
-            "refusal": item.declaration.refusal(facts),
-        }
-        for item in sorted(plugins.family(family), key=lambda item: (-item.declaration.rank, item.name))
-    ]
-    broken = [b.sentence() for b in plugins.broken if b.plugin.startswith(f"{family}.")]
-    try:
-        chosen = choose(plugins, family, "auto", facts).chosen
-        verdict = None if FAMILIES[family].takes_all or chosen is None else chosen.name
-    except PluginError:
-        verdict = None
-    if arguments.json:
-        print(json.dumps({"family": family, "auto": verdict, "candidates": candidates, "broken": broken}, indent=2))
-        return 0
-    option = FAMILIES[family].option
-    how = "all take part" if FAMILIES[family].takes_all else f"auto would take {verdict or 'none of them'}"
-    print(f"{family}: {how}" + (f" (choose with --{option.replace('_', '-')})" if option else ""))
-    for c in candidates:
-        state = "possible" if c["refusal"] is None else f"refused: it {c['refusal']}"
-        print(f"  {c['name']:<18} rank {c['rank']:<4} {c['package']:<14} {state}")
-    for sentence in broken:
-        print(f"  broken: {sentence}")
+    answer = why(plugins, family, _config(plugins, arguments))
+    print(json.dumps(asdict(answer), indent=2) if arguments.json else as_text(answer))
     return 0
 
 
-def _facts(plugins: PluginSet, arguments: Any) -> Facts:
-    """The machine, with options those of the run, with a model those of the model."""
+def _config(plugins: PluginSet, arguments: Any) -> Config:
+    """The options of the run that is asked about; ``model`` is empty for none."""
     from fwk.cli.flags import add_option_flags, parse  # noqa: PLC0415
     from fwk.plugins import build_config  # noqa: PLC0415
-    from fwk.worker.model_setup import detect_host, settle  # noqa: PLC0415
-    from fwk.worker.opened_model import open_model  # noqa: PLC0415
 
     parser = Parser("fwk plugins why --with", add_help=False, allow_abbrev=False)
     add_option_flags(parser, plugins)
@@ -227,22 +203,10 @@ def _facts(plugins: PluginSet, arguments: Any) -> Facts:
     if unknown:
         build_config(plugins, {unknown[0].partition("=")[0]: "true"})
         parser.error(f"unexpected argument {unknown[0]!r}")
-    given = {"dtype": arguments.dtype, "device": arguments.device, **vars(namespace)}
+    given = {"dtype": arguments.dtype, "device": arguments.device, "model": "", **vars(namespace)}
     if arguments.model is not None:
         given["model"] = arguments.model
-    config = build_config(plugins, given)
-    if "model" not in given:
-        return Facts(
-            host=detect_host(config.engine.device),
-            dtype="float32" if config.model.dtype == "auto" else config.model.dtype,
-            kv_dtype=config.engine.kv_cache_dtype,
-            block_size=config.engine.page_size,
-            tp_size=config.engine.tensor_parallel_size,
-        )
-    try:
-        return settle(config, open_model(config, plugins, warn), plugins).facts
-    except FwkError as error:
-        raise ConfigError(f"--model {config.model.model}: {error}") from None
+    return build_config(plugins, given)
 
 
 _COMMANDS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +14,13 @@ from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
 from fwk.engine.transfer import WorkerTransfer
-from fwk.errors import ConfigError, InvalidRequest, PluginError
+from fwk.errors import ConfigError, InvalidRequest
 from fwk.interfaces.cache import CacheContext, PrefixCache
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.schedule import ScheduleContext
 from fwk.plugins import PluginSet, build
-from fwk.plugins.selection import check_used, choose_tiers, plugin_options
+from fwk.plugins.selection import check_strict, check_used, choose_tiers, plugin_options
 from fwk.types import EngineStats, Request, TokenEvent
 from fwk.worker.model_setup import ModelSetup
 from fwk.worker.remote import worker_recipe
@@ -120,7 +119,7 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
         return LocalWorker(config, plugins, setup, group, replica)
 
     choose_tiers(plugins, setup.settlement.item("cache"), options.cache_tiers, setup.facts)  # before weights load
-    _check_strict(config, setup.reasons)
+    check_strict(config.plugins.strict, setup.reasons)
     item = setup.settlement.item("executors")
     context = ExecutorContext(
         make_worker,
@@ -133,16 +132,11 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
     try:
         loaded = executor.load()
         check_used(plugins, given, loaded.chosen)
-        _check_strict(config, loaded.reasons)
+        check_strict(config.plugins.strict, loaded.reasons)
         return _assemble(config, plugins, setup, executor, loaded, replica)
     except BaseException:
         executor.close()
         raise
-
-
-def _check_strict(config: Config, reasons: Sequence[str]) -> None:
-    if config.plugins.strict and reasons:
-        raise PluginError(f"--strict: {'; '.join(reasons)}. Choose by name, or leave --strict out")
 
 
 def _adapters(config: Config, executor: Executor) -> Adapters:
@@ -206,12 +200,12 @@ def _assemble(
         vocab_size=loaded.vocab_size,
         chosen=chosen,
         reasons=reasons,
-        refused=setup.settlement.refusals(),
+        refused={family: dict(named) for family, named in setup.refused.items() if named},
     )
     return Engine(
         scheduler,
         executor,
         info,
         is_overlapped=not options.disable_overlap_schedule,
-        switch=EngineSwitch(plugins, scheduler, executor),
+        switch=EngineSwitch(plugins, scheduler, executor, setup.settlement),
     )

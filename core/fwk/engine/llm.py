@@ -93,6 +93,7 @@ class LLM:
         self.text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
         vocab_size, eos = opened.config.vocab_size, opened.eos_token_ids
         self._grammars = Grammars(config, plugins, lambda: self.text, vocab_size, eos)
+        self._grammars.use(setup.settlement.chosen.get("grammar", "none"))
         self.engine: Engine = build_engine(config, plugins, setup)
         self._ids = itertools.count()
 

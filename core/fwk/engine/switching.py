@@ -8,28 +8,33 @@ from fwk.engine.scheduler import Scheduler
 from fwk.errors import EngineDead, PluginError
 from fwk.interfaces.executor import Executor
 from fwk.interfaces.schedule import ScheduleContext
-from fwk.plugins import PluginSet, build, find
+from fwk.plugins import FAMILIES, PluginSet, Settlement, build, find
 from fwk.plugins.selection import plugin_options
 
 
 class EngineSwitch:
     """Builds what takes over, then exchanges it."""
 
-    def __init__(self, plugins: PluginSet, scheduler: Scheduler, executor: Executor) -> None:
+    def __init__(self, plugins: PluginSet, scheduler: Scheduler, executor: Executor, settlement: Settlement) -> None:
         self._plugins = plugins
+        self._settlement = settlement
         self._scheduler = scheduler
         self._executor = executor
 
     def switch(self, family: str, name: str, options: Mapping[str, object], is_on: bool) -> None:
         """Use a plugin with these options from now on, or use it no more. Raises ``FwkError``; then nothing changed."""
         item = find(self._plugins, family, name)
+        own = plugin_options(item, {item.key: options})
+        why = self._settlement.refusal(item, own) if is_on else None
+        if why is not None:
+            raise PluginError(f"{FAMILIES[family].noun} {name!r} ({item.package}) cannot be used: it {why}")
         if family == "logits_processors":
             errors = self._executor.call("prepare_processor", name, dict(options), is_on)
             if any(errors):
                 raise PluginError(next(error for error in errors if error))
             self._executor.call("use_processor")
         elif family == "schedulers" and is_on:
-            policy = build(item, ScheduleContext(plugin_options(item, {item.key: options})))
+            policy = build(item, ScheduleContext(own))
             try:
                 self._scheduler.switch_policy(policy, name)
             except EngineDead as error:

@@ -2,7 +2,7 @@
 
 from fwk.plugins.discovery import Broken, PluginSet, Registered, discover
 from fwk.plugins.families import FAMILIES, Family
-from fwk.plugins.negotiation import Settlement, negotiate
+from fwk.plugins.negotiation import Judgement, Settlement, judge, negotiate
 from fwk.plugins.options import OptionOwner, build_config, option_owners
 from fwk.plugins.selection import Candidate, Selection, build, choose, culprit, find, load_object, taking_part
 from fwk.plugins.versions import VERSIONS, Adapter, ApiVersion
@@ -15,6 +15,7 @@ __all__ = [
     "Broken",
     "Candidate",
     "Family",
+    "Judgement",
     "OptionOwner",
     "PluginSet",
     "Registered",
@@ -26,6 +27,7 @@ __all__ = [
     "culprit",
     "discover",
     "find",
+    "judge",
     "load_object",
     "negotiate",
     "option_owners",

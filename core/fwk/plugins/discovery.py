@@ -14,7 +14,7 @@ import pluggy
 from fwk import hookspecs
 from fwk.errors import PluginError
 from fwk.interfaces.declaration import LIMITED, Declaration
-from fwk.plugins.families import FAMILIES, ORDER
+from fwk.plugins.families import FAMILIES, ORDER, PARTS
 from fwk.plugins.versions import VERSIONS, Adapter, ApiVersion
 
 GROUP = "fwk"
@@ -174,7 +174,12 @@ def _checked(answer: object, hook: str, spec: type[Declaration]) -> list[Declara
 
 
 def _check_terms(item: Declaration) -> None:
-    """Refuse limits and asks about what is never negotiated: they would bound nothing."""
+    """Refuse limits and asks about what is never negotiated, or of those nobody negotiates with: they bound nothing."""
+    if (item.limits and item.family not in (*ORDER, *PARTS)) or (item.asks and item.family not in ORDER):
+        raise TypeError(
+            f"{item.name!r} has {'limits' if item.limits else 'asks'}, but a {FAMILIES[item.family].noun} is not "
+            "settled together with others: it can have needs, of the machine and of packages"
+        )
     for limit in item.limits:
         if limit.fact not in LIMITED | set(ORDER):
             raise TypeError(

@@ -78,12 +78,17 @@ ORDER = (
     "models",
     "quant",
     "attention",
+    "moe",
     "lora",
     "speculative",
     "cache",
     "executors",
     "samplers",
     "operators",
+    "grammar",
     "schedulers",
 )
 """The families that are settled together. Of two that cannot both have their best, the earlier one gets it."""
+
+PARTS = ("cache_tiers", "logits_processors", "lora_sources")
+"""Families of an engine of which none or several take part: each is held against what was settled."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fwk.errors import PluginError
-from fwk.interfaces.declaration import Facts
+from fwk.interfaces.declaration import Ask, Facts
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, ORDER
 from fwk.plugins.selection import AUTO, Candidate, Selection, find, none_possible, plugin_options, ranked
@@ -38,16 +38,30 @@ class Settlement:
         """The plugins' names, by family."""
         return {family: self.item(family).name for family in self.selections}
 
+    def refusal(self, item: Registered, options: Any) -> str | None:
+        """Why a plugin cannot join what is settled, or take the place of its family's choice; None when it can.
+
+        options: its own, validated.
+        """
+        others = [self.item(family) for family in self.selections if family != item.family]
+        facts = replace(self.facts, chosen={**self.facts.chosen, item.family: (item.name,)})
+        facts = item.declaration.facts_with(facts, options)
+        unanswered = _unanswered(item.declaration.asks_of(facts, options), others, self.selections)
+        return unanswered or item.declaration.refusal(facts) or _objection(others, facts)
+
+    def check(self, facts: Facts) -> None:
+        """Raise ``PluginError`` if a choice cannot serve the run as it turned out to be."""
+        why = _objection([self.item(family) for family in self.selections], facts)
+        if why is not None:
+            raise PluginError(f"the run {why}")
+
     def reasons(self) -> list[str]:
         """A sentence for every fallback: each better-ranked plugin that ``auto`` had to leave."""
         return [reason for selection in self.selections.values() for reason in selection.reasons()]
 
     def refusals(self) -> dict[str, dict[str, str]]:
         """Why each plugin that was looked at could not be had, by family and name."""
-        return {
-            family: {c.item.name: f"it {c.refusal}" for c in selection.candidates if c.refusal is not None}
-            for family, selection in self.selections.items()
-        }
+        return {family: selection.refusals() for family, selection in self.selections.items()}
 
 
 def negotiate(
@@ -62,6 +76,52 @@ def negotiate(
     return _Negotiation(plugins, wanted, facts, options).settle()
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How each plugin of a family fares in a run. ``error``: why nothing agrees, if nothing does."""
+
+    selection: Selection
+    error: str | None
+
+
+def judge(
+    plugins: PluginSet,
+    wanted: Mapping[str, str],
+    facts: Facts,
+    options: Mapping[str, Mapping[str, object]],
+    family: str,
+) -> Judgement:
+    """Hold each plugin of a family against the other choices; as ``negotiate``, which need not have used the family.
+
+    When nothing agrees: against what was named, and the choices with which that was found out. Raises ``PluginError``
+    for unknown names.
+    """
+    return _Negotiation(plugins, wanted, facts, options).judge(family)
+
+
+def _objection(others: Iterable[Registered], facts: Facts) -> str | None:
+    """Which of the others cannot serve such a run, and why."""
+    for other in others:
+        why = other.declaration.refusal(facts)
+        if why is not None:
+            return f"does not go with {_name(other)}, which {why}"
+    return None
+
+
+def _unanswered(asks: Iterable[Ask], others: Iterable[Registered], used: Iterable[str]) -> str | None:
+    """What is asked of others that they do not offer, or of a family that is not used."""
+    by_family = {other.family: other for other in others}
+    for ask in asks:
+        other = by_family.get(ask.family)
+        if other is not None and not ask.features <= other.declaration.abilities():
+            lacking = ask.features - other.declaration.abilities()
+            return f"asks {_name(other)} for {_listed(lacking)}, which it lacks"
+        if ask.family not in used:
+            noun = FAMILIES[ask.family].noun
+            return f"asks a {noun} for {_listed(ask.features)}, and this run uses none"
+    return None
+
+
 class _Negotiation:
     """One search for a settlement."""
 
@@ -71,8 +131,9 @@ class _Negotiation:
         self._plugins = plugins
         self._wanted = wanted
         idle = {family: () for family in ORDER if family not in wanted}
+        given = {family: names for family, names in facts.chosen.items() if names}  # else nothing is known yet
         drafts = "" if "speculative" in wanted else "none"
-        self._facts = replace(facts, drafts=drafts, chosen={**idle, **facts.chosen})
+        self._facts = replace(facts, drafts=drafts, chosen={**idle, **given})
         self._options = options
         self._own: dict[str, Any] = {}
         named = [family for family in ORDER if wanted.get(family, AUTO) != AUTO]
@@ -91,6 +152,13 @@ class _Negotiation:
         return Settlement(
             facts, {family: self._selection(family, found) for family in ORDER if family in self._candidates}
         )
+
+    def judge(self, family: str) -> Judgement:
+        found = next(self._search({}), None)
+        if found is not None:
+            return Judgement(self._selection(family, found), None)
+        named = {asked: items[0] for asked, items in self._candidates.items() if self._wanted[asked] != AUTO}
+        return Judgement(self._selection(family, {**self._deadlock[2], **named}), self._why_not())
 
     def _search(self, chosen: Choices) -> Iterator[Choices]:
         """Every way to complete ``chosen``, the best first."""
@@ -118,17 +186,12 @@ class _Negotiation:
             return why
         together = {**beside, item.family: item}
         facts = self._facts_of(together)
-        why = self._unasked(item, beside, facts) or self._unanswered(item, beside, facts)
+        asks = item.declaration.asks_of(facts, self._options_of(item))
+        why = self._unasked(item, beside, facts) or _unanswered(asks, beside.values(), self._wanted)
         why = why or item.declaration.refusal(facts)
-        if why is None and self._wanted[item.family] == AUTO:
+        if why is None and self._wanted.get(item.family, AUTO) == AUTO:
             why = item.declaration.reluctance(facts)
-        if why is not None:
-            return why
-        for other in beside.values():
-            why = other.declaration.refusal(facts)
-            if why is not None:
-                return f"does not go with {_name(other)}, which {why}"
-        return None
+        return why or _objection(beside.values(), facts)
 
     def _unasked(self, item: Registered, others: Choices, facts: Facts) -> str | None:
         """What ``item`` lacks of that which others ask of it."""
@@ -137,18 +200,6 @@ class _Negotiation:
                 lacking = ask.features - item.declaration.abilities() if ask.family == item.family else None
                 if lacking:
                     return f"lacks {_listed(lacking)}, which {_name(other)} asks for"
-        return None
-
-    def _unanswered(self, item: Registered, others: Choices, facts: Facts) -> str | None:
-        """What ``item`` asks of others that they do not offer, or of a family that is not used."""
-        for ask in item.declaration.asks_of(facts, self._options_of(item)):
-            other = others.get(ask.family)
-            if other is not None and not ask.features <= other.declaration.abilities():
-                lacking = ask.features - other.declaration.abilities()
-                return f"asks {_name(other)} for {_listed(lacking)}, which it lacks"
-            if ask.family not in self._wanted:
-                noun = FAMILIES[ask.family].noun
-                return f"asks a {noun} for {_listed(ask.features)}, and this run uses none"
         return None
 
     def _facts_of(self, chosen: Choices) -> Facts:
@@ -166,11 +217,11 @@ class _Negotiation:
     def _selection(self, family: str, chosen: Choices) -> Selection:
         """Each candidate of a family, judged beside everything else that was settled."""
         facts = self._facts_of(chosen)
-        items = self._candidates[family] if self._wanted[family] == AUTO else ranked(self._plugins, family)
         candidates = [
-            Candidate(item, self._refusal(item, chosen), item.declaration.is_meant_for(facts)) for item in items
+            Candidate(item, self._refusal(item, chosen), item.declaration.is_meant_for(facts))
+            for item in ranked(self._plugins, family)
         ]
-        return Selection(family, self._wanted[family], chosen[family], candidates)
+        return Selection(family, self._wanted.get(family, AUTO), chosen.get(family), candidates)
 
     def _why_not(self) -> str:
         _, family, chosen = self._deadlock

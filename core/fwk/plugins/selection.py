@@ -18,6 +18,8 @@ from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES
 
 AUTO = "auto"
+NOWHERE = Host()
+"""For plugins of the API process, which uses no device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,24 @@ class Selection:
     chosen: Registered | None
     candidates: list[Candidate]
 
-    def reasons(self) -> list[str]:
-        """A sentence for each candidate that ``auto`` would have liked better and could not have."""
+    def missed(self) -> dict[str, str]:
+        """Those that ``auto`` would have liked better and could not have, and why."""
         if self.requested != AUTO:
-            return []
+            return {}
         floor = self.chosen.declaration.rank if self.chosen else -(2**31)
-        noun = FAMILIES[self.family].noun
-        return [
-            f"{noun} '{c.item.name}' was not taken: it {c.refusal}"
+        return {
+            c.item.name: f"it {c.refusal}"
             for c in self.candidates
             if c.refusal is not None and c.is_meant and c.item.declaration.rank > floor
-        ]
+        }
+
+    def reasons(self) -> list[str]:
+        """A sentence for each of ``missed``."""
+        return [f"{FAMILIES[self.family].noun} '{name}' was not taken: {why}" for name, why in self.missed().items()]
+
+    def refusals(self) -> dict[str, str]:
+        """Why each plugin that was looked at could not be had, by name."""
+        return {c.item.name: f"it {c.refusal}" for c in self.candidates if c.refusal is not None}
 
 
 def find(plugins: PluginSet, family: str, name: str) -> Registered:
@@ -93,6 +102,12 @@ def choose(plugins: PluginSet, family: str, requested: str, facts: Facts) -> Sel
     return selection
 
 
+def check_strict(is_strict: bool, reasons: Sequence[str]) -> None:
+    """``--strict``: raise ``PluginError`` for a fallback."""
+    if is_strict and reasons:
+        raise PluginError(f"--strict: {'; '.join(reasons)}. Choose by name, or leave --strict out")
+
+
 def ranked(plugins: PluginSet, family: str) -> list[Registered]:
     """The plugins of a family in the order ``auto`` prefers them."""
     return sorted(plugins.family(family), key=lambda item: (-item.declaration.rank, item.name))
@@ -105,6 +120,15 @@ def none_possible(plugins: PluginSet, family: str, candidates: Sequence[Candidat
     return f"no {FAMILIES[family].noun} can serve this run: {'; '.join([why, *broken])}"
 
 
+def caches_with_tiers(plugins: PluginSet) -> list[str]:
+    """The prefix caches that use tiers, the best-ranked first."""
+    return [
+        item.name
+        for item in ranked(plugins, "cache")
+        if isinstance(item.declaration, PrefixCacheSpec) and item.declaration.tiers is not None
+    ]
+
+
 def choose_tiers(plugins: PluginSet, cache: Registered, given: Sequence[str], facts: Facts) -> list[Registered]:
     """The cache tiers of a run, fastest first: those the prefix cache brings, then ``given``.
 
@@ -113,11 +137,7 @@ def choose_tiers(plugins: PluginSet, cache: Registered, given: Sequence[str], fa
     assert isinstance(cache.declaration, PrefixCacheSpec)
     own = cache.declaration.tiers
     if own is None and given:
-        able = [
-            item.name
-            for item in plugins.family("cache")
-            if isinstance(item.declaration, PrefixCacheSpec) and item.declaration.tiers is not None
-        ]
+        able = caches_with_tiers(plugins)
         raise ConfigError(
             f"--cache-tiers {' '.join(given)}: the prefix cache '{cache.name}' uses no tiers; choose with "
             f"--prefix-cache one that does ({', '.join(able) or 'none is installed'}), or leave --cache-tiers out"
@@ -165,19 +185,19 @@ def is_enabled(declaration: Declaration, given: Mapping[str, object]) -> bool:
 
 
 def taking_part(
-    plugins: PluginSet, family: str, given: Mapping[str, Mapping[str, object]]
+    plugins: PluginSet, family: str, given: Mapping[str, Mapping[str, object]], host: Host | None = NOWHERE
 ) -> list[tuple[Registered, Any]]:
     """The plugins of a family that are not off, best rank first, each with its validated options.
 
-    ``given`` is as for ``plugin_options``.
+    given: as for ``plugin_options``. host: where they run; None if they were judged already.
 
-    Raises ``PluginError`` when one that was turned on lacks a package.
+    Raises ``PluginError`` when one of them lacks something.
     """
     found: list[tuple[Registered, Any]] = []
     for item in sorted(plugins.family(family), key=lambda item: -item.declaration.rank):
         if not is_enabled(item.declaration, given.get(item.key, {})):
             continue
-        refusal = item.declaration.needs.refusal(Host()) if item.declaration.enabled_by else None
+        refusal = item.declaration.needs.refusal(host) if host is not None else None
         if refusal is not None:
             raise PluginError(f"{FAMILIES[family].noun} {item.name!r} ({item.package}) cannot be used: it {refusal}")
         found.append((item, plugin_options(item, given)))

@@ -143,7 +143,6 @@ class ServerFrontend(Frontend):
         self._model_text = text
         self._grammars = grammars
         self._parsers = parsers
-        self.grammar_kinds = grammars.kinds
         self._client = client
         self._observers = observers
         self._adapters: dict[str, AdapterCard] = {}
@@ -152,6 +151,11 @@ class ServerFrontend(Frontend):
         client.on_stats = observers.step_finished
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="fwk-text")
         self._processors = {item.name: item.declaration for item in plugins.family("logits_processors")}
+
+    def use_grammars(self, name: str) -> None:
+        """Check grammars with the backend that the engines have settled on."""
+        self._grammars.use(name)
+        self.grammar_kinds = self._grammars.kinds
 
     @property
     def adapters(self) -> Mapping[str, AdapterCard]:

@@ -8,15 +8,16 @@ from typing import Any
 from fwk.config import Config
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.parser import ParserContext, ReasoningParserSpec, ToolParserSpec
-from fwk.plugins import PluginSet, Registered, choose, load_object
-from fwk.plugins.selection import plugin_options
+from fwk.plugins import Candidate, PluginSet, Registered, Selection, choose, load_object
+from fwk.plugins.selection import AUTO, plugin_options, ranked
 
 
 class ParserChoice:
     """The parser of one family that a server uses, or none."""
 
     def __init__(self, family: str, requested: str, config: Config, plugins: PluginSet, template: str) -> None:
-        item = _choose(family, requested, plugins, template)
+        self.selection = select_parser(family, requested, plugins, template)
+        item = self.selection.chosen
         self.name = item.name if item is not None else "none"
         self._class: Callable[[ParserContext], Any] | None = load_object(item) if item is not None else None
         self._options = plugin_options(item, config.plugin_options) if item is not None else None
@@ -42,17 +43,23 @@ class Parsers:
             self.reasoning = choice
 
 
-def _choose(family: str, requested: str, plugins: PluginSet, template: str) -> Registered | None:
+def select_parser(family: str, requested: str, plugins: PluginSet, template: str) -> Selection:
+    """The parser asked for; for ``auto`` the best of those that read what the chat template asks for, or none."""
     if requested == "none":
-        return None
-    if requested != "auto":
-        return choose(plugins, family, requested, Facts()).chosen
-    fitting = [item for item in plugins.family(family) if _fits(item, template)]
-    return max(fitting, key=lambda item: (item.declaration.rank, item.name), default=None)
+        return Selection(family, requested, None, [])
+    if requested != AUTO:
+        return choose(plugins, family, requested, Facts())
+    candidates = [_judged(item, template) for item in ranked(plugins, family)]
+    chosen = next((candidate.item for candidate in candidates if candidate.refusal is None), None)
+    return Selection(family, requested, chosen, candidates)
 
 
-def _fits(item: Registered, template: str) -> bool:
+def _judged(item: Registered, template: str) -> Candidate:
     """Whether the chat template speaks a parser's format."""
     assert isinstance(item.declaration, ToolParserSpec | ReasoningParserSpec)
     marks = item.declaration.template_marks
-    return bool(marks) and all(mark in template for mark in marks) and item.declaration.refusal(Facts()) is None
+    if not marks:
+        return Candidate(item, "is never taken by auto, for it has no template_marks", is_meant=False)
+    if not all(mark in template for mark in marks):
+        return Candidate(item, f"reads {' '.join(marks)}, which the chat template does not have", is_meant=False)
+    return Candidate(item, item.declaration.refusal(Facts()))

@@ -25,8 +25,8 @@ from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import ModelCard
 from fwk.interfaces.life import Life
 from fwk.interfaces.lora import LoRASourceContext
-from fwk.plugins import PluginSet, build, choose, option_owners, taking_part
-from fwk.plugins.selection import check_used, plugin_options
+from fwk.plugins import PluginSet, Selection, build, choose, option_owners, taking_part
+from fwk.plugins.selection import check_strict, check_used, plugin_options
 from fwk.server.admission import Turnstile
 from fwk.server.app import Reports, build_app
 from fwk.server.connection import protocol
@@ -84,8 +84,8 @@ def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None]) -
     return runner(_Server(config, plugins, listener, progress).run())
 
 
-def _load_balancer(config: Config, plugins: PluginSet, lives: Lives) -> tuple[LoadBalancer, Life]:
-    item = choose(plugins, "load_balancers", config.engine.load_balance_method, Facts()).chosen
+def _load_balancer(config: Config, plugins: PluginSet, lives: Lives, selection: Selection) -> tuple[LoadBalancer, Life]:
+    item = selection.chosen
     assert item is not None
     check_used(plugins, config.plugin_options, {"load_balancers": item.name})
     options = plugin_options(item, config.plugin_options)
@@ -117,7 +117,8 @@ class _Server:
         self._listener = listener
         self._progress = progress
         self._lives = Lives()
-        balancer, self._balancers_life = _load_balancer(config, plugins, self._lives)
+        self._selections = [choose(plugins, "load_balancers", config.engine.load_balance_method, Facts())]
+        balancer, self._balancers_life = _load_balancer(config, plugins, self._lives, self._selections[0])
         self._client = Replicas(config, plugins.fingerprint, balancer)
         self._switchboard: Switchboard | None = None
         self._observers = Observers()
@@ -206,7 +207,8 @@ class _Server:
         for adapter in ready.adapters:
             frontend.add_adapter(adapter, adapter.name)
         frontend.card = replace(frontend.card, max_model_len=ready.max_model_len, vocab_size=ready.vocab_size)
-        for reason in ready.reasons:
+        frontend.use_grammars(ready.chosen.get("grammar", "none"))
+        for reason in self._reasons(ready):
             self._progress(f"note: {reason}")
         host, port = self._listener.getsockname()[:2]
         num_engines = self._config.engine.data_parallel_size
@@ -237,11 +239,9 @@ class _Server:
             raise ConfigError(f"--lora-paths: {name!r} is the served model's own name")
         parsers = Parsers(config, plugins, text.chat_template)
         grammars = Grammars(config, plugins, lambda: text, opened.config.vocab_size, opened.eos_token_ids)
-        names = {
-            "tool_parsers": parsers.tool.name,
-            "reasoning_parsers": parsers.reasoning.name,
-            "grammar": grammars.name,
-        }
+        self._selections += [parsers.tool.selection, parsers.reasoning.selection]
+        check_strict(config.plugins.strict, self._reasons(None))
+        names = {"tool_parsers": parsers.tool.name, "reasoning_parsers": parsers.reasoning.name}
         check_used(plugins, config.plugin_options, names)
         frontend = ServerFrontend(card, text, self._client, plugins, self._observers, defaults, grammars, parsers)
         if config.engine.enable_lora:
@@ -285,6 +285,15 @@ class _Server:
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
         return server
 
+    def _reasons(self, ready: EngineReady | None) -> list[str]:
+        """A sentence for every fallback: those of the engines, once they serve, and those of this process."""
+        own = [reason for selection in self._selections for reason in selection.reasons()]
+        return [*(ready.reasons if ready is not None else []), *own]
+
+    def _refused(self, ready: EngineReady | None) -> dict[str, dict[str, str]]:
+        own = {selection.family: told for selection in self._selections if (told := selection.refusals())}
+        return {**(ready.refused if ready is not None else {}), **own}
+
     def _info(self) -> dict[str, Any]:
         """/server_info: what runs here. No secrets."""
         board, ready = self._switchboard, self._ready
@@ -313,8 +322,8 @@ class _Server:
             "chosen": chosen,
             "active": board.active() if board is not None else [],
             "active_fingerprint": board.fingerprint(chosen) if board is not None and ready is not None else None,
-            "reasons": list(ready.reasons) if ready else [],
-            "refused": ready.refused if ready else {},
+            "reasons": self._reasons(ready),
+            "refused": self._refused(ready),
             "max_model_len": ready.max_model_len if ready else None,
             "kv_cache": {"num_blocks": ready.num_blocks, "block_size": ready.block_size} if ready else None,
             "replicas": self._client.info(),

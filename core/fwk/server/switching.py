@@ -15,12 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fwk.config import Config
 from fwk.errors import ConfigError, InvalidRequest, PluginError, PluginLoadError, RequestFailed
-from fwk.interfaces.declaration import Facts
+from fwk.interfaces.declaration import Host
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.interfaces.life import Life
 from fwk.interfaces.observer import Observer, ObserverContext
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import FAMILIES, PluginSet, Registered, build, find, taking_part
+from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.options import flag, normal
 from fwk.plugins.selection import is_enabled, plugin_options
 from fwk.server.frontend import ServerFrontend
@@ -122,7 +123,8 @@ class Switchboard:
         for family in ("observers", "dialects"):
             for item, options in taking_part(self._plugins, family, self.config.plugin_options):
                 await self._serve(item, options)
-        known = {item.key for item, _ in taking_part(self._plugins, "logits_processors", self.config.plugin_options)}
+        options = self.config.plugin_options
+        known = {item.key for item, _ in taking_part(self._plugins, "logits_processors", options, host=None)}
         for item in self._plugins.family("logits_processors"):
             if item.key not in known:
                 self._off.add(item.key)
@@ -200,7 +202,8 @@ class Switchboard:
         if not order.enabled and values:
             raise InvalidRequest("options are for a plugin that is switched on", "options")
         plugin_options(item, {item.key: values})
-        refusal = item.declaration.refusal(Facts()) if order.enabled else None
+        is_of_engine = order.family in (*ORDER, *PARTS)  # then the engines know whether it can join them
+        refusal = item.declaration.needs.refusal(Host()) if order.enabled and not is_of_engine else None
         if refusal is not None:
             raise PluginError(f"{family.noun} {item.name!r} ({item.package}) cannot be used: it {refusal}")
         if order.enabled and not is_enabled(item.declaration, values):

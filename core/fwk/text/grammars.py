@@ -1,4 +1,4 @@
-"""The grammar backend of one process: chosen at start-up, built when the first request asks for it."""
+"""The grammar backend of one process: settled on at start-up, built when the first request asks for it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 from fwk.config import Config
 from fwk.errors import InvalidRequest
-from fwk.interfaces.declaration import Facts
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarBackendSpec, GrammarContext
-from fwk.plugins import PluginSet, Registered, build, choose, load_object
+from fwk.plugins import PluginSet, Registered, build, find, load_object
 from fwk.plugins.selection import plugin_options
 from fwk.text.model_text import ModelText
 from fwk.types import GrammarRequest
@@ -19,7 +18,10 @@ NUM_REMEMBERED = 256
 
 
 class Grammars:
-    """Compiles the grammars of requests, and refuses what cannot be compiled. Safe to use from any thread."""
+    """Compiles the grammars of requests, and refuses what cannot be compiled. Safe to use from any thread.
+
+    Without a backend until ``use`` names one.
+    """
 
     def __init__(
         self,
@@ -36,7 +38,12 @@ class Grammars:
         self._lock = threading.Lock()
         self._backend: GrammarBackend | None = None
         self._right: dict[GrammarRequest, None] = {}
-        self._item = _choose(config, plugins)
+        self._plugins = plugins
+        self._item: Registered | None = None
+
+    def use(self, name: str) -> None:
+        """Compile with the backend that was settled on, or ``none``. Raises ``PluginLoadError`` if it is broken."""
+        self._item = None if name == "none" else find(self._plugins, "grammar", name)
         if self._item is not None:
             load_object(self._item)  # a broken one is found out now
 
@@ -98,11 +105,3 @@ class Grammars:
             options=plugin_options(self._item, self._config.plugin_options),
         )
         return build(self._item, context)
-
-
-def _choose(config: Config, plugins: PluginSet) -> Registered | None:
-    """The backend asked for; for ``auto`` none when none is installed, for a server need not have one."""
-    requested = config.engine.grammar_backend
-    if requested == "none" or (requested == "auto" and not plugins.family("grammar")):
-        return None
-    return choose(plugins, "grammar", requested, Facts()).chosen

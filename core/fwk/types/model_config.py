@@ -73,6 +73,12 @@ class ModelConfig:
             raise ModelLoadError(f"config.json: {name!r} must be a whole number of at least {low}, not {value!r}")
         return value
 
+    @property
+    def num_experts(self) -> int:
+        """Experts a token is routed among, by any of the names that are in use; 0 for a dense model."""
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        return next((value for name in names if isinstance(value := self.raw.get(name), int) and value > 1), 0)
+
     def rope_of(self, layer_type: str) -> RopeConfig:
         """The rotary settings of a kind of layer."""
         return self.ropes.get(layer_type, self.rope)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fwk.config import Config, EngineOptions
-from fwk.errors import ConfigError, ModelLoadError
+from fwk.errors import ConfigError, ModelLoadError, PluginError
 from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.interfaces.declaration import Facts, Host
 from fwk.native import cpu_flags
-from fwk.plugins import FAMILIES, PluginSet, Registered, Settlement, negotiate
-from fwk.plugins.families import ORDER
-from fwk.plugins.selection import AUTO, check_used
+from fwk.plugins import FAMILIES, Judgement, PluginSet, Registered, Settlement, judge, negotiate, taking_part
+from fwk.plugins.families import ORDER, PARTS
+from fwk.plugins.selection import AUTO, Candidate, Selection, check_used, plugin_options, ranked
 from fwk.worker.opened_model import OpenedModel
 
 
@@ -20,12 +20,14 @@ from fwk.worker.opened_model import OpenedModel
 class ModelSetup:
     """An opened model on a settled device, in a settled precision, with settled plugins.
 
-    ``reasons`` has a sentence for each way in which the run is not what ``auto`` would have liked best.
+    ``reasons`` has a sentence for each way in which the run is not what ``auto`` would have liked best; ``refused``
+    one for each plugin that cannot be had beside the others, by family and name.
     """
 
     opened: OpenedModel
     settlement: Settlement
     reasons: tuple[str, ...]
+    refused: Mapping[str, Mapping[str, str]]
 
     @property
     def facts(self) -> Facts:
@@ -57,11 +59,65 @@ def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetu
 
     Raises ``PluginError`` when no set of plugins agrees, ``ConfigError`` for options of one that was not chosen.
     """
+    facts, reasons = _facts(config, opened, plugins)
+    settlement = negotiate(plugins, wanted(config, opened, plugins), facts, config.plugin_options)
+    one_each = {family: name for family, name in settlement.chosen.items() if family != "quant"}  # that is by layer
+    check_used(plugins, config.plugin_options, one_each | {"loaders": opened.loader})
+    parts = {family: _parts(config, plugins, settlement, family).refusals() for family in PARTS}
+    for item in _using(config, plugins):
+        if item.name in parts[item.family]:
+            noun, why = FAMILIES[item.family].noun, parts[item.family][item.name]
+            raise PluginError(f"{noun} {item.name!r} ({item.package}) cannot be used: {why}")
+    refused = settlement.refusals() | parts
+    return ModelSetup(opened, settlement, (*opened.reasons, *reasons, *settlement.reasons()), refused)
+
+
+def look(config: Config, opened: OpenedModel | None, plugins: PluginSet, family: str) -> Judgement:
+    """How each plugin of a family of engines fares in such a run: in what ``settle`` would come to.
+
+    opened: None to judge without a model; then nothing is chosen that depends on one, unless it was named.
+    """
+    facts, _ = _facts(config, opened, plugins)
+    asked = wanted(config, opened, plugins)
+    if family not in PARTS:
+        return judge(plugins, asked, facts, config.plugin_options, family)
+    settlement = negotiate(plugins, asked, facts, config.plugin_options)
+    return Judgement(_parts(config, plugins, settlement, family), None)
+
+
+def _parts(config: Config, plugins: PluginSet, settlement: Settlement, family: str) -> Selection:
+    """The plugins of one of ``PARTS``, held against what was settled; none of them is chosen."""
+    candidates = [
+        Candidate(item, settlement.refusal(item, plugin_options(item, config.plugin_options)))
+        for item in ranked(plugins, family)
+    ]
+    return Selection(family, AUTO, None, candidates)
+
+
+def _using(config: Config, plugins: PluginSet) -> Iterable[Registered]:
+    """The plugins of ``PARTS`` that this run uses, but for the tiers, which are chosen with the prefix cache."""
+    for family in ("logits_processors", *(("lora_sources",) if config.engine.enable_lora else ())):
+        for item, _ in taking_part(plugins, family, config.plugin_options, host=None):
+            yield item
+
+
+def _facts(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> tuple[Facts, list[str]]:
+    """What is known of the run before plugins are chosen, and what is not as ``auto`` would have liked it."""
     engine = config.engine
     host = detect_host(engine.device)
+    facts = Facts(
+        host=host,
+        dtype="float32" if config.model.dtype == AUTO else config.model.dtype,
+        kv_dtype=engine.kv_cache_dtype,
+        block_size=engine.page_size,
+        tp_size=engine.tensor_parallel_size,
+        chosen={"quant": tuple(text.rpartition("=")[2] for text in engine.quantization_layers)},
+    )
+    if opened is None:
+        return facts, []
     reasons: list[str] = []
     dtype = config.model.dtype
-    if dtype == "auto":
+    if dtype == AUTO:
         stored = opened.config.torch_dtype
         dtype, why = _auto_dtype(stored, host)
         if why:
@@ -72,22 +128,9 @@ def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetu
             reasons.append("embeddings are the mean of the hidden states, not normalised: there is no modules.json")
     layouts = opened.checkpoint.weights().layouts("")
     _check_readable(engine, opened, plugins, layouts)
-    facts = Facts(
-        host=host,
-        dtype=dtype,
-        kv_dtype=engine.kv_cache_dtype,
-        block_size=engine.page_size,
-        architecture=opened.config.architecture,
-        tp_size=engine.tensor_parallel_size,
-        task=opened.task,
-        layouts=layouts,
-        model=opened.config,
-        chosen={"quant": tuple(text.rpartition("=")[2] for text in engine.quantization_layers)},
-    )
-    settlement = negotiate(plugins, wanted(config, opened), facts, config.plugin_options)
-    one_each = {family: name for family, name in settlement.chosen.items() if family != "quant"}  # that is by layer
-    check_used(plugins, config.plugin_options, one_each | {"loaders": opened.loader})
-    return ModelSetup(opened, settlement, (*reasons, *settlement.reasons()))
+    architecture, task = opened.config.architecture, opened.task
+    facts = replace(facts, dtype=dtype, architecture=architecture, task=task, layouts=layouts, model=opened.config)
+    return facts, reasons
 
 
 def _check_readable(options: EngineOptions, opened: OpenedModel, plugins: PluginSet, layouts: tuple[str, ...]) -> None:
@@ -100,18 +143,32 @@ def _check_readable(options: EngineOptions, opened: OpenedModel, plugins: Plugin
         )
 
 
-def wanted(config: Config, opened: OpenedModel) -> dict[str, str]:
+def wanted(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> dict[str, str]:
     """What was asked for of each family that an engine for the model uses: a plugin's name, or ``auto``."""
     found: dict[str, str] = {}
     for family in ORDER:
         option, switch = FAMILIES[family].option or "", FAMILIES[family].switch
         if switch is None or getattr(config.engine, switch):
             found[family] = getattr(config.engine, option, None) or getattr(config.model, option)
-    if found["speculative"] == "none":
-        del found["speculative"]
-    if opened.task == "embed":  # it computes every prompt whole, and leaves nothing behind to be found
-        found["cache"] = "none"
-    return found
+    idle = {
+        "speculative": found["speculative"] == "none",
+        "grammar": found["grammar"] == "none" or (found["grammar"] == AUTO and not plugins.family("grammar")),
+        "moe": found["moe"] == AUTO and (opened is None or not opened.config.num_experts),
+        "models": opened is None,
+        "quant": opened is None and found["quant"] == AUTO,
+    }
+    if opened is not None and opened.task == "embed":
+        found["cache"] = "none"  # it computes every prompt whole, and leaves nothing behind to be found
+    return {family: name for family, name in found.items() if not idle.get(family)}
+
+
+def check_quantizers(used: Sequence[str], settlement: Settlement) -> None:
+    """Hold what was chosen with one quantizer in mind against those that the layers got in the end.
+
+    Raises ``PluginError`` when one of the choices cannot serve beside them.
+    """
+    named = {"quant": tuple(dict.fromkeys((*used, *settlement.facts.chosen["quant"])))}
+    settlement.check(replace(settlement.facts, chosen={**settlement.facts.chosen, **named}))
 
 
 def _check_embeds(options: EngineOptions, name: str) -> None:

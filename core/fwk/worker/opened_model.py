@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from fwk.config import Config
 from fwk.errors import ConfigError, ModelLoadError, PluginError
-from fwk.interfaces.declaration import Facts
+from fwk.interfaces.declaration import Facts, Host
 from fwk.interfaces.loader import Checkpoint, Loader, LoaderContext, ModelSource
 from fwk.interfaces.model import ModelSpec
 from fwk.plugins import PluginSet, build, choose, find, load_object, taking_part
@@ -32,6 +32,7 @@ class OpenedModel:
     eos_token_ids: tuple[int, ...]
     task: Task = "generate"
     pooling: PoolingConfig | None = None  # as the checkpoint says it; None: it does not
+    reasons: tuple[str, ...] = ()  # a sentence for each better-ranked loader that could not be had
 
 
 def default_download_dir() -> Path:
@@ -59,7 +60,7 @@ def locate(config: Config, plugins: PluginSet, progress: Callable[[str], None]) 
 def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> OpenedModel:
     """Locate the model, choose its loader and read its configuration."""
     path = locate(config, plugins, progress)
-    name, loader = _choose_loader(config, plugins, path)
+    name, loader, reasons = _choose_loader(config, plugins, path)
     checkpoint = loader.open(path)
     raw = {**checkpoint.config(), **_overrides(config.model.json_model_override_args)}
     model = ModelConfig.from_dict(raw, str(path))
@@ -80,6 +81,7 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
         eos_token_ids=_eos_ids(checkpoint, model),
         task=task,
         pooling=pooling,
+        reasons=reasons,
     )
 
 
@@ -94,19 +96,27 @@ def _task(config: Config, plugins: PluginSet, architecture: str) -> Task:
     return item.declaration.task
 
 
-def _choose_loader(config: Config, plugins: PluginSet, path: Path) -> tuple[str, Loader]:
+def _choose_loader(config: Config, plugins: PluginSet, path: Path) -> tuple[str, Loader, tuple[str, ...]]:
+    """The first that reads the files. Of those that lack something, it cannot be asked whether they would."""
     requested = config.model.load_format
     refusals: list[str] = []
+    reasons: list[str] = []
     if requested != "auto":
         items = [find(plugins, "loaders", requested)]
     else:
         items = [item for item in plugins.family("loaders") if getattr(item.declaration, "is_automatic", True)]
         items.sort(key=lambda item: -item.declaration.rank)
     for item in items:
+        lacking = item.declaration.needs.refusal(Host())
+        if lacking is not None:
+            refusals.append(f"{item.name} {lacking}")
+            reasons.append(f"loader '{item.name}' was not taken: it {lacking}")
+            continue
         cls: type[Loader] = load_object(item)
         refusal = cls.reads(path)
         if refusal is None:
-            return item.name, build(item, LoaderContext(plugin_options(item, config.plugin_options)))
+            loader = build(item, LoaderContext(plugin_options(item, config.plugin_options)))
+            return item.name, loader, tuple(reasons)
         refusals.append(f"{item.name}: {refusal}")
     raise ModelLoadError(f"no loader reads {path} ({'; '.join(refusals) or 'none is installed'})")
 

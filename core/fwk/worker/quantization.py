@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from fnmatch import fnmatchcase
 
 from fwk.config import EngineOptions
@@ -44,6 +44,7 @@ class ChosenQuantization(Quantization):
         self._matched: set[str] = set()
         self._used: Counter[str] = Counter()
         self._fallbacks: Counter[tuple[str, str]] = Counter()
+        self._passed: Counter[tuple[str, str]] = Counter()
         self._stored = weights.layouts("")
         for name in {self._requested, *(method for _, method in self._patterns)} - {AUTO}:
             self._items[name] = choose(plugins, "quant", name, facts).candidates[0].item
@@ -74,11 +75,23 @@ class ChosenQuantization(Quantization):
                 f"quantization pattern {idle[0]!r} matches no layer of this model; names look like "
                 "'model.layers.0.self_attn.q_proj' and 'lm_head', and * stands for any characters"
             )
-        return ", ".join(name for name, _ in self._used.most_common()) or UNQUANTISED
+        return ", ".join(self.used())
 
-    def reasons(self) -> list[str]:
-        """A sentence for each way in which layers are computed otherwise than was asked."""
-        return [
+    def used(self) -> list[str]:
+        """The names of the methods in use, that of most layers first."""
+        return [name for name, _ in self._used.most_common()] or [UNQUANTISED]
+
+    def reasons(self, told: Container[str] = ()) -> list[str]:
+        """A sentence for each way in which layers are computed otherwise than was asked, or ``auto`` would have.
+
+        told: names of which it is known already that the run cannot have them.
+        """
+        passed = [
+            f"quantizer '{name}' was not taken for {count} layers: it {why}"
+            for (name, why), count in sorted(self._passed.items())
+            if name not in told
+        ]
+        return passed + [
             f"quantizer '{name}' does not read {layout}: {count} layers are computed unpacked, as plain weights"
             for (name, layout), count in sorted(self._fallbacks.items())
         ]
@@ -93,18 +106,22 @@ class ChosenQuantization(Quantization):
         return (found[0][1], True) if found else (self._requested, False)
 
     def _auto(self, prefix: str, offered: tuple[str, ...]) -> tuple[Registered, str]:
-        readers = [
+        known = [
             (item.declaration.rank, -index, item, layout)
             for index, layout in enumerate(offered)
             for item in self._plugins.family("quant")
-            if layout in _spec(item).exact and item.declaration.refusal(self._facts) is None
+            if layout in _spec(item).exact
         ]
+        refusals = {item.name: item.declaration.refusal(self._facts) for _, _, item, _ in known}
+        readers = [reader for reader in known if refusals[reader[2].name] is None]
         if not readers:
             raise ModelLoadError(
                 f"{prefix} is stored as {' and '.join(offered)}, which no installed quantizer reads; "
                 "convert the checkpoint, or install a plugin that declares the layout"
             )
-        *_, item, layout = max(readers, key=lambda reader: reader[:2])
+        rank, _, item, layout = max(readers, key=lambda reader: reader[:2])
+        better = {other.name for other_rank, _, other, _ in known if other_rank > rank}
+        self._passed.update((name, why) for name in better if (why := refusals[name]) is not None)
         return item, layout
 
     def _named(self, prefix: str, name: str, offered: tuple[str, ...], is_own_choice: bool) -> tuple[Registered, str]:

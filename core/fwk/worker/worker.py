@@ -34,7 +34,7 @@ from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.graphs import CapturedStepModel, StepModel
 from fwk.worker.inputs import InputBuffers
-from fwk.worker.model_setup import ModelSetup, check_layers
+from fwk.worker.model_setup import ModelSetup, check_layers, check_quantizers
 from fwk.worker.opened_model import OpenedModel, open_model
 from fwk.worker.pooling import PoolingRunner
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
@@ -120,6 +120,8 @@ class LocalWorker(Worker):
         model: Model | Encoder = build(model_item, context)
         self._report(context)
         self._check_all_read(opened, model_item, context.weights)
+        if self._moe is None:
+            self._chosen.pop("moe", None)
         if self._moe is None and options.moe_runner_backend != "auto":
             raise ConfigError(f"--moe-runner-backend {options.moe_runner_backend}: this model has no layers of experts")
         layers = context.attention_layers
@@ -266,13 +268,15 @@ class LocalWorker(Worker):
         )
 
     def _moe_runner(self, context: MoEContext) -> MoERunner:
-        """A runner for one layer; the plugin is chosen with the first."""
+        """A runner for one layer. Of a model whose config names no experts, the plugin is chosen with the first."""
         if self._moe is None:
-            selection = choose(self._plugins, "moe", self._config.engine.moe_runner_backend, self._facts)
+            settled = self._setup.settlement.selections.get("moe")
+            selection = settled or choose(self._plugins, "moe", AUTO, self._facts)
             assert selection.chosen is not None
             self._moe = selection.chosen
             self._chosen["moe"] = self._moe.name
-            self._reasons.extend(selection.reasons())
+            if settled is None:
+                self._reasons.extend(selection.reasons())
         return build(self._moe, replace(context, options=self._options(self._moe)))
 
     def _quant(self, item: Registered, opened: OpenedModel) -> QuantMethod:
@@ -283,7 +287,9 @@ class LocalWorker(Worker):
         """Say how the layers were quantised in the end."""
         assert isinstance(context.quant, ChosenQuantization)
         self._chosen["quant"] = context.quant.chosen()
-        self._reasons.extend(context.quant.reasons())
+        settled = self._setup.settlement
+        check_quantizers([name for name in context.quant.used() if name != UNQUANTISED], settled)
+        self._reasons.extend(context.quant.reasons(settled.selections["quant"].missed()))
 
     def _check_all_read(self, opened: OpenedModel, item: Registered, weights: Any) -> None:
         left = weights.unread(opened.config.tie_word_embeddings)
@@ -304,7 +310,7 @@ class LocalWorker(Worker):
             )
 
         sampler = self._setup.settlement.item("samplers")
-        items = taking_part(self._plugins, "logits_processors", self._config.plugin_options)
+        items = taking_part(self._plugins, "logits_processors", self._config.plugin_options, host=None)
         processors: dict[Place, LogitsProcessor] = {Place(-1, ""): GrammarMasks(context(None), self._grammars, table)}
         processors |= {_place(item): build(item, context(options)) for item, options in items}
         assert isinstance(sampler.declaration, SamplerSpec)
@@ -357,7 +363,7 @@ class LocalWorker(Worker):
             return ModelText(opened.checkpoint, model, opened.config.vocab_size)
 
         grammars = Grammars(self._config, self._plugins, text, opened.config.vocab_size, opened.eos_token_ids)
-        self._chosen["grammar"] = grammars.name
+        grammars.use(self._chosen.setdefault("grammar", "none"))
         return GrammarStore(grammars.compile)
 
     def _decoder(self, target: ModelContext, attention_item: Registered) -> SpeculativeDecoder | None:
@@ -390,8 +396,10 @@ class LocalWorker(Worker):
                 f"{self._setup.max_model_len}: set --context-length {opened.max_model_len}"
             )
         facts = replace(self._facts, architecture=opened.config.architecture, model=opened.config, features=frozenset())
-        model_item = choose(self._plugins, "models", AUTO, facts).chosen
+        selection = choose(self._plugins, "models", AUTO, facts)
+        model_item = selection.chosen
         assert model_item is not None
+        self._reasons.extend(f"for the draft model {name}, {reason}" for reason in selection.reasons())
         refusal = attention_item.declaration.refusal(model_item.declaration.facts_with(facts, None))
         if refusal is not None:
             raise ConfigError(
