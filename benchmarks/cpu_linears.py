@@ -1,11 +1,12 @@
 """All linear layers of SmolLM2-135M, head included, in each weight format, in turns with oneDNN.
 
     python -m benchmarks.cpu_linears [--formats float,int8,int4,Q4_1] [--rows 1,8,32,512] [--repeat 7]
-        [--dtype bfloat16]
+        [--dtype bfloat16] [--clock cpu]
 
 Beside the times: how much of the memory bandwidth a pass reaches that a loop reads in the same turns, how many
 multiply-adds a second, and the ratio to oneDNN on weights that it packed. With more than 64 rows the head is left out,
-as in a prompt. Medians; a ratio is of the same turn.
+as in a prompt. Medians; a ratio is of the same turn. ``--clock cpu`` counts this thread's processor time, for machines
+that others use too; it needs ``OMP_NUM_THREADS=1``.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def reader(team: Team, num_bytes: int) -> Callable[[], None]:
     args = _Read(memory.data_ptr(), len(memory) // 4096, total.data_ptr())
 
     def read() -> None:
-        assert memory.data_ptr() == args.memory  # and so it is kept
+        assert (memory.data_ptr(), total.data_ptr()) == (args.memory, args.sum)  # and so both are kept
         team.run(op, args)
 
     return read
@@ -86,14 +87,16 @@ def pack_all(names: list[str], plain: list[Tensor], team: Team) -> Formats:
     return found
 
 
-def take_turns(runs: dict[str, Callable[[], object]], repeat: int) -> dict[str, list[float]]:
+def take_turns(
+    runs: dict[str, Callable[[], object]], repeat: int, clock: Callable[[], float]
+) -> dict[str, list[float]]:
     """Seconds of each, turn by turn."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeat):
         for name, run in runs.items():
-            started = time.perf_counter()
+            started = clock()
             run()
-            times[name].append(time.perf_counter() - started)
+            times[name].append(clock() - started)
     return times
 
 
@@ -113,7 +116,9 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,32,512")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     arguments = parser.parse_args()
+    clock = time.thread_time if arguments.clock == "cpu" else time.perf_counter
     dtype, team = getattr(torch, arguments.dtype), Team()
     plain = [torch.randn(shape).to(dtype) for shape in [*SHAPES * LAYERS, HEAD]]
     columns = [weight.shape[1] for weight in plain]
@@ -132,7 +137,7 @@ def main() -> None:
             runs[name] = partial(own, kernel, matrices[:count], inputs)
             runs[f"read {name}"] = readers[name]
         with torch.inference_mode():
-            times = take_turns(runs, arguments.repeat)
+            times = take_turns(runs, arguments.repeat, clock)
         work = rows * sum(weight.numel() for weight in plain[:count])
         for name, size in sizes.items():
             mine, read = statistics.median(times[name]), statistics.median(times[f"read {name}"])

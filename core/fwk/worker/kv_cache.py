@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import psutil
 import torch
 
+from fwk import pages
 from fwk.errors import ConfigError
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.parallel import ParallelGroup
@@ -70,14 +70,14 @@ def agree(num_blocks: int, group: ParallelGroup, device: torch.device) -> int:
 def allocate(backend: AttentionBackend, layers: list[AttentionLayer], num_blocks: int, device: torch.device) -> None:
     """Give every layer its cache, [num_blocks, *block_shape] of zeros.
 
-    On a CPU the zeros are the operating system's: pages never written take no memory. They must be zeros and not
+    On a CPU the zeros are the operating system's: huge pages never written take no memory. They must be zeros and not
     just any bytes, for a NaN in a masked place would survive the mask.
     """
     for layer in layers:
         form = backend.block_format(layer.kv_spec)
         shape = (num_blocks, *form.block_shape)
         if device.type == "cpu":
-            array = np.zeros(math.prod(shape) * form.dtype.itemsize, np.uint8)
-            layer.kv_cache = torch.from_numpy(array).view(form.dtype).view(shape)
+            memory = pages.zeros(math.prod(shape) * form.dtype.itemsize)
+            layer.kv_cache = memory.view(form.dtype).view(shape)
         else:
             layer.kv_cache = torch.zeros(shape, dtype=form.dtype, device=device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fwk import native
 from fwk.team import Team
-from fwk_quant._common.cpu.integers import IntegerKernel, Integers, Nested, integer_rows, rounded_together
+from fwk_quant._common.cpu.integers import IntegerKernel, Integers, Nested, rounded_together
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 
@@ -120,8 +120,10 @@ def test_equals_a_product_with_rounded_inputs(
 def test_rows_are_what_was_packed(bits: int, scheme: str, kernel: IntegerKernel) -> None:
     matrix = matrix_of(bits, (70, 192, 64), scheme)
     indices = torch.tensor([69, 0, 31, 32, 0])
-    mine = integer_rows(kernel.pack(matrix), indices)
-    torch.testing.assert_close(mine.double(), values(matrix)[indices], rtol=1e-6, atol=1e-6)
+    packed, wanted = kernel.pack(matrix), values(matrix)[indices]
+    mine = kernel.rows(packed, indices, torch.float32)
+    torch.testing.assert_close(mine.double(), wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(kernel.rows(packed, indices, torch.bfloat16), mine.bfloat16(), rtol=0, atol=0)
 
 
 def test_the_number_of_threads_changes_nothing(kernel: IntegerKernel) -> None:

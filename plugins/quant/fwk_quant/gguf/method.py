@@ -11,7 +11,6 @@ import torch
 from fwk.errors import ModelLoadError
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
 from fwk_quant._common.activations import integer_kernel
-from fwk_quant._common.cpu.integers import integer_rows
 from fwk_quant._common.cpu.kernel import PackedMatrix
 from fwk_quant._common.product import multiply
 from fwk_quant.gguf.blocks import BLOCK_TYPES, BlockType, Fields, factor
@@ -67,5 +66,6 @@ class GGUFMethod(QuantMethod):
 
     def rows(self, weights: BlockMatrix | PackedMatrix, indices: Tensor) -> Tensor:
         if isinstance(weights, PackedMatrix):
-            return integer_rows(weights, indices).to(self.context.dtype)
+            assert self._kernel is not None
+            return self._kernel.rows(weights, indices, self.context.dtype)
         return weights.dense(indices, self.context.dtype)

@@ -60,7 +60,7 @@ class PlainMethod(QuantMethod):
     def rows(self, weights: Tensor | PackedMatrix, indices: Tensor) -> Tensor:
         if isinstance(weights, PackedMatrix):
             assert self._kernel is not None
-            return self._kernel.rows(weights, indices)
+            return self._kernel.rows(weights, indices, weights.dtypes[0])
         return F.embedding(indices, weights)
 
 

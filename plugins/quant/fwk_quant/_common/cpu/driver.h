@@ -23,7 +23,7 @@ struct Rows {
     int64_t stride;  // bytes
 };
 
-// K: a kind of matrix; how rows of x are prepared for it, and tiles computed.
+// K: a kind of matrix; how rows of x are prepared for it, a panel opened, and tiles computed.
 template <class K, class T>
 Rows rows_of(const Linear& call, fwk::Member& member) {
     const Matrix& m = *call.matrix;
@@ -67,15 +67,18 @@ void run(const Linear& call, fwk::Member& member) {
         const int64_t panel = i / blocks, block = i % blocks;
         const int64_t first = call.rows * block / blocks, end = call.rows * (block + 1) / blocks;
         const int64_t tiles = (end - first + K::ROWS - 1) / K::ROWS;
-        // While the last tile of rows is computed, the panel that this thread will probably take next is fetched.
-        const int64_t next = panel + (blocks == 1 ? member.size : 1);
-        const int32_t* words = (const int32_t*)m.words;
+        // Meanwhile the panel that this thread will probably take next is fetched, half of it by each of the last two
+        // tiles of rows: memory takes longer for a panel than a tile does.
+        const int64_t next = std::min(panel + (blocks == 1 ? member.size : block + 1 == blocks), panels - 1);
+        const char* ahead = (const char*)m.words + next * m.num_words * PANEL * 4;
+        const typename K::Panel opened(m, panel, tiles > 1);
         for (int64_t tile = 0; tile < tiles; tile++) {
             const int64_t at = first + (end - first) * tile / tiles, last = first + (end - first) * (tile + 1) / tiles;
-            const int32_t* ahead = words + (tile + 1 == tiles && next < panels ? next : panel) * m.num_words * PANEL;
+            const int64_t half = tile + 2 - tiles;
             alignas(64) float sums[K::ROWS * PANEL];
             for (int column = 0; column < PANEL; column += C * W)
-                K::tiles(int(last - at), m, {x.first + at * x.stride, x.stride}, panel, column, sums + column, ahead);
+                opened.multiply(int(last - at), {x.first + at * x.stride, x.stride}, column, sums + column,
+                                tiles == 1 ? Ahead{ahead, 2} : Ahead{ahead + half * m.num_words * 64, half >= 0});
             put<T>(call, sums, at, int(last - at), panel * PANEL);
         }
     });

@@ -40,15 +40,14 @@ struct Pair {  // bfloat16, widened; x has become float32
 constexpr bool HAS_PAIRS = false;
 #endif
 
-// out[R, C * W] = x[R, words] times the panel's columns. ahead: what is read next, brought nearer meanwhile.
+// out[R, C * W] = x[R, words] times the panel's columns.
 // Every sum goes over the inputs in order, so that a row's outcome does not depend on its neighbours.
 template <class F, int R>
-void float_tile(const char* x, int64_t x_stride, const int32_t* w, int64_t words, float* out, const int32_t* ahead) {
+void float_tile(const char* x, int64_t x_stride, const int32_t* w, int64_t words, float* out, Ahead ahead) {
     vf sum[R][C];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) sum[r][c] = vf{};
-    for (int64_t k = 0; k < words; k++, w += PANEL, ahead += PANEL) {
-        prefetch(ahead);
-        prefetch(ahead + 16);
+    for (int64_t k = 0; k < words; k++, w += PANEL) {
+        ahead.fetch();
         UNROLL for (int p = 0; p < F::PARTS; p++) {
             const auto w0 = F::part(load(w), p), w1 = F::part(load(w + W), p);
             UNROLL for (int r = 0; r < R; r++) {
@@ -63,7 +62,7 @@ void float_tile(const char* x, int64_t x_stride, const int32_t* w, int64_t words
 
 template <class F, int R = FLOAT_ROWS>
 void float_tiles(int rows, const char* x, int64_t x_stride, const int32_t* w, int64_t words, float* out,
-                 const int32_t* ahead) {
+                 Ahead ahead) {
     if constexpr (R > 1)
         if (rows < R) return float_tiles<F, R - 1>(rows, x, x_stride, w, words, out, ahead);
     float_tile<F, R>(x, x_stride, w, words, out, ahead);

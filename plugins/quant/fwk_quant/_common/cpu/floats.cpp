@@ -31,22 +31,23 @@ struct Floats {
         return F::PARTS == 1 && call.matrix->num_words * 4 == int64_t(call.matrix->in_features * sizeof(T));
     }
 
-    static void tiles(int rows, const Matrix& m, Rows x, int64_t panel, int column, float* out, const int32_t* ahead) {
-        const int32_t* w = (const int32_t*)m.words + panel * m.num_words * PANEL + column;
-        float_tiles<F>(rows, x.first, x.stride, w, m.num_words, out, ahead);
-    }
+    // A panel as tiles read it.
+    struct Panel {
+        const int32_t* words;
+        int64_t count;
+
+        Panel(const Matrix& m, int64_t panel, bool) : words((const int32_t*)m.words + panel * m.num_words * PANEL),
+                                                      count(m.num_words) {}
+
+        void multiply(int rows, Rows x, int column, float* out, Ahead ahead) const {
+            float_tiles<F>(rows, x.first, x.stride, words + column, count, out, ahead);
+        }
+    };
 };
 
 }  // namespace kernel
 
 extern "C" {
-
-struct LinearRows {
-    const Matrix* matrix;
-    const int64_t* indices;
-    void* y;  // [count, in_features]
-    int64_t count;
-};
 
 void linear(const void* args, fwk::Member& member) {
     using namespace kernel;
@@ -56,7 +57,6 @@ void linear(const void* args, fwk::Member& member) {
     run<Floats<Pair>, uint16_t>(call, member);
 }
 
-// Rows of a matrix as they were before it was packed.
 void linear_rows(const void* args, fwk::Member& member) {
     const LinearRows& call = *(const LinearRows*)args;
     const Matrix& matrix = *call.matrix;

@@ -17,26 +17,29 @@ constexpr int64_t MOST = 256;                  // inputs of a group
 
 inline int64_t num_groups(const Matrix& m) { return (m.in_features + m.group - 1) / m.group; }
 
-// A row of x: its integers, room for a vector, then a scale and the sum of the integers for each group.
+// A row of x: its integers, room for a vector, then for each group a scale, and what goes with the group's zeros: where
+// the matrix has one zero for all, what their products add up to (an integer), else the sum of x's integers (a float).
+// Last is the sum of these sums times their scales.
 struct Rounded {
     int64_t bytes, groups;
     explicit Rounded(const Matrix& m) : bytes((m.in_features + m.group + 127) / 64 * 64), groups(num_groups(m)) {}
-    int64_t size() const { return (bytes + groups * 8 + 63) / 64 * 64; }
-    const float* scales(const char* row) const { return (const float*)(row + bytes); }
-    const int32_t* sums(const char* row) const { return (const int32_t*)(row + bytes) + groups; }
+    int64_t size() const { return (bytes + groups * 8 + 4 + 63) / 64 * 64; }
+    float* scales(const char* row) const { return (float*)(row + bytes); }
+    float* sums(const char* row) const { return scales(row) + groups; }
+    int32_t* starts(const char* row) const { return (int32_t*)sums(row); }
+    float* total(const char* row) const { return sums(row) + groups; }
 };
 
 template <class T>
 void round_row(const Matrix& m, const T* x, char* to) {
     const Rounded form(m);
-    float* scales = (float*)form.scales(to);
-    int32_t* sums = (int32_t*)form.sums(to);
     alignas(64) float values[MOST + W];
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
+    float whole_sum = 0;
     for (int64_t g = 0; g < form.groups; g++) {
         const int64_t start = g * m.group, count = std::min(m.group, m.in_features - start);
         const int64_t padded = (m.group + W - 1) / W * W, whole = count / W * W;
-        vf top = vf{}, poison = vf{};
+        vi top = vi{};  // bits without the sign: what is not finite has the largest
         memset(values + whole, 0, (padded - whole) * sizeof(float));
         for (int64_t i = 0; i < whole; i += W) store(values + i, widen(x + start + i));
         if (whole < count) {
@@ -45,15 +48,12 @@ void round_row(const Matrix& m, const T* x, char* to) {
             store(values + whole, widen(last));
         }
         for (int64_t i = 0; i < padded; i += W) {
-            const vf v = load(values + i), size = (vf)((vi)v & 0x7fffffff);
-            poison += v * 0.0f;  // not a number where v is not finite
+            const vi size = (vi)load(values + i) & 0x7fffffff;
             top = size > top ? size : top;
         }
-        float most = 0, bad = 0;
-        for (int i = 0; i < W; i++) {
-            most = std::max(most, top[i]);
-            bad += poison[i];
-        }
+        const int32_t bits = max_of(top);
+        float most;
+        memcpy(&most, &bits, 4);
         const bool is_usable = most > 1e-30f && most <= 3e38f;
         const float inverse = is_usable ? 127.0f / most : 0.0f;
         vi sum = vi{};
@@ -62,11 +62,14 @@ void round_row(const Matrix& m, const T* x, char* to) {
             sum += q;
             *(vb*)(to + start + i) = __builtin_convertvector(q, vb);
         }
-        int32_t total = 0;
-        for (int i = 0; i < W; i++) total += sum[i];
-        scales[g] = (is_usable ? most / 127.0f : 0.0f) + bad;
-        sums[g] = total;
+        const int32_t total = sum_of(sum);
+        const float scale = is_usable ? most / 127.0f : most * 0.0f;  // not a number where one of x is not finite
+        form.scales(to)[g] = scale;
+        if (m.zero_kind == CONSTANT) form.starts(to)[g] = -int32_t(m.zero) * total;
+        else form.sums(to)[g] = float(total);
+        whole_sum += scale * float(total);
     }
+    *form.total(to) = whole_sum;
 }
 
 // Four integers of neighbouring inputs from x.
@@ -101,51 +104,72 @@ struct Bits<6> {
     }
 };
 
-// Of a group's outputs from `column` on: the scales, and what times the sum of x's integers comes on top.
+// Scales and offsets of a panel as float32: what the sum of x's integers is to be multiplied with comes on top.
 struct Factors {
-    vf scale[C], offset[C];
+    float scale[PANEL], offset[PANEL];
 };
 
 // at: the entry of scales and zeros; nest: that of the float16 which several share.
-__attribute__((noinline)) inline Factors factors(const Matrix& m, int64_t at, int64_t nest) {
-    Factors f;
-    for (int c = 0; c < C; c++, at += W, nest += W) {
-        const auto number = [&](const void* from, const int8_t* bytes) {
-            if (m.scale_kind == SINGLE) return load((const float*)from + at);
-            if (m.scale_kind == HALF) return from_half((const uint16_t*)from + at);
-            return from_half((const uint16_t*)from + nest) * from_bytes(bytes + at);
-        };
-        f.scale[c] = number(m.scales, m.scale_bytes);
-        f.offset[c] = vf{};
-        if (m.zero_kind == BYTES) f.offset[c] = -f.scale[c] * from_bytes((const uint8_t*)m.zeros + at);
-        if (m.zero_kind == OFFSETS) f.offset[c] = number(m.zeros, m.zero_bytes);
+inline void read_factors(const Matrix& m, int64_t at, int64_t nest, Factors& to) {
+    const auto number = [&](const void* from, const int8_t* bytes, int c) {
+        if (m.scale_kind == SINGLE) return load((const float*)from + at * PANEL + c);
+        if (m.scale_kind == HALF) return from_half((const uint16_t*)from + at * PANEL + c);
+        return from_half((const uint16_t*)from + nest * PANEL + c) * from_bytes(bytes + at * PANEL + c);
+    };
+    for (int c = 0; c < PANEL; c += W) {
+        const vf scale = number(m.scales, m.scale_bytes, c);
+        store(to.scale + c, scale);
+        if (m.zero_kind == BYTES) store(to.offset + c, -scale * from_bytes((const uint8_t*)m.zeros + at * PANEL + c));
+        if (m.zero_kind == OFFSETS) store(to.offset + c, number(m.zeros, m.zero_bytes, c));
     }
-    return f;
 }
 
-// out[R, C * W] = x[R] times the columns of a panel, from `column` on. ahead: what is read next, brought nearer meanwhile.
-template <int BITS, int R>
-void integer_tile(const Matrix& m, const char* x, int64_t panel, int column, float* out, const int32_t* ahead) {
+// A panel as tiles read it. For several of them, factors are read once, and integers of less than 8 bits become bytes.
+struct OpenPanel {
+    const Matrix& m;
+    const Rounded form;
+    int64_t index;
+    const int32_t* words;
+    const Factors* factors;  // of each scale, where there are several tiles
+
+    void read(int64_t i, Factors& to) const {
+        const int64_t count = (form.groups + m.scale_every - 1) / m.scale_every, nests = (count + m.nest - 1) / m.nest;
+        read_factors(m, index * count + i, index * nests + i / m.nest, to);
+    }
+};
+
+// out[R, C * W] = x[R] times the columns of a panel, from `column` on. IS_OPEN: its factors have been read,
+// and its integers are bytes. IS_WHOLE: one scale for all groups of a row, which then multiplies their sum.
+template <int BITS, bool IS_OPEN, bool IS_WHOLE, int R>
+void integer_tile(const OpenPanel& panel, const char* x, int column, float* out, Ahead ahead) {
     typedef Bits<BITS> B;
-    const Rounded form(m);
+    constexpr int STEP = (IS_OPEN ? B::COUNT : B::WORDS) * PANEL;
+    const Matrix& m = panel.m;
+    const Rounded form = panel.form;
     const int64_t stride = form.size(), steps = m.num_words / B::WORDS, group_steps = m.group / (4 * B::COUNT);
-    const int64_t scaled = (form.groups + m.scale_every - 1) / m.scale_every, nests = (scaled + m.nest - 1) / m.nest;
-    const int32_t* w = (const int32_t*)m.words + panel * m.num_words * PANEL + column;
+    const bool has_starts = m.zero_kind == CONSTANT;
+    const int32_t* w = panel.words + column;
+    Factors own;
+    const Factors* factors = IS_OPEN ? panel.factors - 1 : &own;
     vf sum[R][C];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) sum[r][c] = vf{};
-    for (int64_t g = 0; g < form.groups; g++) {
+    for (int64_t g = 0, left = 1; g < form.groups; g++) {
+        if (--left == 0) {  // another scale
+            if (IS_OPEN) factors++;
+            else panel.read(g / m.scale_every, own);
+            left = m.scale_every;
+        }
         vi products[R][C];
         UNROLL for (int r = 0; r < R; r++) {
-            const int32_t start = m.zero_kind == CONSTANT ? -int32_t(m.zero) * form.sums(x + r * stride)[g] : 0;
-            UNROLL for (int c = 0; c < C; c++) products[r][c] = splat(start);
+            const vi start = has_starts ? splat(form.starts(x + r * stride)[g]) : vi{};
+            UNROLL for (int c = 0; c < C; c++) products[r][c] = start;
         }
         const int64_t first = g * group_steps, end = std::min(first + group_steps, steps);
-        for (int64_t k = first; k < end; k++, w += B::WORDS * PANEL) {
-            UNROLL for (int i = 0; i < B::WORDS * PANEL; i += 16) prefetch(ahead + i);
-            ahead += B::WORDS * PANEL;
+        for (int64_t k = first; k < end; k++, w += STEP) {
+            UNROLL for (int i = 0; i < B::WORDS; i++) ahead.fetch();
             UNROLL for (int i = 0; i < B::COUNT; i++) {
                 vi bytes[C];
-                UNROLL for (int c = 0; c < C; c++) bytes[c] = B::get(w + c * W, i);
+                UNROLL for (int c = 0; c < C; c++) bytes[c] = IS_OPEN ? load(w + i * PANEL + c * W) : B::get(w + c * W, i);
                 UNROLL for (int r = 0; r < R; r++) {
                     const int32_t numbers = four(x + r * stride + (k * B::COUNT + i) * 4);
                     UNROLL for (int c = 0; c < C; c++)
@@ -153,26 +177,34 @@ void integer_tile(const Matrix& m, const char* x, int64_t panel, int column, flo
                 }
             }
         }
-        const int64_t entry = panel * scaled + g / m.scale_every, nest = panel * nests + g / m.scale_every / m.nest;
-        const Factors f = factors(m, entry * PANEL + column, nest * PANEL + column);
         UNROLL for (int r = 0; r < R; r++) {
-            const float scale = form.scales(x + r * stride)[g], total = float(form.sums(x + r * stride)[g]);
+            const vf scale = splat(form.scales(x + r * stride)[g]);
             UNROLL for (int c = 0; c < C; c++) {
-                vf part = as_float(products[r][c]) * f.scale[c];
-                if (m.zero_kind != CONSTANT) part = fma(f.offset[c], splat(total), part);
-                sum[r][c] = fma(part, splat(scale), sum[r][c]);
+                vf part = as_float(products[r][c]);
+                if (!IS_WHOLE) {
+                    part *= load(factors->scale + column + c * W);
+                    if (!has_starts)
+                        part = fma(load(factors->offset + column + c * W), splat(form.sums(x + r * stride)[g]), part);
+                }
+                sum[r][c] = fma(part, scale, sum[r][c]);
             }
         }
     }
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) store(out + r * PANEL + c * W, sum[r][c]);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) {
+        vf y = sum[r][c];
+        if (IS_WHOLE) {
+            y *= load(factors->scale + column + c * W);
+            if (!has_starts) y = fma(load(factors->offset + column + c * W), splat(*form.total(x + r * stride)), y);
+        }
+        store(out + r * PANEL + c * W, y);
+    }
 }
 
-template <int BITS, int R = INTEGER_ROWS>
-void integer_tiles(int rows, const Matrix& m, const char* x, int64_t panel, int column, float* out,
-                   const int32_t* ahead) {
+template <int BITS, bool IS_OPEN, bool IS_WHOLE, int R = INTEGER_ROWS>
+void integer_tiles(int rows, const OpenPanel& panel, const char* x, int column, float* out, Ahead ahead) {
     if constexpr (R > 1)
-        if (rows < R) return integer_tiles<BITS, R - 1>(rows, m, x, panel, column, out, ahead);
-    integer_tile<BITS, R>(m, x, panel, column, out, ahead);
+        if (rows < R) return integer_tiles<BITS, IS_OPEN, IS_WHOLE, R - 1>(rows, panel, x, column, out, ahead);
+    integer_tile<BITS, IS_OPEN, IS_WHOLE, R>(panel, x, column, out, ahead);
 }
 
 }  // namespace kernel

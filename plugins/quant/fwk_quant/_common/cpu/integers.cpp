@@ -5,6 +5,8 @@
 
 namespace kernel {
 
+thread_local Spare panel_memory;
+
 template <int BITS>
 struct Integers {
     static constexpr int ROWS = INTEGER_ROWS;
@@ -21,15 +23,83 @@ struct Integers {
         return false;
     }
 
-    static void tiles(int rows, const Matrix& m, Rows x, int64_t panel, int column, float* out, const int32_t* ahead) {
-        integer_tiles<BITS>(rows, m, x.first, panel, column, out, ahead);
-    }
+    struct Panel {
+        OpenPanel panel;
+        bool is_open, is_whole;
+
+        Panel(const Matrix& m, int64_t index, bool is_for_many)
+            : panel{m, Rounded(m), index, (const int32_t*)m.words + index * m.num_words * PANEL, nullptr},
+              is_open(is_for_many),
+              is_whole(m.scale_every >= panel.form.groups) {
+            if (!is_open) return;
+            const int64_t count = (panel.form.groups + m.scale_every - 1) / m.scale_every;
+            const int64_t bytes = count * int64_t(sizeof(Factors)), steps = m.num_words / Bits<BITS>::WORDS;
+            char* memory = panel_memory.take(bytes + (BITS < 8 ? steps * Bits<BITS>::COUNT * PANEL * 4 : 0));
+            for (int64_t i = 0; i < count; i++) panel.read(i, ((Factors*)memory)[i]);
+            panel.factors = (const Factors*)memory;
+            if (BITS < 8) panel.words = widened(panel.words, steps, (int32_t*)(memory + bytes));
+        }
+
+        static const int32_t* widened(const int32_t* from, int64_t steps, int32_t* to) {
+            typedef Bits<BITS> B;
+            for (int64_t k = 0; k < steps; k++, from += B::WORDS * PANEL)
+                UNROLL for (int i = 0; i < B::COUNT; i++, to += PANEL)
+                    UNROLL for (int c = 0; c < PANEL; c += W) *(vi*)(to + c) = B::get(from + c, i);
+            return to - steps * B::COUNT * PANEL;
+        }
+
+        void multiply(int rows, Rows x, int column, float* out, Ahead ahead) const {
+            if (is_open) {
+                if (is_whole) return integer_tiles<BITS, true, true>(rows, panel, x.first, column, out, ahead);
+                return integer_tiles<BITS, true, false>(rows, panel, x.first, column, out, ahead);
+            }
+            if (is_whole) return integer_tiles<BITS, false, true>(rows, panel, x.first, column, out, ahead);
+            integer_tiles<BITS, false, false>(rows, panel, x.first, column, out, ahead);
+        }
+    };
 };
 
 template <int BITS>
 void run_typed(const Linear& call, fwk::Member& member) {
     if (call.is_bfloat16) return run<Integers<BITS>, uint16_t>(call, member);
     run<Integers<BITS>, float>(call, member);
+}
+
+// A row's numbers, whichever bits they have.
+template <int BITS, class T>
+void rows_typed(const LinearRows& call, fwk::Member& member) {
+    typedef Bits<BITS> B;
+    const Matrix& m = *call.matrix;
+    const int64_t groups = (num_groups(m) + m.scale_every - 1) / m.scale_every, nests = (groups + m.nest - 1) / m.nest;
+    member.chunks(call.count, [&](int64_t i) {
+        const int64_t panel = call.indices[i] / PANEL, lane = call.indices[i] % PANEL;
+        const int32_t* words = (const int32_t*)m.words + panel * m.num_words * PANEL + lane / W * W;
+        T* to = (T*)call.y + i * m.in_features;
+        Factors factors;
+        int64_t left = 0, group = 0;
+        for (int64_t at = 0; at < m.in_features; at += 4 * B::COUNT, words += B::WORDS * PANEL) {
+            for (int k = 0; k < B::COUNT; k++) {
+                const uint32_t bytes = uint32_t(B::get(words, k)[lane % W]);
+                for (int64_t b = 0; b < 4 && at + k * 4 + b < m.in_features; b++, left--) {
+                    if (left == 0) {
+                        read_factors(m, panel * groups + group, panel * nests + group / m.nest, factors);
+                        left = m.group * m.scale_every;
+                        group++;
+                    }
+                    const float number = float(bytes >> 8 * b & 255), scale = factors.scale[lane];
+                    const float y = m.zero_kind == CONSTANT ? (number - float(m.zero)) * scale
+                                                            : number * scale + factors.offset[lane];
+                    narrow_one(to + at + k * 4 + b, y);
+                }
+            }
+        }
+    });
+}
+
+template <int BITS>
+void put_rows(const LinearRows& call, fwk::Member& member) {
+    if (call.is_bfloat16) return rows_typed<BITS, uint16_t>(call, member);
+    rows_typed<BITS, float>(call, member);
 }
 
 }  // namespace kernel
@@ -43,6 +113,14 @@ void linear(const void* args, fwk::Member& member) {
     if (call.matrix->format == INT8) return run_typed<8>(call, member);
     if (call.matrix->format == INT4) return run_typed<4>(call, member);
     run_typed<6>(call, member);
+}
+
+void linear_rows(const void* args, fwk::Member& member) {
+    using namespace kernel;
+    const LinearRows& call = *(const LinearRows*)args;
+    if (call.matrix->format == INT8) return put_rows<8>(call, member);
+    if (call.matrix->format == INT4) return put_rows<4>(call, member);
+    put_rows<6>(call, member);
 }
 
 // Bytes of a row of x once it is prepared.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fwk_quant._common.cpu.kernel import Header, LinearKernel, PackedMatrix, pack_entries, pack_words, rows_of
+from fwk_quant._common.cpu.kernel import Header, LinearKernel, PackedMatrix, pack_entries, pack_words
+from fwk_quant._common.cpu.pages import HugePages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +73,7 @@ class IntegerKernel(LinearKernel):
         rows, columns = matrix.numbers.shape
         group = rounded_together(matrix.bits, columns, matrix.group)
         assert group is not None, "groups the kernel does not do"
-        words = pack_words(_bytes(matrix.numbers, matrix.bits))
+        words = pack_words(_bytes(matrix.numbers, matrix.bits), self._pages)
         header = Header(
             words=words.data_ptr(),
             out_features=rows,
@@ -83,27 +84,27 @@ class IntegerKernel(LinearKernel):
             scale_every=max(1, -(-min(matrix.group, columns) // group)),
             nest=matrix.scales.size if isinstance(matrix.scales, Nested) else 1,
         )
-        scales, header.scale_kind = _packed(matrix.scales)
+        scales, header.scale_kind = _packed(matrix.scales, self._pages)
         header.scales, header.scale_bytes = _addresses(scales)
         zeros: list[Tensor] = []
         if matrix.offsets is not None:
-            zeros, kind = _packed(matrix.offsets)
+            zeros, kind = _packed(matrix.offsets, self._pages)
             assert kind == header.scale_kind, "scales and offsets are stored alike"
             header.zero_kind = OFFSETS
         elif isinstance(matrix.zero, int):
             header.zero_kind, header.zero = CONSTANT, matrix.zero
         else:
-            zeros, header.zero_kind = [pack_entries(matrix.zero)], BYTES
+            zeros, header.zero_kind = [pack_entries(matrix.zero, self._pages)], BYTES
         header.zeros, header.zero_bytes = _addresses(zeros)
         return PackedMatrix(words, (rows, columns), (torch.float32, torch.bfloat16), header, (*scales, *zeros))
 
 
-def _packed(numbers: Tensor | Nested) -> tuple[list[Tensor], int]:
+def _packed(numbers: Tensor | Nested, pages: HugePages) -> tuple[list[Tensor], int]:
     if isinstance(numbers, Nested):
-        return [pack_entries(numbers.factors), pack_entries(numbers.bytes)], NESTED
+        return [pack_entries(numbers.factors, pages), pack_entries(numbers.bytes, pages)], NESTED
     if numbers.dtype == torch.float16:
-        return [pack_entries(numbers)], HALF
-    return [pack_entries(numbers.float())], SINGLE
+        return [pack_entries(numbers, pages)], HALF
+    return [pack_entries(numbers.float(), pages)], SINGLE
 
 
 def _addresses(tensors: list[Tensor]) -> tuple[int | None, int | None]:
@@ -126,37 +127,3 @@ def _bytes(numbers: Tensor, bits: int) -> Tensor:
         last = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
         words = torch.cat((words, last.unsqueeze(2)), dim=2)
     return words.flatten(1)
-
-
-def unpack_bytes(packed: Tensor, bits: int, columns: int) -> Tensor:
-    """The other way: [rows, bytes] uint8 to [rows, columns] uint8."""
-    if bits == 8:
-        return packed[:, :columns]
-    words = packed.unflatten(1, (-1, 3 if bits == 6 else 1, 4))
-    halves = words[:, :, :2] if bits == 6 else words
-    runs = torch.stack((halves & 15, halves >> 4), dim=3).flatten(2, 3)
-    if bits == 6:
-        shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=packed.device).view(4, 1)
-        runs = runs | ((words[:, :, 2:] >> shifts) & 3) << 4
-    return runs.flatten(1)[:, :columns]
-
-
-def integer_rows(matrix: PackedMatrix, indices: Tensor) -> Tensor:
-    """indices: [n] int64 to the rows' values, [n, in_features] float32."""
-    header, columns = matrix.header, matrix.size[1]
-    bits = next(bits for bits, number in FORMATS.items() if number == header.format)
-    packed = rows_of(matrix.words, indices).view(torch.uint8)
-    values = unpack_bytes(packed, bits, columns).float()
-    tensors = iter(matrix.scales)
-    group = header.group * header.scale_every
-
-    def entries(kind: int) -> Tensor:
-        numbers = rows_of(next(tensors), indices).float()
-        if kind == NESTED:
-            numbers = numbers.repeat_interleave(header.nest, 1) * rows_of(next(tensors), indices).float()
-        return numbers.repeat_interleave(group, 1)[:, :columns]
-
-    scales = entries(header.scale_kind)
-    if header.zero_kind == OFFSETS:
-        return values.mul_(scales).add_(entries(header.scale_kind))
-    return values.sub_(header.zero if header.zero_kind == CONSTANT else entries(SINGLE)).mul_(scales)

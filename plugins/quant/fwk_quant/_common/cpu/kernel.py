@@ -11,6 +11,7 @@ import torch
 
 from fwk import native
 from fwk.team import Team, operator
+from fwk_quant._common.cpu.pages import HugePages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +46,7 @@ class _Linear(ctypes.Structure):
 class _Rows(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("matrix", "indices", "y")),
-        ("count", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("count", "is_bfloat16")),
     ]
 
 
@@ -75,8 +76,10 @@ class LinearKernel:
     def __init__(self, team: Team, instructions: str | None = None) -> None:
         """instructions: one of ``native.isas()``. Raises ``PluginError`` when the kernel cannot be built."""
         self._team = team
+        self._pages = HugePages()
         library = native.load(self.source, instructions)
         self._operator = operator(library, "linear")
+        self._rows = operator(library, "linear_rows")
         self._row_bytes = library.linear_row_bytes
         self._row_bytes.argtypes = (ctypes.c_void_p,)
         self._row_bytes.restype = ctypes.c_int64
@@ -106,6 +109,18 @@ class LinearKernel:
         self._team.run(self._operator, call, is_small=rows * out_features * in_features < SMALL)
         return y
 
+    def rows(self, matrix: PackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        """indices: [n] int64 to rows of the matrix as they were before it was packed, [n, in_features].
+
+        dtype: one of the matrix'; integers are computed in float32 and rounded once.
+        """
+        y = torch.empty(len(indices), matrix.size[1], dtype=dtype)
+        call = _Rows(
+            *(ctypes.addressof(matrix.header), indices.data_ptr(), y.data_ptr(), len(indices)), dtype == torch.bfloat16
+        )
+        self._team.run(self._rows, call, is_small=y.numel() < SMALL)
+        return y
+
 
 class FloatKernel(LinearKernel):
     """Matrices of float32 and bfloat16, as they are."""
@@ -113,13 +128,9 @@ class FloatKernel(LinearKernel):
     source = Path(__file__).with_name("floats.cpp")
     formats: ClassVar = {torch.float32: 0, torch.bfloat16: 1}
 
-    def __init__(self, team: Team, instructions: str | None = None) -> None:
-        super().__init__(team, instructions)
-        self._rows = operator(native.load(self.source, instructions), "linear_rows")
-
     def pack(self, weight: Tensor) -> PackedMatrix:
         """weight: [out_features, in_features] of one of ``formats``, which is not kept."""
-        words = pack_words(weight)
+        words = pack_words(weight, self._pages)
         size = (weight.shape[0], weight.shape[1])
         header = Header(
             words=words.data_ptr(),
@@ -130,30 +141,19 @@ class FloatKernel(LinearKernel):
         )
         return PackedMatrix(words, size, (weight.dtype,), header)
 
-    def rows(self, matrix: PackedMatrix, indices: Tensor) -> Tensor:
-        """indices: [n] int64 to rows of the matrix as they were before it was packed, [n, in_features]."""
-        y = torch.empty(len(indices), matrix.size[1], dtype=matrix.dtypes[0])
-        call = _Rows(ctypes.addressof(matrix.header), indices.data_ptr(), y.data_ptr(), len(indices))
-        self._team.run(self._rows, call, is_small=y.numel() < SMALL)
-        return y
 
-
-def pack_words(weight: Tensor) -> Tensor:
+def pack_words(weight: Tensor, pages: HugePages) -> Tensor:
     """[rows, columns] of 4, 2 or 1 bytes to words of neighbouring columns, [panels, words, PANEL] int32.
 
     Zeros fill the last word of each row and the rows of the last panel.
     """
     columns = weight.shape[1]
     padded = torch.nn.functional.pad(weight, (0, -columns % (4 // weight.element_size()))).contiguous()
-    return pack_entries(padded.view(torch.int32))
+    return pack_entries(padded.view(torch.int32), pages)
 
 
-def pack_entries(entries: Tensor) -> Tensor:
+def pack_entries(entries: Tensor, pages: HugePages) -> Tensor:
     """[rows, entries] to [panels, entries, PANEL]; zeros fill the rows of the last panel."""
     padded = torch.nn.functional.pad(entries, (0, 0, 0, -entries.shape[0] % PANEL))
-    return padded.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
-
-
-def rows_of(entries: Tensor, indices: Tensor) -> Tensor:
-    """What ``pack_entries`` was given, of some rows."""
-    return entries[indices // PANEL, :, indices % PANEL]
+    panels = padded.unflatten(0, (-1, PANEL)).transpose(1, 2)
+    return pages.empty(tuple(panels.shape), panels.dtype).copy_(panels)

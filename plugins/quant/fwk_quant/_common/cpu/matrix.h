@@ -39,4 +39,12 @@ struct Linear {
     int64_t is_bfloat16;               // x, y and bias; otherwise they are float32
 };
 
+struct LinearRows {  // rows of a matrix as they were before it was packed
+    const Matrix* matrix;
+    const int64_t* indices;
+    void* y;  // [count, in_features]
+    int64_t count;
+    int64_t is_bfloat16;  // y; otherwise it is float32
+};
+
 }  // extern "C"

@@ -60,6 +60,13 @@ inline void narrow(uint16_t* p, vf x) {  // to the nearest, ties to even
 }
 inline void narrow(float* p, vf x) { store(p, x); }
 
+inline void narrow_one(uint16_t* p, float x) {
+    uint16_t all[W];
+    narrow(all, splat(x));
+    *p = all[0];
+}
+inline void narrow_one(float* p, float x) { *p = x; }
+
 inline float widen_one(uint16_t x) {
     const uint32_t bits = uint32_t(x) << 16;
     float y;
@@ -110,7 +117,37 @@ inline vi dot(vi sums, vi bytes, int32_t x) {
 #endif
 }
 
-inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+inline int32_t max_of(vi x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)x);
+#else
+    int32_t most = x[0];
+    for (int i = 1; i < W; i++) most = x[i] > most ? x[i] : most;
+    return most;
+#endif
+}
+
+inline int32_t sum_of(vi x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#else
+    int32_t sum = x[0];
+    for (int i = 1; i < W; i++) sum += x[i];
+    return sum;
+#endif
+}
+
+// What will be read next: a tile brings `lines` (0, 1 or 2) cache lines of it nearer for each row of words that it reads.
+struct Ahead {
+    const char* at;
+    int64_t lines;
+
+    void fetch() {
+        if (lines > 0) __builtin_prefetch(at, 0, 2);
+        if (lines > 1) __builtin_prefetch(at + 64, 0, 2);
+        at += 64 * lines;
+    }
+};
 
 // Memory of one thread, kept between calls.
 struct Spare {

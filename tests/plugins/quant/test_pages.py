@@ -1,0 +1,24 @@
+"""Memory for packed matrices: pieces of slabs that lie apart and outlive whoever gave them out."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from fwk_quant._common.cpu.pages import ALIGNMENT, SLAB, HugePages
+
+
+def test_pieces_lie_apart_and_keep_what_is_written() -> None:
+    pages = HugePages()
+    sizes = [(3, 5), (1,), (0, 7), (1000, 33), (SLAB // 4 + 1,), (2, 2)]
+    pieces = [pages.empty(size, torch.int32) for size in sizes]
+    del pages
+    gc.collect()
+    for number, piece in enumerate(pieces):
+        assert piece.data_ptr() % ALIGNMENT == 0
+        assert not piece.any()
+        piece.fill_(number + 1)
+    for number, (piece, size) in enumerate(zip(pieces, sizes, strict=True)):
+        assert tuple(piece.shape) == size
+        assert bool((piece == number + 1).all())
