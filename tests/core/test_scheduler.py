@@ -16,6 +16,7 @@ from fwk.testing.base import installed
 from fwk.testing.fake_engine import VOCAB, FakeExecutor, make_engine, make_policy, next_token, reference
 from fwk.types import Request, SamplingParams, Service
 
+OPTIONS: dict[str, dict[str, object]] = {"random": {"random_order_seed": 7}}  # what hypothesis finds, it finds again
 POLICIES = [item.name for item in installed().family("schedulers")]
 PLAIN = Service()
 
@@ -154,6 +155,46 @@ def test_what_can_never_fit_is_refused_at_the_door() -> None:
     assert_idle(engine)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("cache", ["radix", "none"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_prompts_that_compute_what_is_cached_end_in_a_small_pool(policy: str, cache: str, depth: int) -> None:
+    """Prompts that begin alike, and may not use the cache: together the cache's blocks and theirs are too many."""
+    engine = make_engine(
+        num_blocks=27, block_size=4, cache=cache, policy=policy, depth=depth, step_tokens=2048, chunk_tokens=16
+    )
+    lengths = (3, 17, 40, 1, 90, 16, 33, 64)
+    for i, length in enumerate(lengths):
+        engine.add(request(f"r{i}", list(range(length)), max_tokens=12, prompt_logprobs=0))
+    outputs = run(engine, 500)
+    assert outputs == {(f"r{i}", 0): reference(list(range(n)), 12) for i, n in enumerate(lengths)}
+    assert_idle(engine)
+
+
+def test_prompts_computed_at_the_same_time_hold_their_prefix_once() -> None:
+    """The second computes what the first is computing, and then uses the first one's blocks."""
+    engine = make_engine(num_blocks=64, block_size=4, step_tokens=64, chunk_tokens=16)
+    for name in "ab":
+        engine.add(request(name, list(range(64)), max_tokens=4, prompt_logprobs=0))
+    held: list[int] = []
+    while engine.has_work:
+        engine.step()
+        stats = engine.stats()
+        held.append(stats.num_held_blocks if stats.num_running == 2 else 0)
+    assert max(held) <= 16 + 2 + 4  # the prefix, a block each to decode in, and a chunk before it is found cached
+    assert_idle(engine)
+
+
+def test_who_waits_for_blocks_keeps_its_own() -> None:
+    """The first goes on; the second waits with what it has computed instead of starting over."""
+    engine = make_engine(num_blocks=16, block_size=4, cache="none", step_tokens=64, chunk_tokens=8)
+    for name, length in (("first", 20), ("second", 20)):
+        engine.add(request(name, list(range(length)), max_tokens=20))
+    outputs = run(engine)
+    assert outputs["second", 0] == reference(list(range(20)), 20)
+    assert engine.stats().preemptions == 1
+
+
 def test_fcfs_starves_nobody() -> None:
     """A large request is not overtaken for ever by a stream of small ones."""
     engine = make_engine(num_blocks=20, block_size=4, cache="none", step_tokens=128, chunk_tokens=128)
@@ -256,6 +297,7 @@ class EngineMachine(RuleBasedStateMachine):
             cache=cache,
             policy=policy if policy != "contrary" else "fcfs",
             policy_object=Contrary(num_blocks) if policy == "contrary" else None,
+            policy_options=OPTIONS.get(policy),
             depth=depth,
             step_tokens=step_tokens,
             max_running=5,
@@ -272,13 +314,16 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         shared=st.integers(0, 30), own=st.lists(st.integers(0, 3), min_size=1, max_size=12), n=st.integers(1, 3),
         max_tokens=st.integers(1, 20), priority=st.sampled_from([-30, 0, 5, 20]), who=st.sampled_from(["", "a", "b"]),
+        logprobs=st.sampled_from([None, None, 1]),
     )  # fmt: skip
-    def arrive(self, shared: int, own: list[int], n: int, max_tokens: int, priority: int, who: str) -> None:
+    def arrive(  # type: ignore[no-untyped-def]
+        self, shared: int, own: list[int], n: int, max_tokens: int, priority: int, who: str, logprobs
+    ) -> None:
         prompt = [7] * shared + own
         name = f"r{self.count}"
         self.count += 1
         service = Service(tenant=who, session=who, tier="flex" if who else "", deadline=0.5 if priority else None)
-        events = self.engine.add(request(name, prompt, max_tokens, n, priority, service))
+        events = self.engine.add(request(name, prompt, max_tokens, n, priority, service, prompt_logprobs=logprobs))
         assert bool(events) == (len(prompt) + max_tokens > self.room)
         for i in range(0 if events else n):
             self.open[name, i] = []
@@ -299,7 +344,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(POLICIES))
     def switch_policy(self, policy: str) -> None:
-        self.engine.scheduler.switch_policy(make_policy(policy), policy)
+        self.engine.scheduler.switch_policy(make_policy(policy, OPTIONS.get(policy)), policy)
 
     def take(self, events) -> None:  # type: ignore[no-untyped-def]
         for event in events:

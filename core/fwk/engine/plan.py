@@ -66,8 +66,9 @@ class Counters:
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step while it is being put together."""
+    """A step while it is being put together. ``is_short``: somebody did not get the blocks to go on."""
 
     budget: int
+    is_short: bool = False
     new: dict[Sequence, NewSequence] = field(default_factory=dict[Sequence, NewSequence])
     scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict[Sequence, ScheduledSequence])

@@ -12,6 +12,7 @@ import msgspec
 from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.blocks import BlockAllocator, OutOfBlocks
 from fwk.engine.gate import Gate
+from fwk.engine.holdings import Holdings
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
 from fwk.engine.policing import Policing
 from fwk.engine.sequence import Sequence, Status
@@ -49,15 +50,14 @@ class Scheduler:
         policy_name: str = "",
     ) -> None:
         self.limits = limits
-        self._allocator = allocator
-        self._cache = cache
+        self._holdings = Holdings(limits, allocator, cache)
         self._policing = Policing(policy, self, policy_name)
         self.adapters = adapters or Adapters()
         self._now = now
         self._gate = gate or Gate()
         self._gates = (self._gate, AdapterGate(self.adapters, limits.max_running))
         self._waiting = WaitingQueue()
-        self._running: list[Sequence] = []  # by arrival
+        self._running: list[Sequence] = []  # by place
         self._by_request: dict[str, list[Sequence]] = {}
         self._free_slots = list(range(limits.max_running - 1, -1, -1))
         self._freed_slots: list[int] = []  # to tell the workers with the next batch
@@ -82,7 +82,7 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._allocator.num_available
+        return self._holdings.num_available
 
     @property
     def num_reserved_blocks(self) -> int:
@@ -94,9 +94,7 @@ class Scheduler:
 
     def cached_prefix_len(self, sequence: SequenceView) -> int:
         assert isinstance(sequence, Sequence)
-        return self._cache.match(
-            sequence.request.cache_namespace, sequence.token_ids, self._matchable(sequence)
-        ).num_tokens
+        return self._holdings.match(sequence).num_tokens
 
     @property
     def policy(self) -> SchedulePolicy:
@@ -118,11 +116,12 @@ class Scheduler:
                 policing.tell("waits", sequence)
             for sequence in self._running:
                 policing.tell("started", sequence)
-            sorted(ranks)  # those of the running are compared with one another in every step
+            sorted(ranks)  # those of the running are compared with one another, too
         except TypeError as error:
             raise EngineDead(f"the ranks of schedule policy '{name}' cannot be compared: {error}") from error
         for sequence, rank in zip(everybody, ranks, strict=True):
             sequence.rank = rank
+        self._running.sort(key=lambda s: s.place)
         self._policing.close()
         self._policing, self._waiting = policing, waiting
 
@@ -150,7 +149,7 @@ class Scheduler:
             raise InvalidRequest(f"request id {request.request_id} is in use", "request_id")
         if self.limits.whole_prompts != (max_tokens == 0):
             raise InvalidRequest("this engine's model serves requests of another kind", "max_tokens")
-        room = min(self.limits.max_request_len, self._allocator.num_blocks * self.block_size)
+        room = min(self.limits.max_request_len, self._holdings.num_blocks * self.block_size)
         if length > room:
             raise InvalidRequest(
                 f"prompt ({len(request.prompt_token_ids)} tokens) and max_tokens ({request.sampling.max_tokens}) "
@@ -183,6 +182,7 @@ class Scheduler:
     def schedule(self) -> PlannedStep | None:
         """Plan a step: sequences under way first, then as many waiting ones as fit. None when nothing can run."""
         plan = StepPlan(self.limits.max_step_tokens)
+        self._holdings.free_doubles()
         looks = self._looks()
         if looks and self._policing.can_displace:
             self._displace()
@@ -203,7 +203,7 @@ class Scheduler:
             self._freed_slots,
             list(plan.new.values()),
             list(plan.scheduled.values()),
-            self._cache.take_saves(),
+            self._holdings.take_saves(),
         )
         self._freed_slots = []
         if self.limits.check_blocks:
@@ -212,6 +212,7 @@ class Scheduler:
 
     def update(self, step: PlannedStep, result: StepResult) -> list[TokenEvent]:
         """Take in what a step made; returns the news for the callers. Results of ended sequences are dropped."""
+        self._holdings.free_doubles()
         results = {r.slot: r for r in result.sequences}
         events: list[TokenEvent] = []
         for (sequence, life), scheduled in zip(step.sequences, step.batch.sequences, strict=True):
@@ -234,16 +235,15 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Counters and gauges of now; O(1)."""
-        free = self._allocator.num_free
-        evictable = self._cache.num_evictable_blocks
+        total, free, cached = self._holdings.num_blocks, self._holdings.num_free, self._holdings.num_cached
         c = self._counters
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_blocks=self._allocator.num_blocks,
+            num_blocks=total,
             num_free_blocks=free,
-            num_held_blocks=self._allocator.num_blocks - free - evictable,
-            num_cached_blocks=evictable,
+            num_held_blocks=total - free - cached,
+            num_cached_blocks=cached,
             prompt_tokens=c.prompt_tokens,
             cached_prompt_tokens=c.cached_prompt_tokens,
             generation_tokens=c.generation_tokens,
@@ -258,14 +258,12 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the books: every block and slot has exactly one owner."""
-        self._allocator.check([block for sequence in self._running for block in sequence.owned_blocks])
+        self._holdings.check(self._running)
         self.adapters.check((s.request.adapter for s in self._running), (s.request.adapter for s in self._waiting))
         slots = [sequence.slot for sequence in self._running]
         if len(set(slots)) != len(slots) or len(slots) + len(self._free_slots) != self.limits.max_running:
             raise AssertionError("slots do not balance")
         for sequence in self._running:
-            if len(sequence.blocks) * self.block_size < sequence.num_computed_tokens:
-                raise AssertionError(f"sequence {sequence.key} has computed more tokens than its blocks hold")
             if not sequence.has_drafts_in_flight and sequence.num_computed_tokens >= sequence.num_tokens:
                 raise AssertionError(f"sequence {sequence.key} has nothing left to compute, and has not ended")
 
@@ -282,16 +280,15 @@ class Scheduler:
     def _plan_decoding(self, plan: StepPlan) -> None:
         """One token, and drafts, for each sequence whose prompt is computed: no prompt holds these up."""
         for sequence in list(self._running):
-            if sequence.status is Status.RUNNING and _is_decoding(sequence):
+            if sequence.status is Status.RUNNING and sequence.is_decoding:
                 self._schedule_running(sequence, plan)
 
     def _plan_prompts(self, plan: StepPlan, looks: bool) -> None:
-        """Chunks of prompts under way in the policy's order, then of those that start."""
-        prompts = [sequence for sequence in self._running if not _is_decoding(sequence)]
-        for sequence in sorted(prompts, key=lambda s: (s.rank, s.order)) if len(prompts) > 1 else prompts:
-            if sequence.status is Status.RUNNING and sequence not in plan.scheduled:
+        """Chunks of prompts under way, then of those that start, unless blocks have run out for somebody."""
+        for sequence in list(self._running):
+            if sequence.status is Status.RUNNING and not sequence.is_decoding and sequence not in plan.scheduled:
                 self._schedule_running(sequence, plan)
-        if looks:
+        if looks and not plan.is_short:
             self._admit_waiting(plan)
 
     def _schedule_running(self, sequence: Sequence, plan: StepPlan) -> None:
@@ -316,20 +313,26 @@ class Scheduler:
             self._schedule(sequence, num_new, blocks, drafts, plan)
 
     def _make_room(self, sequence: Sequence, num_new: int, plan: StepPlan) -> list[int] | None:
-        """Blocks for ``num_new`` more tokens, pre-empting others if need be; None when it was itself pre-empted."""
-        count = self._num_blocks(sequence, sequence.num_computed_tokens + num_new) - len(sequence.blocks)
+        """Blocks for ``num_new`` more tokens, taken from those behind it if need be; None when it has to wait.
+
+        Nobody takes blocks from who stands before it, and who waits keeps its own: so the first goes on, in every step
+        but those in which others that run need no blocks, and the engine cannot thrash for ever.
+        """
+        count = self._holdings.num_missing(sequence, sequence.num_computed_tokens + num_new, len(sequence.blocks))
         while True:
             try:
-                return self._allocator.allocate(max(count, 0))
+                return self._holdings.extend(sequence, count)
             except OutOfBlocks:
+                plan.is_short = True
+                behind = self._running[self._running.index(sequence) + 1 :]
                 # Whoever is already in the plan stays: its blocks may be shared with others of this step.
-                candidates = [other for other in self._running if other not in plan.scheduled]
+                candidates = [other for other in behind if other not in plan.scheduled]
+                if not candidates:
+                    return None
                 victim = self._policing.ask("victim", candidates)
                 if not isinstance(victim, Sequence) or victim not in candidates:
                     victim = candidates[-1]
                 self._preempt(victim)
-                if victim is sequence:
-                    return None
 
     def _displace(self) -> None:
         """Let the policy pre-empt running sequences for the first waiting one, until that one fits beside the rest."""
@@ -344,13 +347,13 @@ class Scheduler:
         """Whether a waiting sequence could start in this step, if the running ones do what they have to do."""
         budget = self.limits.max_step_tokens
         for other in self._running:
-            budget -= 1 if _is_decoding(other) else self._chunk(other, other.num_uncomputed_tokens, max(budget, 1))
+            budget -= 1 if other.is_decoding else self._chunk(other, other.num_uncomputed_tokens, max(budget, 1))
         if budget <= 0 or not self._free_slots:
             return False
-        match = self._cache.match(sequence.request.cache_namespace, sequence.token_ids, self._matchable(sequence))
+        match = self._holdings.match(sequence)
         num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, budget)
-        count = self._num_blocks(sequence, match.num_tokens + num_new) - len(match.block_ids)
-        return num_new > 0 and count + self.num_reserved_blocks <= self._allocator.num_available
+        count = self._holdings.num_missing(sequence, match.num_tokens + num_new, len(match.block_ids))
+        return num_new > 0 and count + self.num_reserved_blocks <= self.num_free_blocks
 
     def _candidates(self) -> Iterator[Sequence]:
         """Whom the policy would start, in its order: those of them who wait, and for nothing of their own."""
@@ -391,30 +394,25 @@ class Scheduler:
         self._policing.tell("waits", sequence)
 
     def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
-        match = self._cache.match(sequence.request.cache_namespace, sequence.token_ids, self._matchable(sequence))
-        self._cache.lock(match.node)
+        match = self._holdings.match(sequence)
+        self._holdings.lock(match)
         num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, plan.budget)
-        count = self._num_blocks(sequence, match.num_tokens + num_new) - len(match.block_ids)
+        count = self._holdings.num_missing(sequence, match.num_tokens + num_new, len(match.block_ids))
         may_start = num_new > 0 and (not self._running or self._policing.ask("admit", sequence, count))
-        if not may_start or count > self._allocator.num_available:
-            self._cache.unlock(match.node, is_used=False)
+        if not may_start or count > self.num_free_blocks:
+            self._holdings.unlock(match)
             return False
         sequence.status = Status.RUNNING
         sequence.slot = self._free_slots.pop()
-        sequence.node = match.node
-        sequence.blocks = list(match.block_ids)
-        sequence.is_owned = [False] * len(match.block_ids)
-        sequence.num_computed_tokens = match.num_tokens
-        self._restore(sequence, count)
+        self._holdings.begin(sequence, match, count, len(self._running))
         computed = sequence.num_computed_tokens
-        sequence.num_shared_blocks = len(sequence.blocks)
         if not sequence.was_admitted:
             sequence.was_admitted = True
             sequence.cached_tokens = computed
             self._counters.prompt_tokens += sequence.num_prompt_tokens
             self._counters.cached_prompt_tokens += computed
             self._counters.restored_prompt_tokens += computed - match.num_tokens
-        insort(self._running, sequence, key=lambda s: s.order)
+        insort(self._running, sequence, key=lambda s: s.place)
         plan.new[sequence] = NewSequence(
             sequence.slot,
             sequence.token_ids,
@@ -428,59 +426,20 @@ class Scheduler:
         # After what came back, the first chunk needs no more blocks than it would have without.
         remaining = len(sequence.token_ids) - computed
         num_new = min(num_new, remaining, self._chunk(sequence, remaining, plan.budget) or remaining)
-        blocks = self._allocator.allocate(self._num_blocks(sequence, computed + num_new) - len(sequence.blocks))
-        self._schedule(sequence, num_new, blocks, [], plan)
+        count = self._holdings.num_missing(sequence, computed + num_new, len(sequence.blocks))
+        self._schedule(sequence, num_new, self._holdings.extend(sequence, count), [], plan)
         return True
 
-    def _restore(self, sequence: Sequence, count: int) -> None:
-        """Bring back what cache tiers hold of the tokens after the matched ones, as far as blocks go round.
-
-        A tier never decides whether a sequence starts: unless all of its tokens fit, ``count`` blocks for its first
-        chunk are left, and always one for each running sequence to grow. What does not come back is computed.
-        """
-        room = self._allocator.num_available - len(self._running)
-        whole = self._num_blocks(sequence, len(sequence.token_ids)) - len(sequence.blocks)
-        spare = whole if whole <= room else room - count
-        start = sequence.num_computed_tokens
-        end = min(self._matchable(sequence), start + spare * self.block_size)
-        wanted = self._cache.restorable(sequence.node, sequence.token_ids[start : max(start, end)])
-        if not wanted:
-            return
-        blocks = self._allocator.allocate(wanted)
-        tokens = sequence.token_ids[start : start + wanted * self.block_size]
-        sequence.node, taken = self._cache.restore(sequence.node, tokens, blocks)
-        sequence.blocks.extend(blocks[: len(taken)])
-        sequence.is_owned.extend(not was_taken for was_taken in taken)
-        sequence.num_computed_tokens += len(taken) * self.block_size
-        self._allocator.free(blocks[len(taken) :])
-
     def _schedule(self, sequence: Sequence, num_new: int, blocks: list[int], drafts: list[int], plan: StepPlan) -> None:
-        sequence.blocks.extend(blocks)
-        sequence.is_owned.extend([True] * len(blocks))
         samples = sequence.num_computed_tokens + num_new - len(drafts) == sequence.num_tokens
         sequence.num_computed_tokens += num_new
         sequence.num_pending += samples
         sequence.has_drafts_in_flight = bool(drafts)
         sequence.drafts = []
-        plan.scheduled[sequence] = ScheduledSequence(sequence.slot, num_new, samples, blocks, drafts)
+        replaced, sequence.replaced_blocks = sequence.replaced_blocks, []
+        plan.scheduled[sequence] = ScheduledSequence(sequence.slot, num_new, samples, blocks, drafts, replaced)
         plan.budget -= num_new
-        self._share(sequence, len(drafts))
-
-    def _share(self, sequence: Sequence, num_drafts: int = 0) -> None:
-        """Offer the blocks that are full once this step has run to the prefix cache.
-
-        Done when a step is planned, not when it has run: sequences of the same step share a prefix, for all K/V of a
-        batch are stored before any are read. Should the step fail, the engine is dead and its cache with it.
-        """
-        known = min(sequence.num_computed_tokens - num_drafts, len(sequence.token_ids))
-        start, end = sequence.num_shared_blocks, known // self.block_size
-        if end <= start:
-            return
-        tokens = sequence.token_ids[start * self.block_size : end * self.block_size]
-        sequence.node, taken = self._cache.insert(sequence.node, tokens, sequence.blocks[start:end])
-        sequence.num_shared_blocks = end
-        for i, was_taken in enumerate(taken, start):
-            sequence.is_owned[i] = not was_taken
+        self._holdings.share(sequence, len(drafts))
 
     def _take(self, sequence: Sequence, scheduled: ScheduledSequence, outcome: SequenceResult) -> TokenEvent | None:
         """Append a step's tokens to a sequence; finish it when one of them ends it."""
@@ -576,13 +535,10 @@ class Scheduler:
         self._enqueue(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        self._allocator.free(sequence.owned_blocks)
-        self._cache.unlock(sequence.node)
+        self._holdings.release(sequence)
         self.adapters.give_back(sequence.request.adapter)
         self._free_slots.append(sequence.slot)
         self._freed_slots.append(sequence.slot)
-        sequence.blocks, sequence.is_owned, sequence.node = [], [], None
-        sequence.num_shared_blocks = 0
         sequence.slot = -1
 
     # Small answers.
@@ -595,15 +551,6 @@ class Scheduler:
             return 0 if budget < remaining <= self.limits.max_step_tokens else min(remaining, budget)
         most = min(remaining, budget, self.limits.max_chunk_tokens)
         return max(1, min(most, self._policing.ask("chunk", sequence, remaining, most)))
-
-    def _num_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks for that many tokens and the drafts after them; nobody drafts past the last token it may have."""
-        end = min(num_tokens + self.limits.num_lookahead, sequence.num_prompt_tokens + sequence.max_tokens)
-        return -(-max(num_tokens, end) // self.block_size)
-
-    def _matchable(self, sequence: Sequence) -> int:
-        """Tokens that may come from the cache: the last one is computed for its logits, all of them for logprobs."""
-        return 0 if sequence.wants_prompt_logprobs else len(sequence.token_ids) - 1
 
     def _sampling(self, sequence: Sequence) -> SamplingParams:
         """What the workers are told: prompt log-probabilities are computed once a request, by its first sequence."""
@@ -618,11 +565,6 @@ class Scheduler:
         if given is not None:
             return (given + sequence.index * 0x9E3779B97F4A7C15) % 2**64
         return (self.limits.seed + (sequence.order + 1) * 0xD1B54A32D192ED03) % 2**64
-
-
-def _is_decoding(sequence: Sequence) -> bool:
-    """Whether only its newest token is left to compute."""
-    return sequence.num_uncomputed_tokens <= 1
 
 
 def _is_stop(reason: tuple[FinishReason, int | None] | None) -> bool:

@@ -27,7 +27,7 @@ class Sequence:
     __slots__ = (
         "arrival", "blocks", "cached_tokens", "drafts", "has_drafts_in_flight", "index", "is_owned", "key", "node",
         "num_computed_tokens", "num_pending", "num_preemptions", "num_shared_blocks", "order", "prompt_logprobs",
-        "rank", "request", "slot", "status", "token_ids", "was_admitted",
+        "rank", "replaced_blocks", "request", "slot", "status", "token_ids", "was_admitted",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, order: int, arrival: float) -> None:
@@ -47,6 +47,7 @@ class Sequence:
         self.slot = -1
         self.blocks: list[int] = []
         self.is_owned: list[bool] = []  # per block: ours to free (else the prefix cache's)
+        self.replaced_blocks: list[tuple[int, int]] = []  # what the workers are still to be told
         self.node: Any = None  # the locked path in the prefix cache
         self.num_shared_blocks = 0  # leading blocks already offered to the prefix cache
         self.cached_tokens = 0  # of the prompt, found in the cache at first admission
@@ -82,6 +83,21 @@ class Sequence:
         """Whether log-probabilities of its prompt are still to be computed, which takes the whole prompt."""
         wanted = self.index == 0 and self.request.sampling.prompt_logprobs is not None
         return wanted and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
+    def num_matchable_tokens(self) -> int:
+        """Tokens that may come from the cache: the last one is computed for its logits, all of them for logprobs."""
+        return 0 if self.wants_prompt_logprobs else len(self.token_ids) - 1
+
+    @property
+    def place(self) -> tuple[Any, int]:
+        """Its place among the running: by rank, equals by arrival."""
+        return self.rank, self.order
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only its newest token is left to compute."""
+        return self.num_uncomputed_tokens <= 1
 
     @property
     def owned_blocks(self) -> list[int]:

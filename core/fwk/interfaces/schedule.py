@@ -88,10 +88,12 @@ class SchedulePolicy:
     def rank(self, sequence: SequenceView, view: SchedulerView) -> Any:
         """The place of a sequence that comes to wait: lowest first, equals by arrival.
 
-        Asked when it arrives and after each pre-emption; the answer holds until it starts, so that keeping a queue of
-        any length in order costs a few comparisons. All ranks of a policy must be comparable with one another.
+        Asked when it arrives and after each pre-emption; the answer holds until it ends or is pre-empted, so that
+        keeping a queue of any length in order costs a few comparisons. It is its place among the waiting and then among
+        the running, where prompts and the blocks that are left go by it. All ranks of a policy must be comparable with
+        one another.
         """
-        return sequence.num_preemptions == 0
+        return 0
 
     def order(self, waiting: Collection[SequenceView], view: SchedulerView) -> Iterable[SequenceView]:
         """The waiting sequences in the order they should start; by default by rank.
@@ -112,10 +114,11 @@ class SchedulePolicy:
         return num_blocks + view.num_reserved_blocks <= view.num_free_blocks
 
     def victim(self, running: Sequence[SequenceView], view: SchedulerView) -> SequenceView:
-        """Which running sequence gives its blocks back when they run out; by default the last to have arrived.
+        """Which sequence gives its blocks back for one that stands before all of ``running``; by default the last.
 
-        ``running`` stands in order of arrival. Pre-empting the youngest first means that the oldest always goes on,
-        so the engine cannot thrash for ever; any other fixed order of victims has the same effect.
+        The running sequences stand in the order of their ranks, equals by arrival. One that needs blocks gets them from
+        those behind it, first of all from whom this answers, and waits with what it has when there are none: so the
+        first always goes on, and the engine cannot thrash for ever, whatever is answered.
         """
         return running[-1]
 

@@ -21,7 +21,6 @@ class Watched(SchedulePolicy):
 
     def __init__(self, inner: SchedulePolicy) -> None:
         self.inner = inner
-        self.num_victims = 0
 
     def rank(self, sequence: SequenceView, view: SchedulerView) -> Any:
         answer = self.inner.rank(sequence, view)
@@ -62,7 +61,6 @@ class Watched(SchedulePolicy):
     def victim(self, running: Sequence[SequenceView], view: SchedulerView) -> SequenceView:
         answer = self.inner.victim(running, view)
         assert any(answer is one for one in running), "victim() answers a sequence that does not run"
-        self.num_victims += 1
         return answer
 
     def chunk(self, sequence: SequenceView, remaining: int, budget: int, view: SchedulerView) -> int:

@@ -47,6 +47,7 @@ class ScheduledSequence(msgspec.Struct, array_like=True):
     samples: bool  # with the last new token every known one is computed: a token is chosen, or the sequence ends
     new_block_ids: list[int]
     draft_token_ids: list[int]  # the last of the new tokens, to be verified
+    replaced_blocks: list[tuple[int, int]] = []  # place in its table, and the block of the same content to use instead
 
 
 class BlockSaves(msgspec.Struct, array_like=True):

@@ -56,10 +56,12 @@ class SequenceTable:
         return self.block_table[slots, positions // size].astype(np.int64) * size + positions % size
 
     def begin(self, batch: Batch) -> None:
-        """Take in a plan: new sequences, new blocks, drafts."""
+        """Take in a plan: new sequences, new and other blocks, drafts."""
         for new in batch.new:
             self.add(new)
         for scheduled in batch.sequences:
+            for place, block_id in scheduled.replaced_blocks:
+                self.block_table[scheduled.slot, place] = block_id
             if scheduled.new_block_ids:
                 self.append_blocks(scheduled.slot, scheduled.new_block_ids)
             drafts = scheduled.draft_token_ids

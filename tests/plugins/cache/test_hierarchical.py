@@ -256,7 +256,8 @@ def test_what_was_dropped_is_not_asked_for_again() -> None:
     engine, _ = one_tier()
     serve(engine, "a", numbers(0, 41))
     serve(engine, "b", numbers(50, 60))
-    engine.scheduler._allocator.free(engine.scheduler._cache.drop())
+    holdings = engine.scheduler._holdings
+    holdings._allocator.free(holdings._cache.drop())
     assert serve(engine, "c", numbers(0, 41)) == 0
 
 

@@ -9,8 +9,7 @@ from fwk_schedulers.priority import PriorityOptions
 
 
 class StrictPriority(SchedulePolicy):
-    """The most urgent first. Of running sequences the least urgent is pre-empted first, the last to have arrived of
-    several."""
+    """The most urgent first. A waiting one pre-empts the least urgent, the last to have arrived of several."""
 
     def __init__(self, context: ScheduleContext) -> None:
         super().__init__(context)
@@ -21,11 +20,8 @@ class StrictPriority(SchedulePolicy):
     def rank(self, sequence: SequenceView, view: SchedulerView) -> int:
         return self._sign * sequence.request.priority
 
-    def victim(self, running: Sequence[SequenceView], view: SchedulerView) -> SequenceView:
-        return max(reversed(running), key=lambda other: self.rank(other, view))
-
     def displaced(
         self, sequence: SequenceView, running: Sequence[SequenceView], view: SchedulerView
     ) -> SequenceView | None:
-        victim = self.victim(running, view)
+        victim = running[-1]
         return victim if self.rank(victim, view) - self.rank(sequence, view) >= self._threshold else None

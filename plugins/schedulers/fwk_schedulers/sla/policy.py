@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy, SchedulerView, SequenceView
 from fwk_schedulers.sla import SlaOptions, read_tiers
 
@@ -25,6 +23,3 @@ class EarliestDeadlineFirst(SchedulePolicy):
         if service.deadline is not None:
             return sequence.arrival + service.deadline
         return sequence.arrival + self._tiers.get(service.tier, self._default)
-
-    def victim(self, running: Sequence[SequenceView], view: SchedulerView) -> SequenceView:
-        return max(reversed(running), key=lambda other: self.rank(other, view))
