@@ -195,6 +195,21 @@ def test_who_waits_for_blocks_keeps_its_own() -> None:
     assert engine.stats().preemptions == 1
 
 
+def test_nobody_starts_while_another_waits_for_blocks() -> None:
+    """Else small requests, one after the other, could keep the blocks that a large one waits for."""
+    engine = make_engine(
+        num_blocks=11, block_size=4, cache="none", step_tokens=64, chunk_tokens=8, conservativeness=0.0
+    )
+    engine.add(request("first", list(range(21)), max_tokens=4))
+    engine.add(request("large", list(range(24)), max_tokens=4))
+    for _ in range(3):
+        engine.step()
+    assert engine.stats().num_free_blocks == 1  # of two that the large one's next chunk needs
+    engine.add(request("small", [1, 2], max_tokens=1))
+    ended = [event.request_id for _ in range(30) for event in engine.step() if event.finish_reason]
+    assert ended == ["first", "small", "large"]  # with what the first gives back, there is room for both
+
+
 def test_fcfs_starves_nobody() -> None:
     """A large request is not overtaken for ever by a stream of small ones."""
     engine = make_engine(num_blocks=20, block_size=4, cache="none", step_tokens=128, chunk_tokens=128)
