@@ -86,7 +86,7 @@ async def send(session: aiohttp.ClientSession, url: str, item: Asked) -> Reply:
     reply.num_output = reply.num_output or len(reply.times)
     reply.num_input = reply.num_input or item.input_len
     if item.schema is not None and reply.error is None:
-        reply.is_valid = _fits(reply.text, item.schema)
+        reply.is_valid = fits(reply.text, item.schema)
     return reply
 
 
@@ -118,7 +118,8 @@ def _take(reply: Reply, line: bytes) -> None:
             reply.text += piece
 
 
-def _fits(text: str, schema: dict[str, Any]) -> bool:
+def fits(text: str, schema: dict[str, Any]) -> bool:
+    """Whether a constrained answer is JSON with the properties of its schema."""
     try:
         return set(json.loads(text)) == set(schema["properties"])
     except (ValueError, TypeError):

