@@ -21,7 +21,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from fwk.bench import report
 from fwk.bench.load import Reply, run, served_model
-from fwk.bench.servers import free_port, parse
+from fwk.bench.servers import fingerprint, free_port, parse
 from fwk.bench.summary import Goals, percentile, summarise
 from fwk.bench.workload import WORDS, WORKLOADS, Maker, Workload, changed
 from fwk.cli.main import main
@@ -71,8 +71,16 @@ class FakeServer:
 
 
 @asynccontextmanager
-async def serving(server: FakeServer) -> AsyncIterator[str]:
+async def serving(server: FakeServer, plugins: str | None = None, body: str | None = None) -> AsyncIterator[str]:
+    """``plugins``: the fingerprint it tells; ``body``: what /server_info answers instead."""
     app = web.Application()
+    if plugins is not None or body is not None:
+        text = json.dumps({"fingerprint": plugins}) if body is None else body
+
+        async def info(_: web.Request) -> web.Response:
+            return web.Response(text=text)
+
+        app.router.add_get("/server_info", info)
     app.router.add_post("/v1/completions", server.complete)
     app.router.add_get("/v1/models", server.models)
     runner = web.AppRunner(app)
@@ -229,6 +237,35 @@ def test_a_command_that_does_not_come_up_is_told_with_its_last_words() -> None:
     server = parse("bad=bash -c 'echo the disk is full; exit 3' {port}")
     with pytest.raises(ConfigError, match="server bad ended before it was ready: the disk is full"), server.running(20):
         pass
+
+
+@pytest.mark.parametrize("told", ["0123456789abcdef", None])
+async def test_reports_say_which_plugins_a_server_had(tokenizer: Tokenizer, tmp_path: Path, told: str | None) -> None:
+    """A server of another kind has no /server_info."""
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    words = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--num-requests", "2", "--output-len", "2"]
+    async with serving(FakeServer(), told) as url:
+        of_one = ["bench", "serve", "--url", url, "--json", str(tmp_path / "one.json"), *words]
+        assert await asyncio.to_thread(main, of_one) == 0
+        of_two = [
+            "bench",
+            "compare",
+            "--server",
+            f"a={url}",
+            "--server",
+            f"b={url}",
+            "--json",
+            str(tmp_path / "two.json"),
+        ]
+        assert await asyncio.to_thread(main, [*of_two, *words]) == 0
+    assert json.loads((tmp_path / "one.json").read_text())["plugins"] == {"server": told}
+    assert json.loads((tmp_path / "two.json").read_text())["plugins"] == {"a": told, "b": told}
+
+
+@pytest.mark.parametrize("body", ["[]", "hello", '{"fingerprint": 3}'])
+async def test_what_is_no_fingerprint_is_none(body: str) -> None:
+    async with serving(FakeServer(), body=body) as url:
+        assert await asyncio.to_thread(fingerprint, url, "key") is None
 
 
 def test_a_server_that_is_gone_is_told(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 
 from tests.faults.client import connect, together
 from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, Server
+from tests.faults.rig import FAKE, Server, until
 
 KEY = "the-administrators"
 NUM_REQUESTS = 200
@@ -100,3 +101,44 @@ def test_only_the_administrator_switches(two: Server) -> None:
 
 def test_without_an_administrator_there_is_no_such_route(fake: Server) -> None:
     assert switch(fake, family="schedulers", name="fcfs").status_code == 404
+
+
+async def finishing_order(server: Server) -> list[int]:
+    """In which order requests of rising priority end that came one by one while another one held the only place."""
+    order: list[int] = []
+    async with connect(server) as client:
+
+        async def ask(priority: int, max_tokens: int) -> None:
+            await client.complete(prompt=f"{priority}", max_tokens=max_tokens, priority=priority)
+            order.append(priority)
+
+        tasks = [asyncio.create_task(ask(99, 1900))]
+        for priority in (1, 2, 3):
+            await asyncio.sleep(0.03)
+            tasks.append(asyncio.create_task(ask(priority, 2)))
+        await asyncio.gather(*tasks)
+    assert order[0] == 99
+    return order[1:]
+
+
+async def test_what_was_switched_outlives_the_engine(spawn: Start) -> None:
+    """A policy and a logits processor, of a real worker: seen in what requests get before and after its engine dies."""
+    server = spawn("--max-running-requests", "1", "--health-monitor", "--admin-api-key", KEY)
+    body = {"prompt": "x", "max_tokens": 4, "return_token_ids": True, "ignore_eos": True}
+
+    def said() -> list[int]:
+        return server.post(body).json()["choices"][0]["token_ids"]
+
+    assert await finishing_order(server) == [1, 2, 3]
+    assert said() != [77] * 4
+    assert switch(server, family="schedulers", name="priority").status_code == 200
+    order = {"family": "logits_processors", "name": "favour", "options": {"favour_token": 77}}
+    assert switch(server, **order).status_code == 200
+    assert (await finishing_order(server), said()) == ([3, 2, 1], [77] * 4)
+    before = server.get("/server_info").json()
+    server.signal_engine(signal.SIGKILL)
+    until(lambda: "serves again" in server.log and server.health() == 200, 30, "another engine")
+    assert (await finishing_order(server), said()) == ([3, 2, 1], [77] * 4)
+    after = server.get("/server_info").json()
+    assert after["chosen"]["schedulers"] == "priority"
+    assert after["active_fingerprint"] == before["active_fingerprint"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import psutil
 
@@ -79,6 +81,18 @@ class Server:
                     yield running
             finally:
                 _stop(process)
+
+
+def fingerprint(url: str, api_key: str | None = None) -> str | None:
+    """Which plugins a server of fwk sees (``fwk plugins freeze``); None for servers that do not tell."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/server_info", headers=headers), timeout=5) as reply:
+            found = json.load(reply)
+    except (OSError, ValueError):
+        return None
+    told: object = cast("dict[str, object]", found).get("fingerprint") if isinstance(found, dict) else None
+    return told if isinstance(told, str) else None
 
 
 def parse(text: str) -> Server:

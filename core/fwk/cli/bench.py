@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
 def serve(argv: Sequence[str]) -> int:
     """Load one running server."""
     from fwk.bench import report  # noqa: PLC0415 - every command imports what it needs
-    from fwk.bench.servers import Server  # noqa: PLC0415
+    from fwk.bench.servers import Server, fingerprint  # noqa: PLC0415
 
     parser = _parser("serve", "Load a running OpenAI server and print throughput, percentiles and goodput.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server's address (default: %(default)s)")
@@ -64,9 +64,11 @@ def serve(argv: Sequence[str]) -> int:
     with server.running() as running:
         _warm_up(running.url, maker, arguments)
         runs = [_measure(running.url, workload, maker, goals, arguments, i) for i in range(arguments.repeat)]
+        plugins = fingerprint(running.url, arguments.api_key)
     for summary in runs:
         print(report.table(summary), end="\n\n")
-    _write(arguments, argv, {"server": runs})
+    print(f"plugins: {plugins or 'not told'}")
+    _write(arguments, argv, {"server": runs}, {"plugins": {"server": plugins}})
     return 0 if not any(summary.num_failed for summary in runs) else 1
 
 
@@ -105,15 +107,16 @@ def compare(argv: Sequence[str]) -> int:
         every += [stack.enter_context(servers.of_commit(ref, ref, words)) for ref in arguments.commit]
         if len({server.name for server in every}) < len(every):
             raise ConfigError("two servers have the same name")
-        runs, starts = _in_turn(every, workload, maker, goals, arguments)
+        runs, starts, plugins = _in_turn(every, workload, maker, goals, arguments)
     print(report.comparison(runs))
+    print("plugins: " + ", ".join(f"{name} {told or 'not told'}" for name, told in plugins.items()))
     for name, cold in starts.items():
         if cold:
             print(
                 f"{name}: cold start {statistics.median(s for s, _ in cold):.2f} s, "
                 f"most memory {max(m for _, m in cold) / 2**20:.0f} MiB"
             )
-    _write(arguments, argv, runs, {"starts": starts})
+    _write(arguments, argv, runs, {"starts": starts, "plugins": plugins})
     return 0 if not any(summary.num_failed for own in runs.values() for summary in own) else 1
 
 
@@ -128,14 +131,17 @@ def startup(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     server = servers.of_fwk("fwk", arguments.serve_args)
     starts: list[tuple[float, int]] = []
+    plugins: str | None = None
     for _ in range(arguments.repeat):
         with server.running() as running:
             time.sleep(1)  # so that memory has been looked at
+            plugins = servers.fingerprint(running.url)
         starts.append((running.cold_start or 0.0, running.peak_rss))
         print(f"healthy after {starts[-1][0]:.2f} s, {starts[-1][1] / 2**20:.0f} MiB resident", flush=True)
-    print(f"median {statistics.median(seconds for seconds, _ in starts):.2f} s")
+    print(f"median {statistics.median(seconds for seconds, _ in starts):.2f} s; plugins: {plugins or 'not told'}")
     if arguments.json:
-        report.write_json(arguments.json, ["fwk", "bench", "startup", *argv], {"starts": starts})
+        content = {"starts": starts, "plugins": {server.name: plugins}}
+        report.write_json(arguments.json, ["fwk", "bench", "startup", *argv], content)
     return 0
 
 
@@ -155,7 +161,7 @@ def throughput(argv: Sequence[str]) -> int:
             llm.generate(prompts, sampling)
             rates.append(arguments.num_prompts * arguments.output_len / (time.perf_counter() - started))
             print(f"{rates[-1]:.1f} output tokens/s", flush=True)
-    print(f"median {statistics.median(rates):.1f} output tokens/s")
+    print(f"median {statistics.median(rates):.1f} output tokens/s; plugins: {llm.plugins.fingerprint}")
     return 0
 
 
@@ -180,6 +186,7 @@ def latency(argv: Sequence[str]) -> int:
             each.append(1e3 * (times[arguments.output_len] - times[1]) / (arguments.output_len - 1))
             print(f"first token {first[-1]:.1f} ms, each after {each[-1]:.2f} ms", flush=True)
     print(f"median: first token {statistics.median(first):.1f} ms, each after {statistics.median(each):.2f} ms")
+    print(f"plugins: {llm.plugins.fingerprint}")
     return 0
 
 
@@ -198,6 +205,7 @@ def roofline(argv: Sequence[str]) -> int:
             llm, arguments.input_len, arguments.output_len, tuple(arguments.batch_sizes), 4 * arguments.input_len
         )
     print(bounds.table(machine, phases))
+    print(f"plugins: {llm.plugins.fingerprint}")
     return 0
 
 
@@ -343,19 +351,26 @@ def _measure(
 
 def _in_turn(
     every: list[Server], workload: Workload, maker: Maker, goals: Goals, arguments: argparse.Namespace
-) -> tuple[dict[str, list[Summary]], dict[str, list[tuple[float, int]]]]:
-    """Each repeat runs every server once, so that what the machine does meanwhile hits all alike."""
+) -> tuple[dict[str, list[Summary]], dict[str, list[tuple[float, int]]], dict[str, str | None]]:
+    """Each repeat runs every server once, so that what the machine does meanwhile hits all alike.
+
+    Returns, by server: its runs; cold starts and most memory; the fingerprint of its plugins.
+    """
+    from fwk.bench.servers import fingerprint  # noqa: PLC0415
+
     runs: dict[str, list[Summary]] = {server.name: [] for server in every}
     starts: dict[str, list[tuple[float, int]]] = {server.name: [] for server in every}
+    plugins: dict[str, str | None] = {}
     for repeat in range(arguments.repeat):
         for server in every:
             with server.running() as running:
                 _warm_up(running.url, maker, arguments)
                 runs[server.name].append(_measure(running.url, workload, maker, goals, arguments, repeat))
+                plugins[server.name] = fingerprint(running.url, arguments.api_key)
             if running.cold_start is not None:
                 starts[server.name].append((running.cold_start, running.peak_rss))
             print(f"{server.name}, run {repeat + 1}: {runs[server.name][-1].output_rate:.1f} tokens/s", flush=True)
-    return runs, starts
+    return runs, starts, plugins
 
 
 def _write(

@@ -37,6 +37,12 @@ class FakeOptions(Options):
     fake_blocks: int = option(512, "Blocks of the fake KV cache.", ge=1, le=65536)
 
 
+class FavourOptions(Options):
+    """Options of the processor that knows one word."""
+
+    favour_token: int | None = option(None, "The token that is said instead of all others.", ge=0)
+
+
 class Fault(Exception):
     """What the faulty pieces raise."""
 
@@ -71,7 +77,10 @@ def samplers() -> list[SamplerSpec]:
 @hookimpl
 def logits_processors() -> list[LogitsProcessorSpec]:
     load = "fwk_faults.pieces:FaultyProcessor"
-    return [LogitsProcessorSpec(name="faulty", load=load, order=150, params=FaultParams)]
+    favour = LogitsProcessorSpec(
+        name="favour", load="fwk_faults.pieces:Favour", options=FavourOptions, enabled_by=("favour_token",)
+    )
+    return [LogitsProcessorSpec(name="faulty", load=load, order=150, params=FaultParams), favour]
 
 
 @hookimpl

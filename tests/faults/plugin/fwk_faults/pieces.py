@@ -53,6 +53,20 @@ class FaultySampler(Sampler):
         return self._sampler.sample(logits, rows)
 
 
+class Favour(LogitsProcessor):
+    """Lets one token through."""
+
+    def add(self, slot: int, params: SamplingParams) -> bool:
+        return True
+
+    def remove(self, slot: int) -> None:
+        """Nothing is kept."""
+
+    def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
+        logits.fill_(-float("inf"))[:, self.context.options.favour_token] = 0.0
+        return logits
+
+
 class FaultyProcessor(LogitsProcessor):
     """Changes nothing. Raises in ``add``, ``remove``, or in ``apply`` for the k-th output token of a request."""
 
