@@ -85,11 +85,16 @@ def test_why_names_the_rule(words: list[str], refused: str, reason: str) -> None
     assert "torch" not in refusals(told)
 
 
+def here(*words: str, code: int = 0) -> str:
+    """What a command prints in this process, where no further package is needed: a fraction of a second each."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error:
+        assert main(words) == code
+    return out.getvalue() or error.getvalue()
+
+
 def why(*words: str) -> dict[str, Any]:
-    """What ``fwk plugins why --json`` tells, in this process."""
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert main(["plugins", "why", words[0], "--json", *words[1:]]) == 0
-    return json.loads(out.getvalue())
+    """What ``fwk plugins why --json`` tells."""
+    return json.loads(here("plugins", "why", words[0], "--json", *words[1:]))
 
 
 def refusals(told: dict[str, Any]) -> dict[str, str]:
@@ -140,13 +145,16 @@ def test_why_answers_for_every_kind_of_family(tiny_folder: Path, family: str, na
 
 
 def test_why_refuses_options_nobody_has() -> None:
-    assert "unknown option --kv-cash-dtype" in fwk(
-        "plugins", "why", "attention", "--with", "--kv-cash-dtype", "x", code=2
+    words = ["--with", "--kv-cash-dtype", "x"]
+    assert "unknown option --kv-cash-dtype" in here("plugins", "why", "attention", *words, code=2)
+    assert "unknown family 'attentoin'" in here("plugins", "why", "attentoin", code=2)
+    assert "unknown attention backend 'trch' (did you mean 'torch'?)" in here(
+        "plugins", "why", "attention", "--with", "--attention-backend", "trch", code=5
     )
 
 
 def test_doctor_finds_nothing_wrong_here() -> None:
-    told = json.loads(fwk("plugins", "doctor", "--json"))
+    told = json.loads(here("plugins", "doctor", "--json"))
     assert [finding for finding in told["findings"] if finding["level"] != "note"] == []
 
 
@@ -174,8 +182,8 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_doctor_compares_with_a_server(tmp_path: Path) -> None:
-    assert "cannot be asked" in fwk("plugins", "doctor", "--url", "http://127.0.0.1:9", code=1)
-    assert "must begin with http" in fwk("plugins", "doctor", "--url", "ftp://x", code=2)
+    assert "cannot be asked" in here("plugins", "doctor", "--url", "http://127.0.0.1:9", code=1)
+    assert "must begin with http" in here("plugins", "doctor", "--url", "ftp://x", code=2)
 
 
 def test_processes_that_disagree_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,10 +198,10 @@ def test_processes_that_disagree_are_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_lock_is_kept(tmp_path: Path) -> None:
     plugins, path = installed(), tmp_path / "plugins.lock"
-    fwk("plugins", "freeze", "--output", str(path))
+    here("plugins", "freeze", "--output", str(path))
     check_lock(str(path), plugins)
     assert build_config(plugins, {"plugins_lock": str(path)}).plugins.plugins_lock == str(path)
-    assert json.loads(path.read_text()) == frozen(plugins) == json.loads(fwk("plugins", "freeze", "--json"))
+    assert json.loads(path.read_text()) == frozen(plugins) == json.loads(here("plugins", "freeze", "--json"))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +274,7 @@ def test_test_runs_the_contract(tmp_path: Path) -> None:
     assert told["passed"] >= 8
     [told] = json.loads(fwk("plugins", "test", "load_balancers.wrong", "--json", site=site, code=1))
     assert "test_chooses_one_of_those_it_is_given_and_changes_none" in told["failed"]
-    assert "no installed plugin or package is named 'rigth'" in fwk("plugins", "test", "rigth", code=2)
+    assert "no installed plugin or package is named 'rigth'" in here("plugins", "test", "rigth", code=2)
 
 
 @pytest.mark.slow

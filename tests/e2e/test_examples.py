@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,9 @@ class Environment:
         return done.stdout
 
     def install(self, folder: Path) -> None:
-        """``pip install FOLDER``, what it depends on being there."""
-        words = ["-m", "pip", "--python", str(self.bin / "python"), "install", "-q", "--no-deps", str(folder)]
+        """``pip install FOLDER``, what it depends on being there; what builds it too, if it is."""
+        alone = ["--no-build-isolation"] if find_spec("hatchling") is not None else []
+        words = ["-m", "pip", "--python", str(self.bin / "python"), "install", "-q", "--no-deps", *alone, str(folder)]
         done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
