@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -168,12 +169,14 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     write_metadata(tmp_path, "acme-gone", {"load_balancers.gone": "acme_gone"})
     words = ["plugins", "doctor", "--json", "--allow-override", "cache.radix"]
     found = json.loads(fwk(*words, site=tmp_path, code=1))["findings"]
-    told = {(finding["level"], finding["subject"]): finding["message"] for finding in found}
+    told: defaultdict[tuple[str, str], str] = defaultdict(str)
+    for finding in found:
+        told[finding["level"], finding["subject"]] += finding["message"]  # on a busy machine others are slow too
     assert "no rocket" in told["error", "load_balancers.bad"]
     assert "acme_gone is gone: pip install acme-gone again" in told["error", "load_balancers.gone"] or (
         "failed to import" in told["error", "load_balancers.gone"]
     )
-    assert told["error", "acme-twice"].startswith("is installed in versions 1.0 and 2.0")
+    assert "is installed in versions 1.0 and 2.0" in told["error", "acme-twice"]
     assert "there is no other" in told["note", "load_balancers.over"]
     assert "leave it out" in told["warning", "cache.radix"]
     assert "pip install 'rocket>=3'" in told["note", "load_balancers.needy"]
