@@ -121,7 +121,7 @@ def _quantised(method: str, **options: Any) -> Feature:
 FEATURES = [
     Feature("chunked prefill", lambda run: any(not s.samples for b in run.batches for s in b.sequences), SMALL_STEPS),
     Feature("cached prefix", lambda run: max(run.cached) > 0, {"prefix_cache": "radix"}),
-    Feature("pre-emption", lambda run: run.stats.preemptions > 0, SMALL_POOL),
+    Feature("pre-emption", lambda run: run.stats.preemptions > 0, SMALL_POOL, sampling={"max_tokens": 24}),
     Feature("n-gram", lambda run: run.stats.draft_tokens > 0, {"speculative_algorithm": "ngram"}),
     Feature(
         "draft model", lambda run: run.stats.draft_tokens > 0, {"speculative_algorithm": "standalone"}, drafts=True
