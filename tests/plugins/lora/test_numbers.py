@@ -17,6 +17,7 @@ from tests.helpers.models import Tensors, allocate, make_context
 from tests.plugins.lora.conftest import ADAPTERS
 from torch import Tensor
 
+from fwk import native
 from fwk.interfaces.lora import LoRABackend, LoRAContext, LoRAMatrices, LoRAPart, LoRASourceContext
 from fwk.interfaces.model import ModelContext
 from fwk.interfaces.parallel import ParallelGroup
@@ -29,6 +30,8 @@ from fwk.worker.adapters import AdapterStore
 from fwk_lora.local import LocalAdapterOptions
 from fwk_lora.torch_lora.backend import TorchLoRA
 from fwk_models.llama.model import Llama
+from fwk_quant.int8 import Int8Options
+from fwk_quant.int8.method import Int8Method
 
 SLOTS = 4
 
@@ -190,18 +193,25 @@ class Coarse(QuantMethod):
         return torch.nn.functional.linear(x, weights.float() / 10, bias)
 
 
-def test_lora_goes_around_any_weight_format(folders: Path) -> None:
+ROUNDED = pytest.param(
+    Int8Method, marks=pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler"), id="int8"
+)
+
+
+@pytest.mark.parametrize("kind", [Coarse, ROUNDED])
+def test_lora_goes_around_any_weight_format(kind: type[QuantMethod], folders: Path) -> None:
+    """Adapters get the layer's inputs as they are, also where the format rounds them."""
     context = context_of(folders / "base")
-    coarse = Coarse(QuantContext(context.device, context.dtype, {}))
+    method = kind(QuantContext(context.device, context.dtype, {}, Int8Options(int8_activations="8bit")))
     part = Part("model.layers.0.self_attn.q_proj", 64)
-    layer = ColumnParallelLinear(context, [part], 64, method=coarse)
+    layer = ColumnParallelLinear(context, [part], 64, method=method)
     tensors = load_file(folders / "narrow/adapter_model.safetensors")
     a, b = (tensors[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{x}.weight"] for x in "AB")
     packed = context.lora.pack(layer._lora_layer, [LoRAMatrices(a, b, 4.0)])
     context.lora.load(2, {0: packed})
     context.lora.plan(with_ids(make_batch([0], [3], block_tables([3])), [2, -1, 2]))
     x = random(3, 64)
-    wanted = coarse.apply(layer.weights, x, None) + torch.tensor([[1.0], [0.0], [1.0]]) * 4.0 * (x @ a.T @ b.T)
+    wanted = method.apply(layer.weights, x, None) + torch.tensor([[1.0], [0.0], [1.0]]) * 4.0 * (x @ a.T @ b.T)
     torch.testing.assert_close(layer(x), wanted, atol=1e-4, rtol=1e-4)
 
 

@@ -205,6 +205,26 @@ def test_two_ranks_make_up_the_whole(name: str, twins: Any) -> None:
         torch.testing.assert_close(total, F.linear(z, weights[f"{name}.weight"]), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
+@pytest.mark.parametrize("name", ["online-int8", "online-int4", "gguf-Q4_1"])
+def test_two_ranks_round_activations_as_one_does(name: str, twins: Any) -> None:
+    """Groups of 32 or 64 inputs lie on one rank: what ranks add up differs by float32's rounding alone."""
+    made, options = twins(name), rounding(name, "8bit")
+    whole, *ranks = (
+        context(made, tp=Rank(rank, size), plugin_options=options) for rank, size in ((0, 1), (0, 2), (1, 2))
+    )
+    hidden, inner = whole.config.hidden_size, whole.config.intermediate_size
+    x, y = random(40, hidden), random(40, inner)
+    layer, layers = QKVLinear(whole, ATTENTION), [QKVLinear(rank, ATTENTION) for rank in ranks]
+    outputs = [one(x).split(one.out_features, -1) for one in layers]
+    for i, part in enumerate(layer(x).split(layer.out_features, -1)):
+        assert torch.equal(torch.cat([output[i] for output in outputs], -1), part)
+    alone = RowParallelLinear(whole, f"{MLP}.down_proj", inner, hidden)
+    rows = [RowParallelLinear(rank, f"{MLP}.down_proj", inner, hidden) for rank in ranks]
+    total = sum(row(part.contiguous()) for row, part in zip(rows, y.chunk(2, -1), strict=True))
+    torch.testing.assert_close(total, alone(y), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 def test_embedding_and_tied_head_share_packed_rows(kind: str, size: int, tmp_path: Path) -> None:

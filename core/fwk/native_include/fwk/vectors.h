@@ -54,6 +54,10 @@ inline vf load(const uint16_t* p) { return (vf)(__builtin_convertvector(*(const 
 template <class T>
 inline vf rounded(vf x) {
     if constexpr (sizeof(T) == sizeof(float)) return x;
+#ifdef __AVX512BF16__
+    const __m256bh y = _mm512_cvtneps_pbh((__m512)x);
+    return load((const uint16_t*)&y);
+#endif
     const vu bits = (vu)x;
     const vi is_nan = x != x;
     return is_nan ? x : (vf)((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
@@ -61,7 +65,14 @@ inline vf rounded(vf x) {
 
 // To memory, rounded.
 inline void store(float* p, vf x) { *(vf*)p = x; }
-inline void store(uint16_t* p, vf x) { *(vh*)p = __builtin_convertvector((vu)rounded<uint16_t>(x) >> 16, vh); }
+inline void store(uint16_t* p, vf x) {
+#ifdef __AVX512BF16__
+    const __m256bh y = _mm512_cvtneps_pbh((__m512)x);
+    memcpy(p, &y, 32);
+#else
+    *(vh*)p = __builtin_convertvector((vu)rounded<uint16_t>(x) >> 16, vh);
+#endif
+}
 
 // The first n < W numbers, the others zero; and their way back.
 template <class T>

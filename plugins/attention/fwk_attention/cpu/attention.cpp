@@ -48,7 +48,7 @@ struct Step {
         float* scores;                   // [rows, TILE]
         int32_t* weights;                // [rows, TILE / N]
         float *sums, *totals;            // [rows, wide], [rows, W]
-        float *largest, *factors;        // [rows]
+        float *largest, *factors, *peaks;  // [rows, and up to a whole vector]
         int32_t *keys, *values, *last;   // [TILE, words], [TILE / N, wide], [wide]: a tile made of the cache
         float *key_scales, *value_scales;  // [TILE]
     };
@@ -63,13 +63,14 @@ struct Step {
         int tokens = 0;
         for (int m = 0; m < task.num_members; m++) tokens += members[m].count;
         const int rows = tokens * group;
-        scratch.begin(size_t(rows) * (words + TILE * 2 + wide + W + 2) * 4 + size_t(TILE) * (words + wide + 2) * 4 +
-                      wide * 4 + 64 * 12);
+        scratch.begin(size_t(padded(rows)) * (words + TILE * 2 + wide + W + 3) * 4 + size_t(TILE) * (words + wide + 2) * 4 +
+                      wide * 4 + 64 * 13);
         const int last_tile = task.first_key + (task.last_key - task.first_key - 1) / TILE * TILE;
         Work work{task, members, head, rows, last_tile,
                   scratch.take<int32_t>(rows * words), scratch.take<float>(rows * TILE),
                   scratch.take<int32_t>(rows * TILE / N), scratch.take<float>(rows * wide),
-                  scratch.take<float>(rows * W), scratch.take<float>(rows), scratch.take<float>(rows), scratch.take<int32_t>(TILE * words),
+                  scratch.take<float>(rows * W), scratch.take<float>(padded(rows)), scratch.take<float>(padded(rows)),
+                  scratch.take<float>(padded(rows)), scratch.take<int32_t>(TILE * words),
                   scratch.take<int32_t>(TILE / N * wide), scratch.take<int32_t>(wide), scratch.take<float>(TILE),
                   scratch.take<float>(TILE)};
         int row = 0;
@@ -81,8 +82,8 @@ struct Step {
                     to[words - 1] = 0;
                     if constexpr (N == 2) memcpy(to, from, size * sizeof(T));
                     else P::words(from, to, size);
-                    work.largest[row] = NONE;
                 }
+        for (int r = 0; r < padded(rows); r++) work.largest[r] = work.peaks[r] = NONE;
         memset(work.totals, 0, size_t(rows) * W * 4);
         for (int start = task.first_key; start < task.last_key; start += TILE) tile(work, start);
         finish(work);
@@ -229,62 +230,58 @@ struct Step {
         }
     }
 
-    // Scores of a tile become weights; factors say what was summed before is to be multiplied with.
+    // Scores of a tile become weights; factors say what was summed before is to be multiplied with. Three passes, so that
+    // rows do not wait for one another's largest score.
     void soften(Work& work, int start, int count) const {
         const bool is_shared = work.task.num_members > 1;
         const bool needs_tree = plan.tree && !is_shared && (layer.window || start + count > work.members->past);
+        const bool is_scaled = IS_QUANTISED<S> || layer.soft_cap != 0;
+        const float scale = is_scaled ? 1.0f : layer.scale * LOG2_E;  // to units of the binary logarithm
         const int columns = computed(count);
         int low = 0, high = count;
         for (int r = 0; r < work.rows; r++) {
-            const int token = r / group;
-            if (!is_shared) range(*work.members, token, start, count, low, high);
             float* s = work.scores + r * TILE;
-            // Scores in units of the binary logarithm.
-            if (IS_QUANTISED<S> || layer.soft_cap != 0) {
-                for (int i = 0; i < columns; i += W) {
-                    vf x = load(s + i) * layer.scale;
-                    if (IS_QUANTISED<S>) x *= load(work.key_scales + i);
-                    if (layer.soft_cap != 0) x = capped(x, layer.soft_cap);
-                    store(s + i, x * LOG2_E);
-                }
-                soften_row(work, r, s, columns, 1.0f, low, high, needs_tree, start, count);
-            } else {
-                soften_row(work, r, s, columns, layer.scale * LOG2_E, low, high, needs_tree, start, count);
-            }
-        }
-    }
-
-    void soften_row(Work& work, int r, float* s, int columns, float scale, int low, int high, bool needs_tree,
-                    int start, int count) const {
-        const bool has_hidden = low > 0 || high < columns || needs_tree;
-        if (has_hidden) {
+            if (is_scaled) scale_row(work, s, columns);
+            if (!is_shared) range(*work.members, r / group, start, count, low, high);
             for (int j = 0; j < std::min(low, columns); j++) s[j] = NONE;
             for (int j = std::max(high, 0); j < columns; j++) s[j] = NONE;
             if (needs_tree) hide_by_tree(*work.members, r / group, start, count, s);
+            vf most = load(s);
+            for (int i = W; i < columns; i += W) {
+                const vf x = load(s + i);
+                most = larger(x, most);
+            }
+            work.peaks[r] = max_of(most) * scale;
         }
-        vf most = load(s);
-        for (int i = W; i < columns; i += W) {
-            const vf x = load(s + i);
-            most = larger(x, most);
+        for (int r = 0; r < work.rows; r += W) {
+            const vf none = splat(NONE), before = load(work.largest + r), peak = load(work.peaks + r);
+            const vf top = peak < before ? before : peak;  // what is not a number goes on and shows
+            store(work.factors + r, before == none ? vf{} : exp2_of<true>(before - top));
+            store(work.largest + r, top);
+            store(work.peaks + r, top == none ? vf{} : top);  // all hidden so far: any finite number serves
         }
-        const float before = work.largest[r];
-        float top = std::max(max_of(most) * scale, before);
-        // All hidden so far: any finite number serves. What is not a number goes on and shows.
-        const float middle = top == NONE ? 0.0f : top;
-        work.factors[r] = 1.0f;
-        if (top != before) {
-            work.factors[r] = before == NONE ? 0.0f : std::exp2(before - top);
-            work.largest[r] = top;
+        for (int r = 0; r < work.rows; r++) {
+            const float* s = work.scores + r * TILE;
+            const float middle = work.peaks[r];
+            vf total = load(work.totals + r * W) * work.factors[r];
+            auto weigh = [&](int i) {
+                const vf e = exp2_of<IS_EXACT>(load(s + i) * scale - middle);
+                total += e;
+                if constexpr (!IS_QUANTISED<S>) return e;
+                return e == vf{} ? vf{} : e * load(work.value_scales + i);  // nothing is seen of what hidden ones hold
+            };
+            for (int i = 0; i < columns; i += N * W) P::pack(work.weights + (r * TILE + i) / N, i, columns, weigh);
+            store(work.totals + r * W, total);
         }
-        vf total = load(work.totals + r * W) * work.factors[r];
-        auto weigh = [&](int i) {
-            const vf e = exp2_of<IS_EXACT>(load(s + i) * scale - middle);
-            total += e;
-            if constexpr (!IS_QUANTISED<S>) return e;
-            return e == vf{} ? vf{} : e * load(work.value_scales + i);  // nothing is seen of what hidden ones hold
-        };
-        for (int i = 0; i < columns; i += N * W) P::pack(work.weights + (r * TILE + i) / N, i, columns, weigh);
-        store(work.totals + r * W, total);
+    }
+
+    void scale_row(const Work& work, float* s, int columns) const {
+        for (int i = 0; i < columns; i += W) {
+            vf x = load(s + i) * layer.scale;
+            if (IS_QUANTISED<S>) x *= load(work.key_scales + i);
+            if (layer.soft_cap != 0) x = capped(x, layer.soft_cap);
+            store(s + i, x * LOG2_E);
+        }
     }
 
     void finish(Work& work) const {

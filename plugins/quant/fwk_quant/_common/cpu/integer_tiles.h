@@ -13,7 +13,6 @@
 namespace kernel {
 
 constexpr int INTEGER_ROWS = W == 16 ? 6 : 3;  // rows of a tile kept in registers
-constexpr int64_t MOST = 256;                  // inputs of a group
 
 inline int64_t num_groups(const Matrix& m) { return (m.in_features + m.group - 1) / m.group; }
 
@@ -30,44 +29,51 @@ struct Rounded {
     float* total(const char* row) const { return sums(row) + groups; }
 };
 
+// W numbers of x from `at` on; zeros from `end` on.
+template <class T>
+inline vf some(const T* x, int64_t at, int64_t end) {
+    if (at + W <= end) return widen(x + at);
+    T last[W] = {};
+    if (at < end) memcpy(last, x + at, (end - at) * sizeof(T));
+    return widen(last);
+}
+
+// In three passes, so that groups do not wait for one another's largest number.
 template <class T>
 void round_row(const Matrix& m, const T* x, char* to) {
     const Rounded form(m);
-    alignas(64) float values[MOST + W];
-    const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
-    float whole_sum = 0;
+    float *scales = form.scales(to), *inverses = form.sums(to);
     for (int64_t g = 0; g < form.groups; g++) {
-        const int64_t start = g * m.group, count = std::min(m.group, m.in_features - start);
-        const int64_t padded = (m.group + W - 1) / W * W, whole = count / W * W;
+        const int64_t start = g * m.group, end = std::min(start + m.group, m.in_features);
         vi top = vi{};  // bits without the sign: what is not finite has the largest
-        memset(values + whole, 0, (padded - whole) * sizeof(float));
-        for (int64_t i = 0; i < whole; i += W) store(values + i, widen(x + start + i));
-        if (whole < count) {
-            T last[W] = {};
-            memcpy(last, x + start + whole, (count - whole) * sizeof(T));
-            store(values + whole, widen(last));
-        }
-        for (int64_t i = 0; i < padded; i += W) {
-            const vi size = (vi)load(values + i) & 0x7fffffff;
+        for (int64_t i = start; i < end; i += W) {
+            const vi size = (vi)some(x, i, end) & 0x7fffffff;
             top = size > top ? size : top;
         }
         const int32_t bits = max_of(top);
-        float most;
-        memcpy(&most, &bits, 4);
+        memcpy(scales + g, &bits, 4);
+    }
+    for (int64_t g = 0; g < form.groups; g++) {
+        const float most = scales[g];
         const bool is_usable = most > 1e-30f && most <= 3e38f;
-        const float inverse = is_usable ? 127.0f / most : 0.0f;
+        inverses[g] = is_usable ? 127.0f / most : 0.0f;
+        scales[g] = is_usable ? most / 127.0f : most * 0.0f;  // not a number where one of x is not finite
+    }
+    const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
+    float whole_sum = 0;
+    for (int64_t g = 0; g < form.groups; g++) {
+        const int64_t start = g * m.group, end = std::min(start + m.group, m.in_features);
+        const vf inverse = splat(inverses[g]);
         vi sum = vi{};
-        for (int64_t i = 0; i < padded; i += W) {
-            const vi q = (vi)fma(load(values + i), splat(inverse), magic) - (vi)magic;
+        for (int64_t i = start; i < start + m.group; i += W) {
+            const vi q = (vi)fma(some(x, i, end), inverse, magic) - (vi)magic;
             sum += q;
-            *(vb*)(to + start + i) = __builtin_convertvector(q, vb);
+            *(vb*)(to + i) = __builtin_convertvector(q, vb);
         }
         const int32_t total = sum_of(sum);
-        const float scale = is_usable ? most / 127.0f : most * 0.0f;  // not a number where one of x is not finite
-        form.scales(to)[g] = scale;
         if (m.zero_kind == CONSTANT) form.starts(to)[g] = -int32_t(m.zero) * total;
         else form.sums(to)[g] = float(total);
-        whole_sum += scale * float(total);
+        whole_sum += scales[g] * float(total);
     }
     *form.total(to) = whole_sum;
 }

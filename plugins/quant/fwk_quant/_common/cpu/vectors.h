@@ -53,10 +53,15 @@ inline vf widen(const uint16_t* p) {
 inline vf widen(const float* p) { return load(p); }
 
 inline void narrow(uint16_t* p, vf x) {  // to the nearest, ties to even
+#if defined(__AVX512BF16__)
+    const __m256bh y = _mm512_cvtneps_pbh((__m512)x);
+    memcpy(p, &y, 32);
+#else
     const vu bits = (vu)x;
     const vu rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     const vi is_nan = x != x;
     *(vh*)p = __builtin_convertvector(is_nan ? (vu)splat(0x7fc0) : rounded, vh);
+#endif
 }
 inline void narrow(float* p, vf x) { store(p, x); }
 
