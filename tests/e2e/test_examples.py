@@ -104,6 +104,6 @@ def test_a_new_plugin_of_every_family_is_served(environment: Environment, tmp_pa
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
 def test_an_example_passes_its_own_tests(folder: Path, environment: Environment) -> None:
+    """Its contract is one of them."""
     environment.install(folder)
     assert "failed" not in environment.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=folder)
-    assert " 0 failed" in environment.run("fwk", "plugins", "test", folder.name)

@@ -19,6 +19,7 @@ class MineObserver(Observer):
 
     def routes(self, app: FastAPI) -> None:
         async def stats() -> dict[str, int]:
+            await self.context.settle()  # observers are told a moment later, on a thread of their own
             return self.counts
 
         app.add_api_route("/mine/stats", stats, methods=["GET"])

@@ -27,6 +27,7 @@ class AgingMetrics(Observer):
 
     def routes(self, app: FastAPI) -> None:
         async def metrics() -> PlainTextResponse:
+            await self.context.settle()  # observers are told a moment later, on a thread of their own
             return PlainTextResponse(self.text(), media_type="text/plain; version=0.0.4")
 
         app.add_api_route("/aging/metrics", metrics, methods=["GET"])
