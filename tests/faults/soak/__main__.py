@@ -16,6 +16,7 @@ import aiohttp
 import httpx
 import psutil
 
+from fwk.worker.heap import REST_SECONDS
 from fwk_loaders.dummy.tokenizer import CHAT_TEMPLATE
 from tests.faults.rig import Server, install_plugins
 from tests.faults.soak.faults import ADMIN_KEY, WARM, Scene, fault_of
@@ -76,16 +77,17 @@ class Soak:
             minute.seen = await fault(self.scene)
         except (AssertionError, OSError, aiohttp.ClientError) as error:
             minute.troubles.append(f"the fault: {type(error).__name__} {error!s:.500}")
-        await asyncio.sleep(max(0.0, started + 5 / 6 * MINUTE - time.monotonic()))
+        await asyncio.sleep(max(0.0, started + 0.8 * MINUTE - time.monotonic()))
         try:
             async with self.load.quiet():
                 await asyncio.to_thread(self.server.check_invariants, may_log_errors=True)
+                await asyncio.sleep(REST_SECONDS + 2)  # what was freed goes back
+                minute.api = psutil.Process(self.server.process.pid).memory_info().rss / 2**20
+                minute.engine = self.server.engine.memory_info().rss / 2**20 if self.server.engine else 0.0
         except (AssertionError, OSError, httpx.HTTPError) as error:
             minute.troubles.append(f"what must hold afterwards: {type(error).__name__} {error!s:.500}")
         minute.troubles += self.load.troubles[num_known:][:MOST_TOLD]
         minute.log = [entry for entry in self.server.log[log_seen:].splitlines() if not re.search(" INFO ", entry)]
-        minute.api = psutil.Process(self.server.process.pid).memory_info().rss / 2**20
-        minute.engine = self.server.engine.memory_info().rss / 2**20 if self.server.engine else 0.0
         await asyncio.sleep(max(0.0, started + MINUTE - time.monotonic()))
         return minute
 

@@ -17,9 +17,10 @@ ABOUT = """\
 {cores} cores, Python {python}; a random two-layer Llama (vocabulary 320) with two LoRA adapters, served with
 `{flags}`.
 
-{total} requests of {kinds} kinds. Each minute brings a fault after 10 seconds; after 50 the load is paused and the
+{total} requests of {kinds} kinds. Each minute brings a fault after 10 seconds; after 48 the load is paused and the
 rig's invariants are checked: /health 200, nothing running or waiting, free + cached blocks = all, no new process or
-descriptor, and the golden greedy request unchanged (it is part of the load, too). `failed` is a 5xx or an error event,
+descriptor, and the golden greedy request unchanged (it is part of the load, too). The server then rests for four
+seconds, in which it gives freed memory back, and what is still resident is noted. `failed` is a 5xx or an error event,
 which is allowed only to requests under way while an engine was dead or the server was swamped."""
 
 
@@ -31,7 +32,7 @@ class Minute:
     seen: str = ""
     troubles: list[str] = field(default_factory=list[str])
     log: list[str] = field(default_factory=list[str])
-    api: float = 0.0  # resident MB at its end
+    api: float = 0.0  # resident MB once it rested
     engine: float = 0.0
 
 
@@ -72,7 +73,7 @@ def report(
         ),
         ["## Minutes"],
         _table(
-            ("minute", "fault", "what it saw", "API MB", "engine MB", "result"),
+            ("minute", "fault", "what it saw", "API MB at rest", "engine MB at rest", "result"),
             [row(*pair) for pair in enumerate(minutes)],
         ),
         ["## Load"],
