@@ -17,7 +17,8 @@ DECLARES = """from fwk import {spec}, Needs, ObserverSpec, hookimpl
 def {hook}():
     return [{spec}(name="{name}", load="{module}.work:Work", {more})]
 """
-MUTATES = """from fwk.interfaces.observer import Observer
+MUTATES = """import contextlib
+from fwk.interfaces.observer import Observer
 class Work(Observer):
     def request_arrived(self, record):
         record.request_id, record.num_prompt_tokens, record.n = "stolen", -1, 99
@@ -25,7 +26,8 @@ class Work(Observer):
     def request_finished(self, record):
         record.finish_reasons, record.finished = 7, None
     def step_finished(self, stats):
-        stats.num_running = 10 ** 6
+        with contextlib.suppress(AttributeError):
+            stats.num_running = 10 ** 6
 """
 
 
@@ -64,10 +66,15 @@ def test_nobody_who_is_not_asked_harms_the_others(spawn: Start, tmp_path: Path, 
     warnings = [line for line in server.log.splitlines() if line.startswith("fwk: warning: plugin ")]
     named = {name for name in PACKAGES for line in warnings if f" from {name.replace('_', '-')} 1.0 " in line}
     assert named == {"does_not_import", "lacks_library", "of_the_future"}
-    reply = server.post({"prompt": "Hi there", "max_tokens": 40, "temperature": 0, "return_token_ids": True})
-    assert len(reply.json()["choices"][0]["token_ids"]) == 40
+    for _ in range(2):
+        reply = server.post({"prompt": "Hi there", "max_tokens": 40, "temperature": 0, "return_token_ids": True})
+        (choice,) = reply.json()["choices"]
+        assert "e" in choice["text"], "the text could not end at a stolen stop string"
+        assert len(choice["token_ids"]) == 40
     assert server.metric("fwk:num_requests_running") == 0
+    assert server.metric("fwk:request_prompt_tokens_sum") > 0
+    assert "observers.mutates raised" not in server.log
     info = server.get("/server_info").json()
     assert len(info["broken_plugins"]) == 3
-    server.check_invariants(may_log_errors=True)
+    server.check_invariants()
     assert server.stop() == 0

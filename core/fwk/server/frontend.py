@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import AdapterCard, EmbedInput, Frontend, GenerateInput, ModelCard, OutputDelta
 from fwk.interfaces.lora import LoRASource
@@ -22,8 +24,16 @@ from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
 from fwk.text import ModelText, SequenceText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
-from fwk.types import AdapterInfo, FinishReason, Request, TokenEvent, cache_namespace
+from fwk.types import AdapterInfo, FinishReason, Request, SamplingParams, TokenEvent, cache_namespace
 from fwk.types.sampling import NOTHING_FOLLOWS
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_sampling = msgspec.msgpack.Decoder(SamplingParams).decode
+
+
+def _copied(sampling: SamplingParams) -> SamplingParams:
+    """For observers: its lists are theirs, and may be changed without harm."""
+    return _decode_sampling(_encode(sampling))
 
 
 class _Stream:
@@ -251,7 +261,7 @@ class ServerFrontend(Frontend):
             now,
             operation=item.operation,
             trace=item.trace,
-            sampling=item.sampling,
+            sampling=_copied(item.sampling),
             n=item.n,
         )
         sequences = [_Sequence(i, self._model_text.follow(item.sampling), now) for i in range(item.n)]

@@ -163,11 +163,6 @@ class Observers:
             thread.join()
 
     def _tell(self, event: str, subject: RequestRecord | EngineStats, *args: Any) -> None:
-        """Tell whoever listens; a record goes on changing, so they get it as it is now."""
-        listeners = self._hearing[event]
-        if not listeners:
-            return
-        if isinstance(subject, RequestRecord):
-            subject = subject.copy()
-        for listener in listeners:
-            listener.tell(event, subject, *args)
+        """Tell whoever listens; a record goes on changing, so each gets one of its own, as it is now."""
+        for listener in self._hearing[event]:
+            listener.tell(event, subject.copy() if isinstance(subject, RequestRecord) else subject, *args)
