@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +14,13 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Scope
 
 from fwk import __version__
-from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, story
+from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
 from fwk.server.admission import Turnstile
 from fwk.server.guard import Keys
-from fwk.server.middleware import Door
+from fwk.server.middleware import UNFORESEEN, Door, log_unforeseen
 from fwk.server.mounts import AddRoutes, Mounts
-
-log = logging.getLogger(__name__)
 
 PUBLIC_ROUTES = ("/health", "/ready")
 """Which of core's routes need no key; no other route can be public."""
@@ -160,9 +157,8 @@ def install_error_handlers(app: FastAPI, body: ErrorBody = _plain) -> None:
         return response
 
     async def unexpected(request: Request, error: Exception) -> Response:
-        log.error("an error nobody foresaw in %s, answered with 500: %s", request.scope["path"], story(error))
-        log.debug("the error", exc_info=error)
-        return answer(request, 500, "internal error")
+        log_unforeseen(request.scope, error)
+        return answer(request, 500, UNFORESEEN)
 
     app.add_exception_handler(InvalidRequest, invalid)
     app.add_exception_handler(RequestValidationError, unreadable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import uuid
 from collections.abc import Callable
@@ -12,9 +13,11 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fwk.errors import NotServed
+from fwk.errors import NotServed, story
 from fwk.server.admission import Turnstile
 from fwk.server.guard import Guard
+
+log = logging.getLogger(__name__)
 
 MAX_REQUEST_ID = 128
 _ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_REQUEST_ID}}}")
@@ -25,6 +28,16 @@ FREE_METHODS = {"GET", "HEAD", "OPTIONS"}
 """Of requests that only look; they pass however many are served."""
 
 ErrorBody = Callable[[Scope, int, str, str | None], dict[str, Any]]
+
+
+UNFORESEEN = "internal error"
+"""What clients are told of an error that is no answer to their request."""
+
+
+def log_unforeseen(scope: Scope, error: Exception) -> None:
+    """One line for the operator; the traceback is for who debugs."""
+    log.error("an error nobody foresaw in %s, answered with 500: %s", scope["path"], story(error))
+    log.debug("the error", exc_info=error)
 
 
 class Door:
@@ -62,7 +75,7 @@ class Door:
             await self._refuse(scope, send_with_id, 413, message, unread=receive)
             return
         if scope["type"] == "websocket" or scope["method"] in FREE_METHODS:
-            await self._app(scope, _limited(receive, self._max_body), send_with_id)
+            await self._serve(scope, receive, send_with_id)
             return
         try:
             await self._turnstile.enter()
@@ -70,9 +83,28 @@ class Door:
             await self._refuse(scope, send_with_id, error.status, str(error), error.retry_after)
             return
         try:
-            await self._app(scope, _limited(receive, self._max_body), send_with_id)
+            await self._serve(scope, receive, send_with_id)
         finally:
             self._turnstile.leave()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the application answer. What it raises is answered here: further out, it would end the connection,
+        which the client may use for its next request already.
+        """
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, _limited(receive, self._max_body), watched)
+        except Exception as error:
+            if has_begun:
+                raise
+            log_unforeseen(scope, error)
+            await self._refuse(scope, send, 500, UNFORESEEN)
 
     async def _refuse(
         self,
