@@ -307,7 +307,9 @@ class EngineClient:
             done = self.on_death() if self.on_death is not None else "nothing is done about it"
             why = f"{text}: {detail}" if detail else text
             name = self._name.removeprefix("the ")
-            log.error("%s dead: %s; %d requests ended with an error; %s", name, why, len(self._receivers), done)
+            count = len(self._receivers)
+            requests = "1 request" if count == 1 else f"{count} requests"
+            log.error("%s dead: %s; %s ended with an error; %s", name, why, requests, done)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._dead)
             with contextlib.suppress(EngineDead):
