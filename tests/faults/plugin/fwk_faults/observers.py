@@ -38,20 +38,21 @@ class Stats(Observer):
         self._start_clock()
 
     def _start_clock(self) -> None:
-        self._computed = time.thread_time()
+        self._computed = time.process_time()
         self._due = self._loop.time() + TICK
         self._timer = self._loop.call_at(self._due, self._tick)
 
     def _tick(self) -> None:
         self._late.append(self._loop.time() - self._due)
-        self._busy.append(time.thread_time() - self._computed)
+        self._busy.append(time.process_time() - self._computed)
         self._start_clock()
 
     def _process(self) -> dict[str, float]:
         """The event loop since somebody asked last, and the memory that is really in use, in bytes.
 
-        late: the most it was behind. busy, busy_p99: the most it computed in one go, and what 99 of 100 goes stayed
-        within; other processes that want the same core have no part in these.
+        late: the most it was behind. busy, busy_p99: the most that this process computed between two of its turns, and
+        what 99 of 100 times stayed within: its own work, and that of threads that keep the interpreter from it. Other
+        processes that want the same core have no part in these.
         """
         late, busy = max(self._late, default=0.0), sorted(self._busy) or [0.0]
         self._late, self._busy = [], []
