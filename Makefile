@@ -1,7 +1,7 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 PACKAGES = core plugins tests benchmarks examples
 
-.PHONY: check lint types imports test slow soak clients examples audit docs format
+.PHONY: check lint types imports test slow faults soak clients examples audit docs format
 
 check: lint types imports test  ## everything CI runs
 
@@ -20,6 +20,9 @@ test:
 
 slow:
 	$(PYTHON) -m pytest -m slow
+
+faults:  ## every check of a running server, those too that the default suite leaves out
+	$(PYTHON) -m pytest -m "not clients" tests/faults tests/e2e/test_server.py
 
 soak:  ## half an hour of mixed load with a fault each minute
 	$(PYTHON) -m tests.faults.soak --minutes 30 --report soak.md

@@ -6,9 +6,9 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from fwk.config import ModelOptions
 from fwk.errors import InvalidRequest, ModelLoadError
@@ -48,8 +48,9 @@ def sentencepiece_like() -> Tokenizer:
 
 
 def composing() -> Tokenizer:
-    tokenizer = byte_level()
+    tokenizer = sentencepiece_like()
     tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_tokens([AddedToken(6 * "각", normalized=True)])  # 18 characters of a text, composed to 6
     return tokenizer
 
 
@@ -104,11 +105,12 @@ def test_undecided_bytes_cost_linear_time() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.sampled_from(["<|end|>", "the", " ", "e\u0301", "\u0f73\u0301", "\u1100\u1161\u11a8", "中", "\0"])
+        st.sampled_from(["<|end|>", "the", " ", "e\u0301", "\u0f73\u0301", 6 * "\u1100\u1161\u11a8", "中", "\0"])
         | st.text(),
         max_size=8,
     )
 )
+@example([6 * "\u1100\u1161\u11a8"])
 def test_texts_have_no_fewer_tokens_than_is_said(tokenizer: Tokenizer, parts: list[str]) -> None:
     most, text = Vocabulary(tokenizer).most_characters, "".join(parts)
     assert most is not None

@@ -68,5 +68,11 @@ async def test_the_clock_is_set_while_it_serves(server: Server, clock: Path) -> 
             assert all(0 <= now[name] - before[name] < 5 * 20 for name in now), (shift, before, now)
             before = now
             server.check_invariants()
+    for hours in range(1, 5):  # while nothing comes but a ping now and then: no silence has lasted an hour
+        clock.write_text(str(hours * HOUR))
+        for _ in range(5):
+            assert server.health() == 200
+            await asyncio.sleep(0.05)
+    server.check_invariants()
     assert "not answered" not in server.log
     assert time.monotonic() - started < 60

@@ -76,5 +76,10 @@ def test_what_is_no_message_at_all(fake: Server, stranger: zmq.Socket[bytes]) ->
         with socket.socket(socket.AF_UNIX) as raw:
             raw.connect(str(address(fake)))
             raw.sendall(data)
+    events = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     stranger.send(b"x" * (MAX_MESSAGE_BYTES + 1))
+    has_ended = events.poll(10_000)
+    stranger.disable_monitor()
+    events.close()
+    assert has_ended, "the connection goes on past the limit"
     fake.check_invariants()

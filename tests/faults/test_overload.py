@@ -139,6 +139,8 @@ async def test_clients_that_do_not_read(spawn: Start) -> None:
          "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     )  # fmt: skip
     host, port = server.url.removeprefix("http://").split(":")
+    async with connect(server) as client:
+        alone = await _steps_of_a_reader(server, client)
     with contextlib.ExitStack() as open_sockets:
         for _ in range(2):
             silent = open_sockets.enter_context(socket.socket())
@@ -146,10 +148,18 @@ async def test_clients_that_do_not_read(spawn: Start) -> None:
             silent.connect((host, int(port)))
             silent.sendall(head + data)
         async with connect(server) as client:
-            reading = await client.stream(prompt="reads", max_tokens=1500)
-        assert (reading.is_done, reading.errors) == (True, [])
+            beside = await _steps_of_a_reader(server, client)
+        assert beside < 1.2 * alone + 100, (alone, beside)
         until(lambda: server.log.count("did not read its reply") == 2, 10, "the end of both")
         server.check_invariants()  # while their ends of the connections are open
+
+
+async def _steps_of_a_reader(server: Server, client: Client) -> int:
+    """The steps that the engine makes until all of a stream has been read."""
+    before = server.stats()["steps"]
+    reading = await client.stream(prompt="reads", max_tokens=1500, ignore_eos=True)
+    assert (reading.is_done, reading.errors) == (True, [])
+    return server.stats()["steps"] - before
 
 
 async def test_readers_of_a_byte_a_second_slow_nobody_down(spawn: Start) -> None:
