@@ -20,6 +20,7 @@ from fwk.plugins import discover
 from tests.faults.client import Streamed, connect, together
 from tests.faults.fixtures import Start
 from tests.faults.rig import FAKE, Server, assert_no_leak, until
+from tests.helpers.http import NO_TLS
 
 KEY = "sk-the-key-of-the-tests"
 ADMIN_KEY = "sk-the-key-of-the-administrator"
@@ -77,7 +78,7 @@ async def test_sampled_streams_with_a_seed(tiny: Server) -> None:
 
 
 async def test_every_reply_carries_the_request_id(server: Server) -> None:
-    async with httpx.AsyncClient(base_url=server.url) as http:
+    async with httpx.AsyncClient(base_url=server.url, verify=NO_TLS) as http:
         for path, body in (("/health", None), ("/v1/completions", {"prompt": "Hi"}), ("/nothing", None)):
             method = "POST" if body else "GET"
             named = await http.request(method, path, json=body, headers={"x-request-id": "mine-42"})
@@ -123,7 +124,7 @@ def test_a_key_is_asked_for_everywhere_but(locked: Server) -> None:
         {"authorization": f"Bearer {KEY}x"}, {"authorization": f"Bearer {KEY[:-1]}"}, {"authorization": KEY},
         {"authorization": f"Basic {KEY}"}, {"x-api-key": KEY}, {"host": "x/health?", "authorization": "Bearer no"},
     ]  # fmt: skip
-    with httpx.Client(base_url=locked.url) as http:
+    with httpx.Client(base_url=locked.url, verify=NO_TLS) as http:
         for method, path in found:
             is_public = path in PUBLIC and method in ("GET", "HEAD")
             for headers in wrong:
@@ -143,14 +144,16 @@ def test_admin_routes_are_not_there_unless_asked_for(fake: Server) -> None:
     assert not {path for _, path in routes(fake)} & ADMIN
     for path in ADMIN:
         for headers in ({}, {"authorization": f"Bearer {ADMIN_KEY}"}):
-            reply = httpx.post(fake.url + path, json={"lora_name": "x", "lora_path": "x"}, headers=headers)
+            reply = httpx.post(
+                fake.url + path, json={"lora_name": "x", "lora_path": "x"}, headers=headers, verify=NO_TLS
+            )
             assert reply.status_code == 404
 
 
 def test_the_key_opens(locked: Server) -> None:
     for scheme in ("Bearer", "bearer", "BEARER"):
         headers = {"authorization": f"{scheme} {KEY}"}
-        assert httpx.get(locked.url + "/v1/models", headers=headers).status_code == 200
+        assert httpx.get(locked.url + "/v1/models", headers=headers, verify=NO_TLS).status_code == 200
     words = "what the client alone knows"
     assert locked.post({"prompt": words, "max_tokens": 1}).status_code == 200
     assert locked.post({"prompt": words, "max_tokens": 10**6}).status_code == 400

@@ -12,6 +12,7 @@ import pytest
 
 from tests.faults.fixtures import Start
 from tests.faults.rig import Server
+from tests.helpers.http import NO_TLS
 
 TEMPLATE = (
     "{% if tools %}<tool_call>{\"name\": ..., \"arguments\": ...}</tool_call>{{ tools | tojson }}{% endif %}"
@@ -56,7 +57,7 @@ def check_call(call: dict[str, Any]) -> None:
 
 async def test_a_random_model_makes_valid_calls_when_it_must(able: Server) -> None:
     named = {"type": "function", "function": {"name": "switch"}}
-    async with httpx.AsyncClient(base_url=able.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=able.url, timeout=60, verify=NO_TLS) as http:
         one = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
         bodies = [one | {"seed": i} for i in range(12)] + [one | {"tool_choice": named, "seed": i} for i in range(4)]
         choices = await asyncio.gather(*(post(http, **body) for body in bodies))
@@ -70,7 +71,7 @@ async def test_a_random_model_makes_valid_calls_when_it_must(able: Server) -> No
 
 
 async def test_constrained_output_and_its_errors(able: Server) -> None:
-    async with httpx.AsyncClient(base_url=able.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=able.url, timeout=60, verify=NO_TLS) as http:
         for seed in range(4):
             choice = await post(
                 http, response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}}, seed=seed
@@ -88,7 +89,7 @@ async def test_constrained_output_and_its_errors(able: Server) -> None:
 
 
 async def test_without_marks_in_the_template_tools_are_refused(tiny: Server) -> None:
-    async with httpx.AsyncClient(base_url=tiny.url) as http:
+    async with httpx.AsyncClient(base_url=tiny.url, verify=NO_TLS) as http:
         reply = await http.post("/v1/chat/completions", json={"messages": MESSAGES, "tools": TOOLS})
     assert reply.status_code == 400
     assert "--tool-call-parser" in reply.json()["error"]["message"]

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.helpers.http import NO_TLS
 from tests.helpers.packages import write_metadata
 
 HERE = Path(__file__).parent
@@ -166,10 +167,10 @@ class Server:
         return [path for path in self._folder.iterdir() if path != self._log]
 
     def post(self, body: Any, path: str = "/v1/completions", headers: dict[str, str] | None = None) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, headers=self.headers | (headers or {}), timeout=60)
+        return httpx.post(self.url + path, json=body, headers=self.headers | (headers or {}), timeout=60, verify=NO_TLS)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, headers=self.headers, timeout=10)
+        return httpx.get(self.url + path, headers=self.headers, timeout=10, verify=NO_TLS)
 
     def health(self) -> int:
         reply = self.get("/health")

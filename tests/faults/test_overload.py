@@ -14,6 +14,7 @@ import httpx
 from tests.faults.client import Client, HealthProbe, Streamed, connect, raw_request, together
 from tests.faults.fixtures import Start
 from tests.faults.rig import FAKE, Server, until
+from tests.helpers.http import NO_TLS
 
 SLOW = (*FAKE, "--fake-step-ms", "20")
 LONG = 400
@@ -36,7 +37,7 @@ async def give_up(running: asyncio.Future[Any]) -> None:
 
 
 async def post(server: Server, **body: Any) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=30, verify=NO_TLS) as http:
         return await http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 2} | body)
 
 
@@ -53,7 +54,7 @@ async def test_a_full_queue_refuses_at_once(spawn: Start) -> None:
             assert (reply.status_code, reply.headers["retry-after"]) == (429, "1"), reply.text
             assert reply.json()["error"]["type"] == "rate_limit_error"
             assert time.monotonic() - started < 1
-        event = httpx.post(f"{server.url}/generate_stream", json={"inputs": "Hi"}).text
+        event = httpx.post(f"{server.url}/generate_stream", json={"inputs": "Hi"}, verify=NO_TLS).text
         assert '"error_type":"overloaded"' in event, event
         assert not any(task.done() for task in waiting)
         await give_up(running)
@@ -83,7 +84,7 @@ async def test_a_limit_of_requests_refuses_or_lets_wait(spawn: Start) -> None:
         running = await fill(client, 2)
         reply = await post(refusing)
         assert (reply.status_code, reply.headers["retry-after"]) == (429, "1"), reply.text
-        assert httpx.post(f"{refusing.url}/tokenize", json={"prompt": "Hi"}).status_code == 429
+        assert httpx.post(f"{refusing.url}/tokenize", json={"prompt": "Hi"}, verify=NO_TLS).status_code == 429
         assert refusing.health() == 200  # whoever only looks is let in
         await give_up(running)
         until(refusing.is_idle, 5, "an idle server")

@@ -12,6 +12,7 @@ import pytest
 from tests.faults.client import connect, together
 from tests.faults.fixtures import Start
 from tests.faults.rig import FAKE, Server, until
+from tests.helpers.http import NO_TLS
 
 KEY = "the-administrators"
 NUM_REQUESTS = 200
@@ -39,7 +40,7 @@ def two(spawn: Start) -> Server:
 
 def switch(server: Server, key: str = KEY, **order: Any) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"}
-    return httpx.post(f"{server.url}/plugins/switch", json=order, headers=headers, timeout=30)
+    return httpx.post(f"{server.url}/plugins/switch", json=order, headers=headers, timeout=30, verify=NO_TLS)
 
 
 async def test_switching_under_load_loses_no_request(two: Server) -> None:
