@@ -14,8 +14,6 @@ from tests.faults.client import Streamed, connect
 from tests.faults.fixtures import Start
 from tests.faults.rig import FAKE, Server
 
-pytestmark = pytest.mark.slow
-
 HOUR = 3600
 SHIFTS = (HOUR, -HOUR, 365 * 24 * HOUR, 0)
 TIMEOUTS = ("--request-timeout", "60", "--queue-timeout", "60", "--ping-timeout", "5", "--watchdog-timeout", "30",

@@ -16,8 +16,6 @@ from tests.faults.client import Streamed, connect, together
 from tests.faults.rig import Server, assert_no_leak
 from tests.helpers.http import NO_TLS
 
-pytestmark = pytest.mark.slow
-
 GOOD = {"prompt": "Hi", "max_tokens": 1, "temperature": 0, "stop": ["x"], "logit_bias": {"65": 1.5}, "user": None}
 TEXT = json.dumps(GOOD).encode()
 CHAT = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}).encode()

@@ -53,7 +53,7 @@ async def beside_neighbours(client: Client, *bad: dict[str, Any]) -> tuple[list[
 
 
 @pytest.mark.parametrize("prompt", ["short", "l" * 5 * CHUNK])
-@pytest.mark.parametrize("fault", ["add:1", "apply:1", "apply:2", "apply:17"])
+@pytest.mark.parametrize("fault", ["add:1", "apply:1", "apply:2", "apply:17", "memory:5"])
 async def test_a_processor_fails_the_request_that_asked(
     faulty: Server, expected: list[list[int]], fault: str, prompt: str
 ) -> None:
