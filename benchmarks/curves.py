@@ -2,18 +2,21 @@
 
     python -m benchmarks.curves [--parts batch,context,queue,cache] [--steps 20] [--quantization int8]
 
-Prints a Markdown table for each part. Steps are those of ``step_time`` (the engine in this process, greedy), planning
-that of ``scheduling_cost`` (no model). "per sequence" and "per 1,000 tokens" show where growth stops being for free.
+Prints a page with a Markdown table for each part. Steps are those of ``step_time`` (the engine in this process,
+greedy), planning that of ``scheduling_cost`` (no model). "ms a sequence" and "ms for 1,000 tokens more" show where
+growth stops being for free.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from benchmarks import scheduling_cost, step_time
+from benchmarks.peers.page import machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +84,9 @@ def main() -> None:
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         parser.error(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    print(
+        f"# How cost grows\n\n```\npython -m benchmarks.curves {' '.join(sys.argv[1:])}\n```\n\nMachine: {machine()}."
+    )
     if "batch" in parts:
         batches(arguments.quantization, arguments.steps)
     if "context" in parts:

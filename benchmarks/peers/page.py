@@ -32,7 +32,7 @@ def page(date: str, command: str, engines: Sequence[Engine], records: Sequence[R
         "",
         f"```\n{command}\n```",
         "",
-        f"Machine: {_machine()}.",
+        f"Machine: {machine()}.",
         "",
         f"One engine runs at a time; {rounds} rounds of all scenarios, in each scenario all engines in turn; a run "
         "that took long was not repeated (column n). The client shares the cores with the server; engines in process "
@@ -59,7 +59,8 @@ def page(date: str, command: str, engines: Sequence[Engine], records: Sequence[R
     return "\n".join(lines) + "\n"
 
 
-def _machine() -> str:
+def machine() -> str:
+    """What a reader must know of it."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     facts = {key.strip(): found.strip() for key, found in facts.items()}
