@@ -15,6 +15,9 @@ from fwk.interfaces.parallel import ParallelGroup
 CPU_FRACTION = 0.1
 GPU_FRACTION = 0.88
 
+ALIGNMENT = 64
+"""Bytes: where a layer's cache may begin on a CPU."""
+
 
 def block_bytes(backend: AttentionBackend, layers: list[AttentionLayer]) -> int:
     """Bytes of one block over all layers."""
@@ -71,13 +74,17 @@ def allocate(backend: AttentionBackend, layers: list[AttentionLayer], num_blocks
     """Give every layer its cache, [num_blocks, *block_shape] of zeros.
 
     On a CPU the zeros are the operating system's: huge pages never written take no memory. They must be zeros and not
-    just any bytes, for a NaN in a masked place would survive the mask.
+    just any bytes, for a NaN in a masked place would survive the mask. Layers lie one after another in them: were each
+    to begin with a page, equal blocks of all layers would compete for the same places of the processor's cache.
     """
-    for layer in layers:
-        form = backend.block_format(layer.kv_spec)
-        shape = (num_blocks, *form.block_shape)
-        if device.type == "cpu":
-            memory = pages.zeros(math.prod(shape) * form.dtype.itemsize)
-            layer.kv_cache = memory.view(form.dtype).view(shape)
-        else:
+    forms = [backend.block_format(layer.kv_spec) for layer in layers]
+    shapes = [(num_blocks, *form.block_shape) for form in forms]
+    if device.type != "cpu":
+        for layer, form, shape in zip(layers, forms, shapes, strict=True):
             layer.kv_cache = torch.zeros(shape, dtype=form.dtype, device=device)
+        return
+    sizes = [math.prod(shape) * form.dtype.itemsize for form, shape in zip(forms, shapes, strict=True)]
+    rooms = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+    pieces = pages.zeros(sum(rooms)).split(rooms)
+    for layer, form, shape, piece, size in zip(layers, forms, shapes, pieces, sizes, strict=True):
+        layer.kv_cache = piece[:size].view(form.dtype).view(shape)
