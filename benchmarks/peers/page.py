@@ -12,6 +12,7 @@ import psutil
 from benchmarks.peers.engines import SCENARIOS, Engine, is_ours
 from benchmarks.peers.goals import GOALS, RATE, TTFT, judge, ratios
 from benchmarks.peers.rounds import Record
+from fwk.errors import ConfigError
 
 TITLES = {
     "S1": "one stream, 128 tokens in, 128 out, 8 requests",
@@ -24,7 +25,12 @@ TITLES = {
 
 
 def page(date: str, command: str, engines: Sequence[Engine], records: Sequence[Record], left_out: Sequence[str]) -> str:
-    """Markdown. ``left_out``: a sentence for each thing that was to be measured and was not."""
+    """Markdown. ``left_out``: a sentence for each thing that was to be measured and was not.
+
+    Raises ``ConfigError`` when there is no record.
+    """
+    if not records:
+        raise ConfigError(f"nothing was measured; {' '.join(left_out) or 'no engine ran'}")
     rounds = max((record.round for record in records), default=0)
     probes, busy = ([getattr(record, name) for record in records] for name in ("probe", "busy"))
     lines = [

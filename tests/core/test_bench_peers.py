@@ -228,6 +228,8 @@ def test_the_page_says_what_was_measured_and_what_was_not() -> None:
     assert "| S2 | fwk int8 | tokens/s | best of all | >= 2.5 x | | not measured |" in text
     assert "| vLLM bf16 | 2 | 0.75 (0.50 to 1.00) | 2 |" in text
     assert text.endswith("## Not measured\n\n- SGLang: needs CUDA\n")
+    with pytest.raises(ConfigError, match="nothing was measured; - SGLang"):
+        page("2026-01-01", "benchmarks/peers.sh", every, [], ["- SGLang: needs CUDA"])
 
 
 def test_the_folder_holds_the_numbers_the_loader_gives(tmp_path: Path, tokenizer: Tokenizer) -> None:
