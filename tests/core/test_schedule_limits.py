@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,16 @@ from tests.helpers.scheduling import ask, batches, finish, step
 
 from fwk.engine.core import Engine
 from fwk.errors import ConfigError, InvalidRequest
+from fwk.interfaces.declaration import Host
 from fwk.interfaces.dialect import EmbedInput, GenerateInput
+from fwk.native import cpu_flags
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
 from fwk.testing.fake_engine import make_engine
 from fwk.text import check_embed_input, prepare_input
 from fwk.types import SamplingParams, Service
+from fwk.worker import model_setup
+from fwk.worker.opened_model import open_model
 
 
 def new_tokens(engine: Engine) -> list[list[int]]:
@@ -153,3 +158,21 @@ def test_hints_are_checked_at_the_door(service: Service, field: str) -> None:
     assert caught.value.param == field
     with pytest.raises(InvalidRequest):
         check_embed_input(EmbedInput([1], service=service), max_model_len=10, vocab_size=10)
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "expected"),
+    [
+        ("cpu", {}, 512),
+        ("cpu", {"max_running_requests": 300}, 600),
+        ("cpu", {"max_prefill_tokens": 100}, 100),
+        ("cuda", {}, 2048),
+    ],
+)
+def test_how_many_tokens_a_step_has_unless_it_is_said(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, object], expected: int
+) -> None:
+    plugins = discover()
+    config = build_config(plugins, {"model": str(tiny_folder), "load_format": "dummy", **given})
+    monkeypatch.setattr(model_setup, "detect_host", lambda _: Host(device, (9, 0), cpu_flags()))
+    assert model_setup.settle(config, open_model(config, plugins, print), plugins).max_step_tokens == expected

@@ -179,9 +179,10 @@ class EngineOptions(Options):
         ge=1,
         le=4096,
     )
-    max_prefill_tokens: int = option(
-        2048,
-        "Tokens computed in one step, over all sequences.",
+    max_prefill_tokens: int | None = option(
+        None,
+        "Tokens computed in one step, over all sequences (default: 2048; on a CPU 512, or two for each running "
+        "sequence, since longer steps are no cheaper there and keep others waiting).",
         aliases=["batch-max-tokens", "max-num-batched-tokens"],
         ge=1,
         le=2**20,

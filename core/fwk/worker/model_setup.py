@@ -21,13 +21,14 @@ class ModelSetup:
     """An opened model on a settled device, in a settled precision, with settled plugins.
 
     ``reasons`` has a sentence for each way in which the run is not what ``auto`` would have liked best; ``refused``
-    one for each plugin that cannot be had beside the others, by family and name.
+    one for each plugin that cannot be had beside the others, by family and name. ``max_step_tokens`` bounds a step.
     """
 
     opened: OpenedModel
     settlement: Settlement
     reasons: tuple[str, ...]
     refused: Mapping[str, Mapping[str, str]]
+    max_step_tokens: int
 
     @property
     def facts(self) -> Facts:
@@ -69,7 +70,19 @@ def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetu
             noun, why = FAMILIES[item.family].noun, parts[item.family][item.name]
             raise PluginError(f"{noun} {item.name!r} ({item.package}) cannot be used: {why}")
     refused = settlement.refusals() | parts
-    return ModelSetup(opened, settlement, (*opened.reasons, *reasons, *settlement.reasons()), refused)
+    step_tokens = config.engine.max_prefill_tokens or _step_tokens(config, facts.host, opened)
+    return ModelSetup(opened, settlement, (*opened.reasons, *reasons, *settlement.reasons()), refused, step_tokens)
+
+
+def _step_tokens(config: Config, host: Host, opened: OpenedModel) -> int:
+    """How many tokens a step computes at most unless it is said.
+
+    A CPU is at its limit of multiplications with a hundred rows: more of them make a step longer, and nothing cheaper.
+    A model that does not generate computes whole prompts.
+    """
+    if host.device == "cpu" and opened.task != "embed":
+        return max(512, 2 * config.engine.max_running_requests)
+    return 2048
 
 
 def look(config: Config, opened: OpenedModel | None, plugins: PluginSet, family: str) -> Judgement:

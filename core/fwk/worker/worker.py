@@ -142,7 +142,7 @@ class LocalWorker(Worker):
             self._config, self._plugins, self._setup, self._chosen, layers, self._tp, num_blocks=num_blocks
         )
         table = SequenceTable(options.max_running_requests, opened.max_model_len, options.page_size)
-        inputs = InputBuffers(table, options.max_prefill_tokens, options.max_running_requests, self._device)
+        inputs = InputBuffers(table, self._setup.max_step_tokens, options.max_running_requests, self._device)
         if isinstance(model, Encoder):
             self._runner = PoolingRunner(model=model, pooling=opened.pooling, table=table, inputs=inputs)
             return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons))

@@ -225,6 +225,11 @@ def test_the_longest_input(llm: fwk.LLM, reference: tuple[Path, BertModel]) -> N
     np.testing.assert_allclose(llm.embed(batch), expected(reference[1], batch), atol=2e-6)
 
 
+def test_a_step_has_room_for_long_prompts(llm: fwk.LLM) -> None:
+    """They are never cut; a model that generates has smaller steps on a CPU."""
+    assert llm.engine.scheduler.limits.max_step_tokens == 2048
+
+
 def test_no_longer_than_the_model_was_made_for_or_a_step(copy: Path) -> None:
     (copy / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
     with fwk.LLM(str(copy)) as llm, pytest.raises(InvalidRequest, match="at most 20"):
