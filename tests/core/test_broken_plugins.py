@@ -283,11 +283,11 @@ def test_a_server_is_never_half_started(install: Callable[..., Path], tmp_path: 
     [
         (
             "raise RuntimeError('no luck')",
-            " in plugin 'acme-broken.acme_broken' from acme-broken 1.0; 1 requests ended",
+            " in plugin 'acme-broken.acme_broken' from acme-broken 1.0; 1 request ended",
         ),
         pytest.param(
             "import os; os._exit(5)",
-            "the engine process ended with exit code 5; 1 requests ended",
+            "the engine process ended with exit code 5; 1 request ended",
             marks=pytest.mark.slow,  # tests/faults/test_engine_death.py has other deaths
         ),
     ],

@@ -20,6 +20,7 @@ from fwk.interfaces.parallel import ParallelGroup
 from fwk.layers import ColumnParallelLinear, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
 from fwk_quant._common import product
 from fwk_quant._common.cpu.kernel import PackedMatrix
+from fwk_quant._common.cpu.pages import SLAB
 
 ATTENTION, MLP = "model.layers.1.self_attn", "model.layers.1.mlp"
 
@@ -272,9 +273,10 @@ def test_head_quantised_while_loading_is_sharded_over_the_vocabulary(method: str
 
 
 def held(weights: Any) -> int:
-    """Bytes of all tensors in what ``finish`` returned."""
+    """Bytes of all tensors in what ``finish`` returned; of those in huge pages, which they share, their own."""
     if isinstance(weights, Tensor):
-        return weights.untyped_storage().nbytes()
+        whole = weights.untyped_storage().nbytes()
+        return weights.nbytes if whole > SLAB else whole
     if isinstance(weights, (list, tuple)):
         return sum(held(item) for item in weights)
     names = getattr(type(weights), "__slots__", ())
