@@ -28,7 +28,9 @@ class Engine:
 
     def __init__(self) -> None:
         torch.set_num_threads(os.cpu_count() or 1)
-        self._model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(
+            sys.argv[1], dtype=torch.bfloat16, use_safetensors=True
+        ).eval()
 
     def run(self, concurrency: int, requests: list[dict[str, Any]]) -> dict[str, Any]:
         started = time.perf_counter()
