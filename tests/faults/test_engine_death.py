@@ -98,7 +98,9 @@ async def test_exit_in_a_step(spawn: Start) -> None:
         streams, running = await begin(client, 4)
         bad = await client.stream(prompt="exit", max_tokens=50, fault="exit:3")
         await running
-    assert all(len(stream.errors) == 1 and stream.is_done for stream in [*streams, bad])
+    assert all(len(stream.errors) == 1 and stream.is_done for stream in streams)
+    # The tokens of its two steps may have died with the engine: then the status tells.
+    assert (len(bad.errors), bad.status, bad.is_done) in [(1, 200, True), (1, 503, False)]
     assert "exit code 99" in server.get("/health").json()["reason"]
     check_dead(server)
     check_ended(server)

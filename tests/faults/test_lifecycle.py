@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.client import connect, together
 from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, Server, is_alive, until
+from tests.faults.rig import FAKE, NOISE, Server, is_alive, until
 from tests.faults.test_engine_death import begin
 
 SLOW = (*FAKE, "--fake-step-ms", "20")
@@ -39,7 +39,7 @@ async def test_a_draining_server_finishes_what_it_took(spawn: Start) -> None:
     async with connect(server) as client:
         streams, running = await begin(client, 8, max_tokens=150)
         server.process.terminate()
-        until(lambda: status(server, "/ready") == 503, 1, "not ready")
+        until(lambda: status(server, "/ready") == 503, 1 + NOISE, "not ready")
         assert server.health() == 200, "it lives"
         refused = server.post({"prompt": "Hi"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
@@ -54,7 +54,7 @@ async def test_a_second_signal_ends_it_at_once(spawn: Start) -> None:
     async with connect(server) as client:
         streams, running = await begin(client, 8, max_tokens=1500)
         server.process.terminate()
-        until(lambda: status(server, "/ready") == 503, 1, "not ready")
+        until(lambda: status(server, "/ready") == 503, 1 + NOISE, "not ready")
         await asyncio.sleep(0.5)
         assert not any(stream.errors for stream in streams)
         server.process.terminate()

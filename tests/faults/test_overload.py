@@ -13,7 +13,7 @@ import httpx
 
 from tests.faults.client import Client, HealthProbe, Streamed, connect, raw_request, together
 from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, Server, until
+from tests.faults.rig import FAKE, NOISE, Server, until
 from tests.helpers.http import NO_TLS
 
 SLOW = (*FAKE, "--fake-step-ms", "20")
@@ -53,7 +53,7 @@ async def test_a_full_queue_refuses_at_once(spawn: Start) -> None:
             reply = await post(server, **body)
             assert (reply.status_code, reply.headers["retry-after"]) == (429, "1"), reply.text
             assert reply.json()["error"]["type"] == "rate_limit_error"
-            assert time.monotonic() - started < 1
+            assert time.monotonic() - started < 1 + NOISE
         event = httpx.post(f"{server.url}/generate_stream", json={"inputs": "Hi"}, verify=NO_TLS).text
         assert '"error_type":"overloaded"' in event, event
         assert not any(task.done() for task in waiting)
@@ -111,7 +111,7 @@ async def test_deadlines_end_what_waits_and_what_runs(spawn: Start) -> None:
         await asyncio.wait_for(asyncio.gather(*(s.has_begun.wait() for s in streams)), 20)
         started = time.monotonic()
         plain, streamed = await together([post(server), client.stream(prompt="waits")])
-        assert 0.9 < time.monotonic() - started < 2.5
+        assert 0.9 < time.monotonic() - started < 1 + NOISE
         assert (plain.status_code, plain.headers["retry-after"]) == (503, "1"), plain.text
         assert (streamed.status, len(streamed.errors)) == (503, 1)
         await running

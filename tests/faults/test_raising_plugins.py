@@ -85,7 +85,8 @@ async def test_a_failing_request_with_several_choices(faulty: Server, expected: 
         streamed = await client.stream(prompt="bad", n=4, max_tokens=20, fault="apply:5")
     assert failed[0][0] == 500
     assert len(streamed.errors) == 1
-    assert streamed.is_done
+    # The status tells of it if it came before the first tokens were sent.
+    assert (streamed.status, streamed.is_done) in [(200, True), (500, False)]
     assert served == expected
     faulty.check_invariants(may_log_errors=True)
 
@@ -144,7 +145,8 @@ async def test_a_step_without_a_culprit_ends_the_engine(spawn: Start, bad: dict[
         *others, streamed = await together([*neighbours, client.stream(**body)])
     assert all(len(stream.errors) == 1 for stream in others), others
     assert all(stream.is_done for stream in others if stream.status == 200)
-    assert len(streamed.token_ids.get(0, [])) == num_before
+    # Tokens that come together with the error are not shown.
+    assert len(streamed.token_ids.get(0, [])) <= num_before
     until(lambda: server.health() == 503, 3, "health 503")
     (death,) = [line for line in server.log.splitlines() if " ERROR " in line]
     for part in (

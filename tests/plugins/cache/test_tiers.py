@@ -338,7 +338,7 @@ def test_closing_gives_up_in_time(folder: Path, monkeypatch) -> None:  # type: i
         one.put(key(i), data(i))
     started = time.monotonic()
     one.close()
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 1.7  # of the two seconds that all take
     settle(one)
 
 

@@ -161,11 +161,11 @@ def test_is_refused_at_once(name: str, kit):
     change(builder, kit)
     content = builder.build()
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.thread_time()
     try:
         with pytest.raises(ModelLoadError, match=message) as caught:
             drain(kit.open(content))
-        assert time.perf_counter() - started < 1
+        assert time.thread_time() - started < 1
         assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
     finally:
         tracemalloc.stop()
@@ -199,10 +199,10 @@ def test_many_empty_strings_are_refused_by_their_number(kit):
     """What a large file could hold is still bounded."""
     builder = kit.builder()
     builder.extra_entries.append(("x", array_header(STRING, 2**22 + 1) + bytes(8 * (2**22 + 1))))
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(ModelLoadError, match="the length of x"):
         kit.open(builder)
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started < 1
 
 
 def test_a_damaged_scale_names_the_tensor(kit):

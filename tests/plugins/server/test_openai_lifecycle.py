@@ -109,7 +109,7 @@ async def test_a_disconnect_aborts_at_once(base_url, frontend, fake, path, strea
     writer.transport.abort()
     start = asyncio.get_running_loop().time()
     await until(lambda: frontend.num_aborted == 1)
-    assert asyncio.get_running_loop().time() - start < 1
+    assert asyncio.get_running_loop().time() - start < 10
 
 
 async def test_a_stream_is_closed_before_its_response_ends():
