@@ -7,12 +7,11 @@ import time
 from bisect import insort
 from collections.abc import Callable, Iterator
 
-import msgspec
-
 from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.blocks import BlockAllocator, OutOfBlocks
 from fwk.engine.gate import Gate
 from fwk.engine.holdings import Holdings
+from fwk.engine.outcome import Outcome, append
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
 from fwk.engine.policing import Policing
 from fwk.engine.sequence import Sequence, Status
@@ -26,12 +25,10 @@ from fwk.types import (
     FinishReason,
     NewSequence,
     Request,
-    SamplingParams,
     ScheduledSequence,
     SequenceResult,
     StepResult,
     TokenEvent,
-    TokenLogprobs,
 )
 
 
@@ -170,12 +167,12 @@ class Scheduler:
         for sequence in list(self._by_request.get(request_id, ())):
             if index is None or sequence.index == index:
                 self._counters.aborted += 1
-                events.append(self._finish(sequence, [], "abort"))
+                events.append(self._finish(sequence, "abort"))
         return events
 
     def fail(self, sequence: Sequence, error: str) -> TokenEvent:
         """End a sequence that could not be served; its siblings go on."""
-        return self._finish(sequence, [], "error", error=error)
+        return self._finish(sequence, "error", error)
 
     # A step.
 
@@ -221,12 +218,12 @@ class Scheduler:
             if scheduled.samples:
                 sequence.num_pending -= 1
                 sequence.has_drafts_in_flight = False
-            outcome = results.get(scheduled.slot)
-            if outcome is None:
+            made = results.get(scheduled.slot)
+            if made is None:
                 if scheduled.samples:
                     raise AssertionError(f"step {result.step} has no result for slot {scheduled.slot}")
                 continue
-            event = self._take(sequence, scheduled, outcome)
+            event = self._take(sequence, scheduled, made)
             if event is not None:
                 events.append(event)
         if self.limits.check_blocks:
@@ -419,8 +416,8 @@ class Scheduler:
             sequence.num_prompt_tokens,
             computed,
             list(sequence.blocks),
-            self._sampling(sequence),
-            self._seed(sequence),
+            sequence.sampling,
+            sequence.seed(self.limits.seed),
             self.adapters.take(sequence.request.adapter),
         )
         # After what came back, the first chunk needs no more blocks than it would have without.
@@ -441,51 +438,27 @@ class Scheduler:
         plan.budget -= num_new
         self._holdings.share(sequence, len(drafts))
 
-    def _take(self, sequence: Sequence, scheduled: ScheduledSequence, outcome: SequenceResult) -> TokenEvent | None:
-        """Append a step's tokens to a sequence; finish it when one of them ends it."""
-        if outcome.error is not None:
-            return self.fail(sequence, outcome.error)
-        if scheduled.draft_token_ids:
-            num_accepted = len(outcome.token_ids) - 1
-            sequence.num_computed_tokens -= len(scheduled.draft_token_ids) - num_accepted
-            self._counters.draft_tokens += len(scheduled.draft_token_ids)
-            self._counters.accepted_draft_tokens += num_accepted
-        sequence.drafts = outcome.draft_token_ids
-        if outcome.prompt_logprobs is not None:
-            sequence.prompt_logprobs.extend(outcome.prompt_logprobs)
-        new: list[int] = []
-        reason: tuple[FinishReason, int | None] | None = None
-        for token in outcome.token_ids:
-            sequence.token_ids.append(token)
-            new.append(token)
-            reason = sequence.stop_reason(self.limits.eos_token_ids)
-            if reason is not None:
-                break
-        is_complete = outcome.is_complete and len(new) == len(outcome.token_ids) and not _is_stop(reason)
-        if is_complete:
-            reason = "stop", None
-        self._counters.generation_tokens += len(new)
-        if scheduled.samples and not sequence.max_tokens:
-            reason = "stop", None  # nothing was to follow
-        logprobs = outcome.logprobs[: len(new)] if outcome.logprobs is not None else None
-        if reason is not None:
+    def _take(self, sequence: Sequence, scheduled: ScheduledSequence, result: SequenceResult) -> TokenEvent | None:
+        """Append a step's tokens to a sequence; end it when one of them ends it."""
+        if result.error is not None:
+            return self.fail(sequence, result.error)
+        outcome = append(sequence, scheduled, result, self.limits.eos_token_ids)
+        self._counters.draft_tokens += len(scheduled.draft_token_ids)
+        self._counters.accepted_draft_tokens += outcome.num_accepted_drafts
+        self._counters.generation_tokens += len(outcome.token_ids)
+        if outcome.finish_reason is not None:
             self._counters.finished += 1
-            event = self._finish(sequence, new, reason[0], stop_token_id=reason[1], logprobs=logprobs)
-            return msgspec.structs.replace(event, is_complete=is_complete, embedding=outcome.embedding)
-        if not new:
+            self._end(sequence)
+        elif not outcome.token_ids:
             return None
-        return self._event(sequence, new, logprobs)
+        return outcome.event(sequence)
 
-    def _finish(
-        self,
-        sequence: Sequence,
-        new: list[int],
-        reason: FinishReason,
-        *,
-        stop_token_id: int | None = None,
-        logprobs: list[TokenLogprobs] | None = None,
-        error: str | None = None,
-    ) -> TokenEvent:
+    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> TokenEvent:
+        """End a sequence for another reason than its tokens."""
+        self._end(sequence)
+        return Outcome([], reason, error=error).event(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
         if sequence.status is Status.RUNNING:
             self._release(sequence)
             self._running.remove(sequence)
@@ -499,21 +472,6 @@ class Scheduler:
         siblings.remove(sequence)
         if not siblings:
             del self._by_request[sequence.request.request_id]
-        event = self._event(sequence, new, logprobs)
-        return msgspec.structs.replace(event, finish_reason=reason, stop_token_id=stop_token_id, error=error)
-
-    def _event(self, sequence: Sequence, new: list[int], logprobs: list[TokenLogprobs] | None) -> TokenEvent:
-        prompt_logprobs: list[TokenLogprobs | None] | None = None
-        if sequence.num_output_tokens == len(new) and sequence.request.sampling.prompt_logprobs is not None:
-            prompt_logprobs = [None, *sequence.prompt_logprobs]  # with the first tokens, all of them
-        return TokenEvent(
-            sequence.request.request_id,
-            sequence.index,
-            new,
-            cached_tokens=sequence.cached_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-        )
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's blocks; it starts over from what the prefix cache still holds when it is back.
@@ -551,21 +509,3 @@ class Scheduler:
             return 0 if budget < remaining <= self.limits.max_step_tokens else min(remaining, budget)
         most = min(remaining, budget, self.limits.max_chunk_tokens)
         return max(1, min(most, self._policing.ask("chunk", sequence, remaining, most)))
-
-    def _sampling(self, sequence: Sequence) -> SamplingParams:
-        """What the workers are told: prompt log-probabilities are computed once a request, by its first sequence."""
-        sampling = sequence.request.sampling
-        if sampling.prompt_logprobs is None or sequence.wants_prompt_logprobs:
-            return sampling
-        return msgspec.structs.replace(sampling, prompt_logprobs=None)
-
-    def _seed(self, sequence: Sequence) -> int:
-        """The sequence's own seed: from the request's, or else from the server's and the order of arrival."""
-        given = sequence.request.sampling.seed
-        if given is not None:
-            return (given + sequence.index * 0x9E3779B97F4A7C15) % 2**64
-        return (self.limits.seed + (sequence.order + 1) * 0xD1B54A32D192ED03) % 2**64
-
-
-def _is_stop(reason: tuple[FinishReason, int | None] | None) -> bool:
-    return reason is not None and reason[0] == "stop"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from fwk.types import FinishReason, Request, TokenLogprobs
+import msgspec
+
+from fwk.types import FinishReason, Request, SamplingParams, TokenLogprobs
 
 
 class Status(Enum):
@@ -108,8 +110,23 @@ class Sequence:
         """Whether the steps already launched produce the last token it may have."""
         return self.num_output_tokens + self.num_pending >= self.max_tokens
 
-    def stop_reason(self, eos_token_ids: frozenset[int]) -> tuple[FinishReason, int | None] | None:
-        """Whether the newest token ends the sequence: the reason, and the stop token if the user named it."""
+    @property
+    def sampling(self) -> SamplingParams:
+        """What the workers are told: prompt log-probabilities are computed once a request, by its first sequence."""
+        sampling = self.request.sampling
+        if sampling.prompt_logprobs is None or self.wants_prompt_logprobs:
+            return sampling
+        return msgspec.structs.replace(sampling, prompt_logprobs=None)
+
+    def seed(self, server_seed: int) -> int:
+        """Its own seed: from the request's, or else from the server's and the order of arrival."""
+        given = self.request.sampling.seed
+        if given is not None:
+            return (given + self.index * 0x9E3779B97F4A7C15) % 2**64
+        return (server_seed + (self.order + 1) * 0xD1B54A32D192ED03) % 2**64
+
+    def stop_reason(self, eos_token_ids: frozenset[int]) -> tuple[FinishReason | None, int | None]:
+        """Why the newest token ends the sequence, if it does, and the stop token if the user named it."""
         sampling = self.request.sampling
         token = self.token_ids[-1]
         if self.num_output_tokens >= sampling.min_tokens:
@@ -117,6 +134,4 @@ class Sequence:
                 return "stop", token
             if token in eos_token_ids and not sampling.ignore_eos:
                 return "stop", None
-        if self.num_output_tokens >= self.max_tokens:
-            return "length", None
-        return None
+        return ("length" if self.num_output_tokens >= self.max_tokens else None), None

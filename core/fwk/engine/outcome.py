@@ -1,0 +1,69 @@
+"""What a step made of one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fwk.engine.sequence import Sequence
+from fwk.types import FinishReason, ScheduledSequence, SequenceResult, TokenEvent, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Outcome:
+    """New tokens of a sequence, and whether it ended."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_accepted_drafts: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    is_complete: bool = False
+    embedding: bytes | None = None
+    error: str | None = None
+
+    def event(self, sequence: Sequence) -> TokenEvent:
+        """The news for the caller. All of the prompt's log-probabilities come with the first tokens."""
+        prompt_logprobs: list[TokenLogprobs | None] | None = None
+        if sequence.num_output_tokens == len(self.token_ids) and sequence.request.sampling.prompt_logprobs is not None:
+            prompt_logprobs = [None, *sequence.prompt_logprobs]
+        return TokenEvent(
+            sequence.request.request_id,
+            sequence.index,
+            self.token_ids,
+            self.finish_reason,
+            self.stop_token_id,
+            sequence.cached_tokens,
+            self.logprobs,
+            prompt_logprobs,
+            self.error,
+            self.is_complete,
+            self.embedding,
+        )
+
+
+def append(
+    sequence: Sequence, scheduled: ScheduledSequence, result: SequenceResult, eos_token_ids: frozenset[int]
+) -> Outcome:
+    """Append a step's tokens to the sequence, up to the one that ends it; rejected drafts count as not computed."""
+    outcome = Outcome([], embedding=result.embedding)
+    if scheduled.draft_token_ids:
+        outcome.num_accepted_drafts = len(result.token_ids) - 1
+        sequence.num_computed_tokens -= len(scheduled.draft_token_ids) - outcome.num_accepted_drafts
+    sequence.drafts = result.draft_token_ids
+    if result.prompt_logprobs is not None:
+        sequence.prompt_logprobs.extend(result.prompt_logprobs)
+    for token in result.token_ids:
+        sequence.token_ids.append(token)
+        outcome.token_ids.append(token)
+        outcome.finish_reason, outcome.stop_token_id = sequence.stop_reason(eos_token_ids)
+        if outcome.finish_reason is not None:
+            break
+    num_new = len(outcome.token_ids)
+    if result.is_complete and num_new == len(result.token_ids) and outcome.finish_reason != "stop":
+        outcome.is_complete = True
+        outcome.finish_reason = "stop"
+    if scheduled.samples and not sequence.max_tokens:
+        outcome.finish_reason = "stop"  # nothing was to follow
+    if result.logprobs is not None:
+        outcome.logprobs = result.logprobs[:num_new]
+    return outcome
