@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ com
 SIZES = [(1, 1), (32, 64), (33, 7), (70, 68), (5, 333), (100, 97), (192, 576)]
 """(out_features, in_features); none is a multiple of anything in most."""
 
-NUM_TOKENS = [0, 1, 2, 3, 5, 11, 12, 13, 40, 100]
+NUM_TOKENS = [0, 1, 2, 3, 5, 11, 12, 13, 14, 40, 99, 100]
 """Around the rows of a tile, those each thread prepares for itself, and a block of rows."""
 
 

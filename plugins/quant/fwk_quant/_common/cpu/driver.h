@@ -21,27 +21,32 @@ thread_local Spare own;
 struct Rows {
     const char* first;
     int64_t stride;  // bytes
+    int64_t side;    // rows that lie side by side, word by word
+
+    Rows from(int64_t row) const { return {first + row * stride, stride, side}; }
 };
 
 // K: a kind of matrix; how rows of x are prepared for it, a panel opened, and tiles computed.
 template <class K, class T>
 Rows rows_of(const Linear& call, fwk::Member& member) {
     const Matrix& m = *call.matrix;
-    if (K::template reads<T>(call)) return {(const char*)call.x, int64_t(call.x_stride * sizeof(T))};
+    if (K::template reads<T>(call)) return {(const char*)call.x, int64_t(call.x_stride * sizeof(T)), 1};
     const int64_t bytes = K::row_bytes(m);
-    const auto prepare = [&](char* to, int64_t row) {
-        K::prepare(m, (const T*)call.x + row * call.x_stride, to + row * bytes);
+    const auto prepare = [&](char* to, int64_t row, int64_t side) {
+        const int64_t first = row / side * side;
+        K::prepare(m, (const T*)call.x + row * call.x_stride, to + first * bytes + (row - first) * 4, side * 4);
     };
     if (call.rows <= FEW) {
         char* to = own.take(call.rows * bytes);
-        for (int64_t row = 0; row < call.rows; row++) prepare(to, row);
-        return {to, bytes};
+        for (int64_t row = 0; row < call.rows; row++) prepare(to, row, 1);
+        return {to, bytes, 1};
     }
     const int64_t step = 4;
     member.chunks((call.rows + step - 1) / step, [&](int64_t i) {
-        for (int64_t row = i * step; row < std::min(call.rows, (i + 1) * step); row++) prepare(call.spare, row);
+        for (int64_t row = i * step; row < std::min(call.rows, (i + 1) * step); row++)
+            prepare(call.spare, row, K::SIDE);
     });
-    return {call.spare, bytes};
+    return {call.spare, bytes, K::SIDE};
 }
 
 // Sums of [rows, PANEL] to y, whose outputs from `first` on they are.
@@ -58,6 +63,11 @@ void put(const Linear& call, const float* sums, int64_t first_row, int rows, int
     }
 }
 
+// Where part i of n begins of so many rows, of which those side by side stay together.
+inline int64_t part(int64_t rows, int64_t i, int64_t n, int64_t side) {
+    return std::min(rows, (rows + side - 1) / side * i / n * side);
+}
+
 template <class K, class T>
 void run(const Linear& call, fwk::Member& member) {
     const Matrix& m = *call.matrix;
@@ -65,7 +75,7 @@ void run(const Linear& call, fwk::Member& member) {
     const int64_t panels = (m.out_features + PANEL - 1) / PANEL, blocks = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
     member.chunks(panels * blocks, [&](int64_t i) {
         const int64_t panel = i / blocks, block = i % blocks;
-        const int64_t first = call.rows * block / blocks, end = call.rows * (block + 1) / blocks;
+        const int64_t first = part(call.rows, block, blocks, x.side), end = part(call.rows, block + 1, blocks, x.side);
         const int64_t tiles = (end - first + K::ROWS - 1) / K::ROWS;
         // Meanwhile the panel that this thread will probably take next is fetched, half of it by each of the last two
         // tiles of rows: memory takes longer for a panel than a tile does.
@@ -73,11 +83,12 @@ void run(const Linear& call, fwk::Member& member) {
         const char* ahead = (const char*)m.words + next * m.num_words * PANEL * 4;
         const typename K::Panel opened(m, panel, tiles > 1);
         for (int64_t tile = 0; tile < tiles; tile++) {
-            const int64_t at = first + (end - first) * tile / tiles, last = first + (end - first) * (tile + 1) / tiles;
+            const int64_t at = first + part(end - first, tile, tiles, x.side);
+            const int64_t last = first + part(end - first, tile + 1, tiles, x.side);
             const int64_t half = tile + 2 - tiles;
             alignas(64) float sums[K::ROWS * PANEL];
             for (int column = 0; column < PANEL; column += C * W)
-                opened.multiply(int(last - at), {x.first + at * x.stride, x.stride}, column, sums + column,
+                opened.multiply(int(last - at), x.from(at), column, sums + column,
                                 tiles == 1 ? Ahead{ahead, 2} : Ahead{ahead + half * m.num_words * 64, half >= 0});
             put<T>(call, sums, at, int(last - at), panel * PANEL);
         }

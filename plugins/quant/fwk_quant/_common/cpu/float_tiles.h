@@ -6,6 +6,7 @@
 namespace kernel {
 
 constexpr int FLOAT_ROWS = W == 16 ? 12 : 5;  // rows of a tile kept in registers
+constexpr int SIDE = W == 16 ? 4 : 1;         // of many rows, those that lie side by side, word by word
 
 struct Single {  // float32
     static constexpr int PARTS = 1;
@@ -40,9 +41,9 @@ struct Pair {  // bfloat16, widened; x has become float32
 constexpr bool HAS_PAIRS = false;
 #endif
 
-// out[R, C * W] = x[R, words] times the panel's columns.
+// out[R, C * W] = x[R, words] times the panel's columns; S rows of x lie side by side.
 // Every sum goes over the inputs in order, so that a row's outcome does not depend on its neighbours.
-template <class F, int R>
+template <class F, int S, int R>
 void float_tile(const char* x, int64_t x_stride, const int32_t* w, int64_t words, float* out, Ahead ahead) {
     vf sum[R][C];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) sum[r][c] = vf{};
@@ -51,7 +52,7 @@ void float_tile(const char* x, int64_t x_stride, const int32_t* w, int64_t words
         UNROLL for (int p = 0; p < F::PARTS; p++) {
             const auto w0 = F::part(load(w), p), w1 = F::part(load(w + W), p);
             UNROLL for (int r = 0; r < R; r++) {
-                const auto number = F::number(x + r * x_stride + (k * F::PARTS + p) * 4);
+                const auto number = F::number(x + r / S * S * x_stride + ((k * F::PARTS + p) * S + r % S) * 4);
                 sum[r][0] = F::add(sum[r][0], number, w0);
                 sum[r][1] = F::add(sum[r][1], number, w1);
             }
@@ -60,12 +61,12 @@ void float_tile(const char* x, int64_t x_stride, const int32_t* w, int64_t words
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) store(out + r * PANEL + c * W, sum[r][c]);
 }
 
-template <class F, int R = FLOAT_ROWS>
+template <class F, int S, int R = FLOAT_ROWS>
 void float_tiles(int rows, const char* x, int64_t x_stride, const int32_t* w, int64_t words, float* out,
                  Ahead ahead) {
     if constexpr (R > 1)
-        if (rows < R) return float_tiles<F, R - 1>(rows, x, x_stride, w, words, out, ahead);
-    float_tile<F, R>(x, x_stride, w, words, out, ahead);
+        if (rows < R) return float_tiles<F, S, R - 1>(rows, x, x_stride, w, words, out, ahead);
+    float_tile<F, S, R>(x, x_stride, w, words, out, ahead);
 }
 
 }  // namespace kernel

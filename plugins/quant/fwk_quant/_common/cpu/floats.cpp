@@ -7,27 +7,34 @@ namespace kernel {
 
 template <class F>
 struct Floats {
-    static constexpr int ROWS = FLOAT_ROWS;
+    static constexpr int ROWS = FLOAT_ROWS, SIDE = kernel::SIDE;
 
     static int64_t row_bytes(const Matrix& m) { return m.num_words * F::PARTS * 4; }
 
     template <class T>
-    static void prepare(const Matrix& m, const T* x, char* to) {
+    static void prepare(const Matrix& m, const T* x, char* to, int64_t step) {
+        const int64_t words = m.num_words * F::PARTS;
+        int64_t k = 0;
         if (F::PARTS == 1) {
-            memset(to + row_bytes(m) - 4, 0, 4);
-            memcpy(to, x, m.in_features * sizeof(T));
+            constexpr int64_t COUNT = 4 / sizeof(T);  // numbers of a word
+            for (; k < m.in_features / COUNT; k++) memcpy(to + k * step, x + k * COUNT, 4);
+            if (k < words) {
+                memset(to + k * step, 0, 4);
+                memcpy(to + k * step, x + k * COUNT, (m.in_features - k * COUNT) * sizeof(T));
+            }
             return;
         }
-        memset(to + row_bytes(m) - 8, 0, 8);
-        for (int64_t i = 0; i < m.in_features; i++) {
-            const float wide = widen_one(x[i]);
-            memcpy(to + i * 4, &wide, 4);
+        for (; k < m.in_features; k++) {
+            const float wide = widen_one(x[k]);
+            memcpy(to + k * step, &wide, 4);
         }
+        for (; k < words; k++) memset(to + k * step, 0, 4);
     }
 
     // Whether rows of x are read where they lie.
     template <class T>
     static bool reads(const Linear& call) {
+        if (SIDE > 1 && call.rows > ROWS) return false;
         return F::PARTS == 1 && call.matrix->num_words * 4 == int64_t(call.matrix->in_features * sizeof(T));
     }
 
@@ -40,7 +47,8 @@ struct Floats {
                                                       count(m.num_words) {}
 
         void multiply(int rows, Rows x, int column, float* out, Ahead ahead) const {
-            float_tiles<F>(rows, x.first, x.stride, words + column, count, out, ahead);
+            if (x.side == 1) return float_tiles<F, 1>(rows, x.first, x.stride, words + column, count, out, ahead);
+            float_tiles<F, SIDE>(rows, x.first, x.stride, words + column, count, out, ahead);
         }
     };
 };

@@ -9,12 +9,12 @@ thread_local Spare panel_memory;
 
 template <int BITS>
 struct Integers {
-    static constexpr int ROWS = INTEGER_ROWS;
+    static constexpr int ROWS = INTEGER_ROWS, SIDE = 1;
 
     static int64_t row_bytes(const Matrix& m) { return Rounded(m).size(); }
 
     template <class T>
-    static void prepare(const Matrix& m, const T* x, char* to) {
+    static void prepare(const Matrix& m, const T* x, char* to, int64_t) {
         round_row(m, x, to);
     }
 

@@ -101,7 +101,7 @@ class LinearKernel:
             bias = bias.to(x.dtype).contiguous()
         rows, header = x.shape[0], ctypes.addressof(matrix.header)
         y = torch.empty(rows, out_features, dtype=x.dtype)
-        spare = torch.empty(rows * self._row_bytes(header) if rows > FEW_ROWS else 0, dtype=torch.uint8)
+        spare = torch.empty((rows + 3) // 4 * 4 * self._row_bytes(header) if rows > FEW_ROWS else 0, dtype=torch.uint8)
         call = _Linear(
             *(header, x.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr(), spare.data_ptr()),
             *(rows, x.stride(0), out_features, x.dtype == torch.bfloat16),
