@@ -19,8 +19,14 @@ from tests.helpers.tiny import tiny_folder, tiny_llm  # after the settings above
 __all__ = ["tiny_folder", "tiny_llm"]
 
 
+LONG = ("tests/e2e/", "tests/faults/", "tests/contracts/")
+"""Files with few tests that take long: begun last, one would keep one process busy and leave the others idle."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every plugin in a process of its own takes minutes; one process for all: tests/core/test_testing_kit.py."""
+    """Long files first; and every plugin in a process of its own takes minutes, so that is slow: one process for all is
+    in tests/core/test_testing_kit.py."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     for item in items:
         if getattr(item, "originalname", "") == "test_works_in_a_fresh_process":
             item.add_marker(pytest.mark.slow)

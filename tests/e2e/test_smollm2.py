@@ -116,7 +116,7 @@ def test_bfloat16_output_differs_only_where_two_tokens_are_close() -> None:
     runs: list[list[fwk.Completion]] = []
     for options in settings:
         with fwk.LLM(dtype="bfloat16", **{"max_total_tokens": 8192, **options}) as llm:
-            runs.append(llm.generate(PROMPTS, GREEDY))
+            runs.append(llm.generate(PROMPTS[::2], GREEDY))
     compared = 0
     for run in runs[1:]:
         for one, other in zip(runs[0], run, strict=True):
@@ -126,4 +126,4 @@ def test_bfloat16_output_differs_only_where_two_tokens_are_close() -> None:
                     assert entry.top[0][1] - entry.top[1][1] < ROUNDING
                     break
                 compared += 1
-    assert compared > 0.5 * len(SETTINGS) * len(PROMPTS) * NUM_TOKENS
+    assert compared > 0.5 * len(SETTINGS) * len(PROMPTS[::2]) * NUM_TOKENS
