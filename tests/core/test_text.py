@@ -74,6 +74,21 @@ def stream(tokenizer: Tokenizer, ids: list[int], cuts: list[int] | None = None, 
     return out, counted
 
 
+def with_added() -> Tokenizer:
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("<é>", normalized=False)])  # its text, not an alphabet's letters for bytes
+    return tokenizer
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, PIECES, COMPOSING, with_added()])
+def test_the_bytes_of_all_tokens_are_those_of_each(tokenizer: Tokenizer) -> None:
+    size = tokenizer.get_vocab_size() + 3  # a model may have more ids than tokens
+    vocabulary = Vocabulary(tokenizer)
+    each = [vocabulary.token_bytes(i) for i in range(size)]
+    assert vocabulary.all_bytes(size) == each
+    assert (len(set(each)) > 200, each[-3:]) == (True, [b""] * 3)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 399), max_size=40), st.lists(st.integers(0, 40), max_size=5))
 def test_any_ids_stream_to_their_decoded_text(ids: list[int], cuts: list[int]) -> None:

@@ -214,6 +214,15 @@ def test_without_a_backend_there_is_no_constrained_output(make: Callable[..., fw
         make(grammar_backend="slow").generate([[1, 2]], settings(1, ["choice"]))
 
 
+def test_a_loaded_engine_compiles_at_once(make: Callable[..., fwk.LLM]) -> None:
+    before = SlowBackend.num_built
+    llm = make(grammar_backend="slow")
+    assert SlowBackend.num_built == before + 1  # the worker's, before anybody has asked for a grammar
+    SlowBackend.may_go_on.set()
+    assert len(llm.generate([[1, 2]], settings(1, ["regex"]))) == 1
+    assert SlowBackend.num_built == before + 2  # and the one that checks requests
+
+
 def request(name: str, tokens: list[int], n: int = 1, grammar: str | None = None, max_tokens: int = 4) -> Request:
     bound = GrammarRequest("regex", grammar) if grammar is not None else None
     return Request(

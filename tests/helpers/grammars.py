@@ -12,7 +12,7 @@ import jsonschema
 import numpy as np
 
 from fwk import GrammarBackendSpec, GrammarRequest, hookimpl
-from fwk.interfaces.grammar import Grammar, GrammarBackend
+from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 
 PERSON = {
     "type": "object",
@@ -92,6 +92,11 @@ class SlowBackend(GrammarBackend):
 
     may_go_on = threading.Event()
     num_compiled = 0
+    num_built = 0
+
+    def __init__(self, context: GrammarContext) -> None:
+        super().__init__(context)
+        type(self).num_built += 1
 
     def compile(self, request: GrammarRequest) -> Grammar:
         if threading.current_thread().name.startswith("fwk-grammar"):  # in the worker, not at the door

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
+from fwk.errors import EngineDead, InvalidRequest, NotServed, PluginError, RequestFailed
 from fwk.interfaces.dialect import AdapterCard, EmbedInput, Frontend, GenerateInput, ModelCard, OutputDelta
 from fwk.interfaces.lora import LoRASource
 from fwk.interfaces.observer import RequestRecord
@@ -161,6 +162,16 @@ class ServerFrontend(Frontend):
         client.on_stats = observers.step_finished
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="fwk-text")
         self._processors = {item.name: item.declaration for item in plugins.family("logits_processors")}
+
+    def prepare(self, grammar_backend: str) -> None:
+        """Build in threads what a first request would wait for, while the engines load; the backend is a guess yet.
+
+        What fails here fails again where it is needed, and is told there.
+        """
+        self._threads.submit(self._model_text.prepare)
+        with contextlib.suppress(PluginError):
+            self._grammars.use(grammar_backend)
+            self._threads.submit(self._grammars.build)
 
     def use_grammars(self, name: str) -> None:
         """Check grammars with the backend that the engines have settled on."""

@@ -26,7 +26,7 @@ from fwk.interfaces.dialect import ModelCard
 from fwk.interfaces.life import Life
 from fwk.interfaces.lora import LoRASourceContext
 from fwk.plugins import PluginSet, Selection, build, choose, option_owners, taking_part
-from fwk.plugins.selection import check_strict, check_used, plugin_options
+from fwk.plugins.selection import check_strict, check_used, likely, plugin_options
 from fwk.server.admission import Turnstile
 from fwk.server.app import Reports, build_app
 from fwk.server.connection import protocol
@@ -137,6 +137,8 @@ class _Server:
             opened = open_model(self._config, self._plugins, self._progress)
             await self._lives.begin(self._balancers_life)
             frontend, app, self._switchboard = self._build(opened)
+            if opened.task == "generate":
+                frontend.prepare(likely(self._plugins, "grammar", self._config.engine.grammar_backend))
             await self._switchboard.start()
             uvicorn_server = self._uvicorn(app)
             serving = asyncio.create_task(uvicorn_server.serve(sockets=[self._listener]))

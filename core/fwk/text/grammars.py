@@ -1,4 +1,4 @@
-"""The grammar backend of one process: settled on at start-up, built when the first request asks for it."""
+"""The grammar backend of one process: settled on at start-up, built beside the rest of the start."""
 
 from __future__ import annotations
 
@@ -43,9 +43,12 @@ class Grammars:
 
     def use(self, name: str) -> None:
         """Compile with the backend that was settled on, or ``none``. Raises ``PluginLoadError`` if it is broken."""
-        self._item = None if name == "none" else find(self._plugins, "grammar", name)
-        if self._item is not None:
-            load_object(self._item)  # a broken one is found out now
+        item = None if name == "none" else find(self._plugins, "grammar", name)
+        if item is not None:
+            load_object(item)  # a broken one is found out now
+        if item is not self._item:
+            with self._lock:
+                self._item, self._backend = item, None
 
     @property
     def name(self) -> str:
@@ -88,6 +91,11 @@ class Grammars:
             while len(self._right) > NUM_REMEMBERED:
                 del self._right[next(iter(self._right))]
 
+    def build(self) -> None:
+        """Build the backend, which takes tenths of a second, before a first request has to wait for it."""
+        if self._item is not None:
+            self._built()
+
     def _built(self) -> GrammarBackend:
         with self._lock:
             if self._backend is None:
@@ -99,7 +107,7 @@ class Grammars:
         text = self._text()
         context = GrammarContext(
             tokenizer=text.tokenizer,
-            token_bytes=[text.token_bytes(i) for i in range(self._vocab_size)],
+            token_bytes=text.vocabulary.all_bytes(self._vocab_size),
             special_ids=text.vocabulary.special_ids,
             eos_token_ids=self._eos_token_ids,
             options=plugin_options(self._item, self._config.plugin_options),

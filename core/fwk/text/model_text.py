@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,25 @@ class ModelText(TextTools):
                 f"{checkpoint.path}: the tokenizer has {self.tokenizer.get_vocab_size()} tokens, "
                 f"the model only {vocab_size}: they do not belong together"
             )
-        # A second one for text in which nothing is special: the setting belongs to the tokenizer object.
-        self._literal = Tokenizer.from_str(self.tokenizer.to_str())
-        self._literal.encode_special_tokens = True
         self.vocabulary = Vocabulary(self.tokenizer)
         special = _special_tokens(checkpoint.tokenizer_config())
         source = _read(options.chat_template) if options.chat_template else checkpoint.chat_template()
         self.chat_template = source or ""
         self._template = ChatTemplate(source, special) if source else None
+
+    @cached_property
+    def _literal(self) -> Tokenizer:
+        """A second tokenizer for text in which nothing is special: the setting belongs to the object.
+
+        Few texts hold anything that could be special, so most processes never make it.
+        """
+        literal = Tokenizer.from_str(self.tokenizer.to_str())
+        literal.encode_special_tokens = True
+        return literal
+
+    def prepare(self) -> None:
+        """Find out now what the first request would wait for."""
+        self.least_tokens("")
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         tokenizer = self.tokenizer if parse_special else self._literal

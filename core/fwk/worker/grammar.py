@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.errors import BlameSequence, InvalidRequest
+from fwk.errors import BlameSequence, InvalidRequest, story
 from fwk.interfaces.grammar import Grammar
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import GrammarKind, GrammarRequest, SamplingParams
@@ -46,9 +46,25 @@ class GrammarStore:
     def __init__(self, compile_grammar: Compile) -> None:
         self._compile = compile_grammar
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="fwk-grammar")
+        self._beginning: Future[None] | None = None
         self._known: OrderedDict[GrammarRequest, _Compiled] = OrderedDict()
         self._by_number: dict[int, _Compiled] = {}
         self._num_compiled = 0
+
+    def begin(self, build: Callable[[], None]) -> None:
+        """Build what compiles grammars, beside whatever else a start has to do; ``has_begun`` waits for it."""
+        self._beginning = self._threads.submit(build)
+
+    def has_begun(self) -> None:
+        """Return when the first grammar would be compiled as soon as any other.
+
+        What cannot be built is told in the log, and again to every request with a grammar.
+        """
+        if self._beginning is None:
+            return
+        error = self._beginning.exception()
+        if error is not None:
+            log.warning("no request can be constrained by a grammar: %s", story(error))
 
     def prepare(self, kind: str, source: str) -> int:
         """Start compiling for a sequence that waits; returns the grammar's number. It lasts until taken or released."""
@@ -150,7 +166,7 @@ class GrammarMasks(LogitsProcessor):
                 end += 1
             self._fill(int(slot), rows[start:end], masks[start:end], view)
             start = end
-        return self._mask(logits, rows, torch.from_numpy(masks).to(logits.device))
+        return self._mask(logits, rows, masks)
 
     def ends(self, slot: int, token_ids: Sequence[int]) -> int | None:
         state = self._states[slot]
@@ -214,13 +230,44 @@ class GrammarMasks(LogitsProcessor):
         mask &= self._tail
         return mask if state.may_end else mask & ~self._eos
 
-    def _mask(self, logits: Tensor, rows: list[int], masks: Tensor) -> Tensor:
+    def _mask(self, logits: Tensor, rows: list[int], masks: np.ndarray) -> Tensor:
         """-inf where a mask has no bit. masks: [len(rows), ceil(vocab_size / 32)] int32."""
-        forbidden = (masks.unsqueeze(-1) & self._bits).eq(0).view(len(rows), -1)[:, : logits.shape[1]]
-        if len(rows) == logits.shape[0]:
-            return logits.masked_fill_(forbidden, -torch.inf)
-        index = torch.tensor(rows, device=logits.device)
-        return logits.index_copy_(0, index, logits[index].masked_fill_(forbidden, -torch.inf))
+        every = len(rows) == logits.shape[0]
+        index = None if every else torch.tensor(rows, device=logits.device)
+        own = logits if index is None else logits[index]
+        if own.device.type == "cpu":
+            forbid(own, masks)
+        else:
+            packed = torch.from_numpy(masks).to(own.device)
+            forbidden = (packed.unsqueeze(-1) & self._bits).eq(0).view(len(rows), -1)[:, : own.shape[1]]
+            own.masked_fill_(forbidden, -torch.inf)
+        return own if index is None else logits.index_copy_(0, index, own)
+
+
+def forbid(logits: Tensor, masks: np.ndarray) -> None:
+    """-inf in place where a mask has no bit; logits: [n, vocab_size] on a CPU, masks: [n, ceil(vocab_size / 32)] int32.
+
+    Next to everything is forbidden, or next to nothing: of most words of 32 tokens nothing has to be looked at.
+    """
+    num_whole = logits.shape[1] // 32
+    values = logits[:, : num_whole * 32].unflatten(1, (num_whole, 32)).numpy()
+    for row, words in zip(values, masks, strict=True):
+        mixed = np.flatnonzero(words[:num_whole] + 1)  # those that are not all ones
+        if len(mixed) * 2 > num_whole:
+            mixed = np.flatnonzero(words[:num_whole])
+            allowed = row[mixed]
+            row.fill(-np.inf)
+        else:
+            allowed = row[mixed]
+        row[mixed] = np.where(_bits(words[mixed]), allowed, -np.inf)
+    tail = logits[:, num_whole * 32 :].numpy()
+    if tail.shape[1]:
+        tail[~_bits(masks[:, num_whole])[:, : tail.shape[1]]] = -np.inf
+
+
+def _bits(words: np.ndarray) -> np.ndarray:
+    """[n] int32 to [n, 32] bool, the lowest bit first."""
+    return np.unpackbits(words[:, None].copy().view(np.uint8), axis=1, bitorder="little").view(np.bool_)
 
 
 def _accept(slot: int, state: _State, token_id: int) -> bool:

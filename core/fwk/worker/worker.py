@@ -160,6 +160,7 @@ class LocalWorker(Worker):
         )
         runner.warm_up()
         self._chosen["step"] = self._how_steps_run(runner.model)
+        self._grammars.has_begun()
         return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons), drafting.max_drafts)
 
     def execute(self, batch: Batch) -> StepResult:
@@ -364,7 +365,10 @@ class LocalWorker(Worker):
 
         grammars = Grammars(self._config, self._plugins, text, opened.config.vocab_size, opened.eos_token_ids)
         grammars.use(self._chosen.setdefault("grammar", "none"))
-        return GrammarStore(grammars.compile)
+        store = GrammarStore(grammars.compile)
+        if opened.task == "generate":
+            store.begin(grammars.build)
+        return store
 
     def _decoder(self, target: ModelContext, attention_item: Registered) -> SpeculativeDecoder | None:
         if "speculative" not in self._setup.settlement.selections:
