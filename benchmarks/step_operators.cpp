@@ -1,0 +1,42 @@
+// A recorded step, with the time of each operator.
+
+#include <omp.h>
+#include <time.h>
+
+#include "fwk/team.h"
+
+namespace {
+
+int64_t now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+}  // namespace
+
+extern "C" {
+
+struct Call {
+    fwk::Operator op;
+    const void* args;
+};
+
+// As `run` of core's team.cpp. nanoseconds [count]: from the end of the operator before to the end of this one.
+void run_timed(const Call* calls, int64_t count, int size, int64_t* nanoseconds) {
+    fwk::Team team;
+#pragma omp parallel num_threads(size)
+    {
+        fwk::Member member{omp_get_thread_num(), omp_get_num_threads(), &team};
+        int64_t before = now();
+        for (int64_t i = 0; i < count; i++) {
+            calls[i].op(calls[i].args, member);
+            if (member.index) continue;
+            const int64_t after = now();
+            nanoseconds[i] = after - before;
+            before = after;
+        }
+    }
+}
+
+}  // extern "C"
