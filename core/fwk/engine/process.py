@@ -52,6 +52,8 @@ def main() -> int:
     form = f"%(asctime)s %(levelname)s {name}: %(message)s"
     logging.basicConfig(level=config.server.log_level.upper(), format=form, stream=sys.stderr)
     context = zmq.Context[zmq.Socket[bytes]]()
+    import torch  # noqa: PLC0415
+
     from fwk.engine.loop import EngineLoop, bind  # noqa: PLC0415 - torch comes with it
 
     socket = bind(context, spec.address)
@@ -68,7 +70,8 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # what is alive now stays; collections need not look at it again
     try:
-        loop.run()
+        with torch.inference_mode():
+            loop.run()
     except EngineDead as error:
         log.debug("the engine stops", exc_info=error)
         loop.fail(str(error), error.detail)  # who hears it logs it, with what is done about it

@@ -115,7 +115,9 @@ class Sampler(ABC):
 
     @abstractmethod
     def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        """[num_rows, vocab_size] of any precision to [num_rows] int64. The logits are left as they are.
+        """[num_rows, vocab_size] of any precision to [num_rows] int64, valid until the next call.
+
+        The logits are left as they are. A recorded step's are the same tensor each time, with other numbers.
 
         A row's pick depends on its logits, seed and position alone: never on the other rows or on earlier calls.
         -inf logits are never picked. A row with NaN or +inf, or without a finite logit, gets -1. Greedy picks the

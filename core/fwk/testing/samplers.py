@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,15 @@ class SamplerSuite(ServedSuite):
         first = sampler.sample(logits.clone(), rows)
         sampler.sample(logits_of(3, 50, 9), rows_of([9, 9, 9], [1, 2, 3]))
         assert torch.equal(sampler.sample(logits.clone(), rows), first)
+
+    def test_the_same_logits_may_come_with_other_numbers(self, item: Registered) -> None:
+        context = SamplingContext(50, 8, torch.device("cpu"), (), self.given(item))
+        sampler: Sampler = self.make(item, context)
+        for greedy, dtype in product((True, False), (torch.bfloat16, torch.float16)):
+            logits = logits_of(3, 50).to(dtype)
+            for best in (7, 31, 7):
+                logits.zero_()[:, best] = 1000.0
+                assert sampler.sample(logits, rows_of(range(3), range(3), [greedy] * 3)).tolist() == [best] * 3
 
     def test_seed_and_position_matter(self, item: Registered) -> None:
         logits = torch.zeros(64, 1000)

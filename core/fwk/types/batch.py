@@ -108,6 +108,8 @@ class KVGroup:
 class ForwardBatch:
     """Inputs of one forward pass. Views of buffers allocated once: valid until the next step is prepared.
 
+    The next step may be the same object again: then its sequences are the same, and each has one token, as before.
+
     Tokens of a sequence stand together, sequences in the order of the plan. ``*_np`` are CPU twins of the tensors.
 
     ``tree_mask[t, j]`` says whether token t sees the j-th new token of its own sequence (itself included; columns from

@@ -10,7 +10,7 @@ import torch
 
 from fwk.types import Batch, ForwardBatch
 from fwk.types.batch import KVGroup
-from fwk.worker.table import SequenceTable
+from fwk.worker.table import Choices, SequenceTable
 from fwk.worker.verify import DraftTree
 
 
@@ -23,20 +23,52 @@ class StepRows:
     num_tokens: np.ndarray  # [num_rows] int64: tokens before the position the logits are for
     drawn: Mapping[tuple[int, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
     """(slot, num_tokens) of a row -> the draft at that place and the distribution [vocab_size] it was drawn from."""
+    choices: Choices | None = None
+    """Of the rows' slots, once somebody has asked for them (``chosen_by``)."""
+
+    def chosen_by(self, table: SequenceTable) -> Choices:
+        """How the rows' tokens are chosen."""
+        if self.choices is None:
+            self.choices = table.choices(self.slots)
+        return self.choices
 
     def take(self, places: np.ndarray) -> StepRows:
         """Some of the rows."""
         return StepRows(self.sequences[places], self.slots[places], self.num_tokens[places], self.drawn)
 
 
+@dataclass(slots=True)
+class _DecodeStep:
+    """A step of one token for each sequence, all of which sampled."""
+
+    slots: list[int]
+    forward: ForwardBatch
+    rows: StepRows
+    num_left: int  # steps until the longest sequence reaches past the table of blocks
+
+    def is_before(self, batch: Batch) -> bool:
+        """Whether a batch is the same sequences' next such step."""
+        if batch.new or not self.num_left or len(batch.sequences) != len(self.slots):
+            return False
+        return all(
+            s.slot == slot and s.num_new_tokens == 1 and s.samples
+            for s, slot in zip(batch.sequences, self.slots, strict=True)
+        )
+
+
 class InputBuffers:
-    """Tensors allocated once and filled in place each step; on a device, from a pinned twin on the CPU."""
+    """Tensors allocated once and filled in place each step; on a device, from a pinned twin on the CPU.
+
+    While the same sequences decode, a step's inputs are those of the step before, each a place further: the same
+    objects come again with other numbers in them, which costs a tenth of building them anew.
+    """
 
     def __init__(self, table: SequenceTable, max_tokens: int, num_slots: int, device: torch.device) -> None:
         self.table = table
         self._device = device
         self._pairs: dict[str, tuple[np.ndarray, torch.Tensor]] = {}
         self._views: dict[str, tuple[np.ndarray, torch.Tensor]] = {}  # of the buffers' used parts, of the last step
+        self._last: _DecodeStep | None = None  # whose inputs are in the buffers
         rows = max(max_tokens, num_slots)
         for name, shape, dtype in (
             ("token_ids", (rows,), np.int64),
@@ -63,6 +95,10 @@ class InputBuffers:
             array, tensor = self._pairs[name]
             views = self._views[name] = array[: len(values)], tensor[: len(values)]
         np.copyto(views[0], values, casting="same_kind")
+        return self._send(views)
+
+    def _send(self, views: tuple[np.ndarray, torch.Tensor]) -> tuple[np.ndarray, torch.Tensor]:
+        """To the device, where that is another one."""
         if self._device.type != "cpu":
             views[1].copy_(torch.from_numpy(views[0]), non_blocking=True)
         return views
@@ -70,8 +106,10 @@ class InputBuffers:
     def prepare(self, batch: Batch, trees: Mapping[int, DraftTree] | None = None) -> tuple[ForwardBatch, StepRows]:
         """Fill the buffers for a batch whose sequences the table already knows.
 
-        trees: by slot, those among its drafts; the others are chains.
+        trees: by slot, those among its drafts; the others are chains. The objects may be those of the step before.
         """
+        if self._last is not None and not trees and self._last.is_before(batch):
+            return self._advance(self._last, batch)
         table = self.table
         slots = np.array([s.slot for s in batch.sequences], np.int64)
         num_new = np.array([s.num_new_tokens for s in batch.sequences], np.int64)
@@ -101,7 +139,36 @@ class InputBuffers:
             forward.adapter_ids_np, forward.adapter_ids = self._fill("adapter_ids", adapters)
         if trees:
             forward.tree_mask = _tree_mask(slots.tolist(), num_new.tolist(), trees).to(self._device)
+        elif is_decode and len(step_rows.slots) == len(slots):
+            num_left = forward.kv_groups[0].block_table_np.shape[1] * table.block_size - int(seq_lens.max())
+            self._last = _DecodeStep(slots.tolist(), forward, step_rows, num_left)
         return forward, step_rows
+
+    def _advance(self, last: _DecodeStep, batch: Batch) -> tuple[ForwardBatch, StepRows]:
+        """Fill the buffers for the step after ``last``."""
+        table = self.table
+        block_table = last.forward.kv_groups[0].block_table_np
+        moved = [i for i, s in enumerate(batch.sequences) if s.new_block_ids or s.replaced_blocks]
+        for i in moved:
+            block_table[i] = table.block_table[last.slots[i], : block_table.shape[1]]
+        names = ("positions", "seq_lens", "slot_mapping", "token_ids")
+        arrays = (*(self._views[name][0] for name in names), last.rows.num_tokens, block_table, table.token_ids)
+        # After a step nothing of this is left in a core's cache, neither code nor data: a few numbers are sooner
+        # changed by the interpreter, which is at work anyway, than by ten different functions of numpy.
+        positions, seq_lens, places, token_ids, num_tokens, blocks, known = (x.data for x in arrays)
+        size = table.block_size
+        for i, slot in enumerate(last.slots):
+            position = positions[i] + 1
+            positions[i] = position
+            seq_lens[i] = num_tokens[i] = position + 1
+            places[i] = blocks[i, position // size] * size + position % size
+            token_ids[i] = known[slot, position]
+        last.num_left -= 1
+        for name in names:
+            self._send(self._views[name])
+        if moved:
+            self._send(self._views["block_table"])
+        return last.forward, last.rows
 
     def prepare_one(self, slots: np.ndarray, token_ids: np.ndarray, positions: np.ndarray) -> ForwardBatch:
         """Fill the buffers for one token of each slot, at a place its blocks reach to: [num_seqs] int64 each.
@@ -122,6 +189,7 @@ class InputBuffers:
         seq_lens: np.ndarray,
         logits_at: np.ndarray,
     ) -> ForwardBatch:
+        self._last = None
         width = -(-int(seq_lens.max()) // self.table.block_size)
         blocks_np, blocks = self._fill("block_table", self.table.block_table[slots, :width].ravel())
         slots_np, slots_tensor = self._fill("slot_mapping", slot_mapping)

@@ -46,9 +46,14 @@ class ModelRunner:
         self._drafting = drafting
         self._adapters = adapters
 
-    @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
         """Run one step."""
+        if torch.is_inference_mode_enabled():  # as in a process of ours: entering costs as much as building inputs
+            return self._execute(batch)
+        with torch.inference_mode():
+            return self._execute(batch)
+
+    def _execute(self, batch: Batch) -> StepResult:
         started = time.perf_counter()
         failed = self._begin(batch)
         trees = self._drafting.trees(batch.sequences)
@@ -100,7 +105,7 @@ class ModelRunner:
     ) -> dict[int, SequenceResult]:
         """Sample, verify drafts, and write the new tokens into the table."""
         gained = self._gained(batch, rows, logits, failed, trees) if logits is not None else {}
-        wants_logprobs = logits is not None and bool((self._table.logprobs[rows.slots] >= 0).any())
+        wants_logprobs = logits is not None and rows.chosen_by(self._table).wants_logprobs
         results: dict[int, SequenceResult] = {}
         for scheduled in batch.sequences:
             slot = scheduled.slot

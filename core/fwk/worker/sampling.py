@@ -124,9 +124,8 @@ class SamplingPipeline:
 
     def sample(self, logits: Tensor, rows: StepRows) -> list[int]:
         """Pick a token for each row of ``logits`` [num_rows, vocab_size]; -1 for a row no token can be picked for."""
-        table = self._table
-        is_greedy = table.is_greedy[rows.slots]
-        all_greedy = bool(is_greedy.all())
+        choices = rows.chosen_by(self._table)
+        is_greedy, all_greedy = choices.is_greedy, choices.all_greedy
         logits = self._process(self._first, logits, rows)
         unfinished: np.ndarray | None = None
         if self._last and not all_greedy:
@@ -135,12 +134,13 @@ class SamplingPipeline:
             logits, settled = self._settle_drawn(logits, rows, is_greedy)
             if unfinished is not None:
                 unfinished[settled] = -1
-        positions = rows.num_tokens.astype(np.int64)
-        picked = SamplingRows(is_greedy, table.seeds[rows.slots], positions, all_greedy, unfinished)
+        picked = SamplingRows(is_greedy, choices.seeds, rows.num_tokens, all_greedy, unfinished)
         return self._sampler.sample(logits, picked).tolist()
 
     def _process(self, processors: list[_Active], logits: Tensor, rows: StepRows) -> Tensor:
         """Run those processors that a row asks for, on a copy of the logits in float32."""
+        if not any(active.slots for active in processors):
+            return logits
         in_step = set(rows.slots.tolist())
         asked = [active for active in processors if not active.slots.isdisjoint(in_step)]
         if not asked:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from fwk.types import Batch, NewSequence, ScheduledSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How the tokens of some slots are chosen: what stays the same as long as their sequences do."""
+
+    is_greedy: np.ndarray  # [n] bool
+    seeds: np.ndarray  # [n] uint64
+    all_greedy: bool
+    wants_logprobs: bool  # of at least one
 
 
 class SequenceTable:
@@ -54,6 +66,11 @@ class SequenceTable:
         """Where in the KV cache the tokens at ``positions`` of ``slots`` are kept: [n] int64 each."""
         size = self.block_size
         return self.block_table[slots, positions // size].astype(np.int64) * size + positions % size
+
+    def choices(self, slots: np.ndarray) -> Choices:
+        """What the sequences in ``slots`` [n] asked for."""
+        is_greedy = self.is_greedy[slots]
+        return Choices(is_greedy, self.seeds[slots], bool(is_greedy.all()), bool((self.logprobs[slots] >= 0).any()))
 
     def begin(self, batch: Batch) -> None:
         """Take in a plan: new sequences, new and other blocks, drafts."""

@@ -134,12 +134,12 @@ def planned(
 
     backend = build("cpu", torch.float32)
     batch = make_batch(pasts, num_new, tables)
-    table = batch.kv_groups[0].block_table_np
-    members, tasks, answer = backend._planner.tasks(LayerKind(0, 9, 3, 64, window), batch, table)
+    plan = backend._planner.make(LayerKind(0, 9, 3, 64, window), batch)
+    answer = plan.answer
     found = []
-    for task in tasks:
+    for task in plan.tasks[: answer.num_tasks]:
         first = int(task["first_member"])
-        for member in members[first : first + int(task["num_members"])]:
+        for member in plan.members[first : first + int(task["num_members"])]:
             found.append(tuple({name: int(x[name]) for name in x.dtype.names} for x in (member, task)))
     parts = sorted(member["part"] for member, _ in found if member["part"] >= 0)
     assert parts == list(range(answer.num_parts))
@@ -174,6 +174,32 @@ def test_blocks_that_sequences_share_are_read_together() -> None:
         tasks = {task["first_member"] for _, task in found if task["first_key"] == key}
         by_keys[key] = sorted([m["seq"] for m, t in found if t["first_member"] == first] for first in tasks)
     assert by_keys == {0: [[0, 1, 2, 3], [4], [5]], 256: [[0, 1, 2], [3], [4], [5]]}
+
+
+def test_a_batch_that_comes_again_is_cut_as_one_that_is_new() -> None:
+    """Each step all sequences are a token longer: ranges of keys come to be, more members than there was room for."""
+    from fwk_attention.cpu.plan import LayerKind
+
+    kind, lens = LayerKind(0, 9, 3, 64, None), [3, 250, 511, 700]
+    batch = make_batch(lens, [1] * 4, block_tables([n + 900 for n in lens]))
+    planner, other = (build("cpu", torch.float32)._planner for _ in "ab")
+    struct = planner.make(kind, batch).struct
+    for step in range(1, 800):
+        batch.seq_lens_np += 1
+        plan = planner.make(kind, batch)
+        assert plan.struct is struct
+        assert min(len(plan.members), len(plan.tasks)) >= 4 + batch.seq_lens_np.sum() // 256 + 2 * 4
+        if step % 40:
+            continue
+        new = other.make(kind, dataclasses.replace(batch))
+        count = sum(int(task["num_members"]) for task in new.tasks[: new.answer.num_tasks])
+        assert [plan.members[:count].tolist(), plan.tasks[: plan.struct.num_tasks].tolist()] == [
+            new.members[:count].tolist(),
+            new.tasks[: new.struct.num_tasks].tolist(),
+        ]
+        assert plan.answer.part_rows == plan.struct.part_rows == new.struct.part_rows
+        assert len(plan.outcomes[1]) == plan.answer.num_parts * 3 == new.answer.num_parts * 3
+    assert planner.make(kind, make_batch([5], [1], [[0]])).answer.num_tasks == 1
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

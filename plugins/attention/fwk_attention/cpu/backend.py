@@ -34,19 +34,23 @@ class CpuBackend(AttentionBackend):
         computed = "bfloat16" if context.dtype == torch.bfloat16 else "float32"
         self._attend = operator(library, f"attend_{computed}_{context.kv_dtype}")
         self._planner = Planner(library, context.block_size)
+        self._layers: list[AttentionLayer] = []  # that the latest plan was for, and their kinds
+        self._kinds: list[LayerKind] = []
 
     def block_format(self, spec: KVSpec) -> BlockFormat:
         return self._layout.block_format(spec)
 
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> dict[LayerKind, Plan]:
-        plans: dict[LayerKind, Plan] = {}
+        if layers is not self._layers:
+            self._layers, self._kinds = layers, self._kinds_of(layers)
+        return {kind: self._planner.make(kind, batch) for kind in self._kinds}
+
+    def _kinds_of(self, layers: list[AttentionLayer]) -> list[LayerKind]:
         for layer in layers:
             if layer.state is None:
                 is_tiled = self._layout.is_tiled(layer.head_size)
                 layer.state = LayerState.of(layer, self.context.block_size, is_tiled)
-            if layer.state.kind not in plans:
-                plans[layer.state.kind] = self._planner.make(layer.state.kind, batch)
-        return plans
+        return list(dict.fromkeys(layer.state.kind for layer in layers))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         assert layer.kv_cache is not None, "forward before the KV cache was allocated"

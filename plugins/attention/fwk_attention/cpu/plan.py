@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,6 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fwk.interfaces.attention import AttentionLayer
     from fwk.types import ForwardBatch
 
@@ -110,75 +107,96 @@ class LayerState:
         return LayerState(LayerKind.of(layer), struct, ctypes.addressof(struct))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
-    """One step for one kind of layer. ``kept`` holds what the structure points at."""
+    """One step for one kind of layer. ``kept`` holds what the structures point at.
 
+    A batch may come again, with the same sequences each a token longer; then only the question is asked again.
+    """
+
+    kind: LayerKind
+    batch: ForwardBatch
     struct: PlanStruct
-    is_small: bool
+    question: Question
+    answer: Answer
+    members: np.ndarray  # of MEMBER, room for more than there are
+    tasks: np.ndarray  # of TASK, likewise
     kept: tuple[Any, ...]
+    num_left: int  # times that the batch may come again before there may be too little room
+    outcomes: tuple[Any, ...] = ()  # memory of those that are to be merged, and counts of those that are there
+
+    @property
+    def is_small(self) -> bool:
+        """Whether one thread computes it sooner than the others wake up."""
+        return self.answer.num_scores * self.kind.num_kv_heads <= FEW_SCORES
 
 
 class Planner:
-    """Makes plans by the library's function for it."""
+    """Makes plans by the library's function for it.
+
+    How a sequence is cut depends on its own lengths alone; which of its ranges are read together with others', on the
+    blocks.
+    """
 
     def __init__(self, library: ctypes.CDLL, block_size: int) -> None:
         self._plan = library.plan_attention
         self._plan.argtypes = (ctypes.c_void_p,) * 4
         self._plan.restype = None
         self._block_size = block_size
-        self._structs: dict[LayerKind, PlanStruct] = defaultdict(PlanStruct)
-
-    def tasks(self, kind: LayerKind, batch: ForwardBatch, table: Any) -> tuple[Any, Any, Answer]:
-        """Members [num_members and more], tasks [num_tasks] and what else is known of them.
-
-        How a sequence is cut depends on its own lengths alone; which of its ranges are read together with others', on
-        the blocks.
-        """
-        starts = np.ascontiguousarray(batch.query_start_np, np.int32)
-        lens = np.ascontiguousarray(batch.seq_lens_np, np.int32)
-        room = int(starts[-1]) + int(lens.sum()) // RANGE + 2 * len(lens)
-        members, tasks = np.empty(room, MEMBER), np.empty(room, TASK)
-        group = kind.num_heads // kind.num_kv_heads
-        question = Question(
-            *(starts.ctypes.data, lens.ctypes.data, table.ctypes.data),
-            *(len(lens), table.shape[1], self._block_size, group),
-            *(kind.sliding_window or 0, batch.tree_mask is not None, MAX_ROWS, FEW_ROWS, RANGE),
-        )
-        answer = Answer()
-        self._plan(ctypes.addressof(question), members.ctypes.data, tasks.ctypes.data, ctypes.addressof(answer))
-        return members, tasks[: answer.num_tasks], answer
+        self._plans: dict[LayerKind, Plan] = {}
 
     def make(self, kind: LayerKind, batch: ForwardBatch) -> Plan:
-        """A plan where the one before for such layers was: recorded steps expect it there."""
-        group = batch.kv_groups[kind.kv_group]
-        slots = np.ascontiguousarray(group.slot_mapping_np, np.int64)
-        table = np.ascontiguousarray(group.block_table_np, np.int32)
-        members, tasks, answer = self.tasks(kind, batch, table)
+        """A plan whose structure is where the one before for such layers was: recorded steps expect it there."""
+        plan = self._plans.get(kind)
+        if plan is None or plan.batch is not batch or not plan.num_left:
+            plan = self._plans[kind] = self._new(kind, batch, PlanStruct() if plan is None else plan.struct)
+        plan.num_left -= 1
+        self._cut(plan)
+        return plan
+
+    def _new(self, kind: LayerKind, batch: ForwardBatch, struct: PlanStruct) -> Plan:
+        given = batch.kv_groups[kind.kv_group]
+        arrays = (batch.query_start_np, batch.seq_lens_np, given.block_table_np)
+        starts, lens, table = kept = tuple(np.ascontiguousarray(x, np.int32) for x in arrays)
+        slots = np.ascontiguousarray(given.slot_mapping_np, np.int64)
+        is_same = slots is given.slot_mapping_np and all(x is y for x, y in zip(kept, arrays, strict=True))
         tree, positions = batch.tree_mask, batch.positions
         if tree is not None:
             tree, positions = tree.contiguous(), positions.contiguous()
-        parts: Tensor | None = None
-        finished: Any = None
-        if answer.num_parts:
-            width = -(-kind.head_size // 16) * 16 + 2
-            parts = torch.empty(answer.num_parts * kind.num_kv_heads * answer.part_rows * width)
-            finished = np.zeros(answer.num_parts * kind.num_kv_heads, np.int32)
-        struct = self._structs[kind]
-        struct.__init__(
-            members.ctypes.data,
-            tasks.ctypes.data,
-            slots.ctypes.data,
-            table.ctypes.data,
-            positions.data_ptr(),
-            None if tree is None else tree.data_ptr(),
-            None if parts is None else parts.data_ptr(),
-            None if finished is None else finished.ctypes.data,
-            table.shape[1],
-            0 if tree is None else tree.shape[1],
-            len(tasks),
-            len(slots),
-            answer.part_rows,
+        room = int(starts[-1]) + int(lens.sum()) // RANGE + 3 * len(lens)  # one more for each while it comes again
+        members, tasks = np.empty(room, MEMBER), np.empty(room, TASK)
+        question = Question(
+            *(starts.ctypes.data, lens.ctypes.data, table.ctypes.data),
+            *(len(lens), table.shape[1], self._block_size, kind.num_heads // kind.num_kv_heads),
+            *(kind.sliding_window or 0, tree is not None, MAX_ROWS, FEW_ROWS, RANGE),
         )
-        kept = (members, tasks, slots, table, tree, positions, parts, finished)
-        return Plan(struct, answer.num_scores * kind.num_kv_heads <= FEW_SCORES, kept)
+        struct.__init__(
+            members=members.ctypes.data,
+            tasks=tasks.ctypes.data,
+            slots=slots.ctypes.data,
+            table=table.ctypes.data,
+            positions=positions.data_ptr(),
+            tree=None if tree is None else tree.data_ptr(),
+            parts=None,
+            finished=None,
+            part_rows=0,
+            table_width=table.shape[1],
+            tree_width=0 if tree is None else tree.shape[1],
+            num_tokens=len(slots),
+        )
+        left = RANGE if is_same and batch.is_decode else 1
+        kept = (*kept, slots, tree, positions)
+        return Plan(kind, batch, struct, question, Answer(), members, tasks, kept, left)
+
+    def _cut(self, plan: Plan) -> None:
+        """Ask for the tasks of the lengths as they are now."""
+        answer, struct, had = plan.answer, plan.struct, (plan.answer.num_parts, plan.answer.part_rows)
+        self._plan(ctypes.addressof(plan.question), struct.members, struct.tasks, ctypes.addressof(answer))
+        struct.num_tasks = answer.num_tasks
+        if had == (answer.num_parts, answer.part_rows):
+            return
+        places = answer.num_parts * plan.kind.num_kv_heads
+        width = -(-plan.kind.head_size // 16) * 16 + 2
+        parts, finished = torch.empty(places * answer.part_rows * width), np.zeros(places, np.int32)
+        plan.outcomes = (parts, finished)
+        struct.parts, struct.finished, struct.part_rows = parts.data_ptr(), finished.ctypes.data, answer.part_rows

@@ -27,7 +27,7 @@ struct Settings {
 struct Sample {
     const void* logits;  // [num_rows, vocab_size]; numbers from row to row
     int64_t stride, vocab_size, num_rows;
-    const Settings* settings;  // [num_rows]
+    const Settings* settings;  // [num_rows], or null: the most likely token of each
     int64_t* tokens;           // [num_rows]
 };
 
@@ -307,9 +307,11 @@ class Row {
 
 template <class T>
 void sample(const Sample& a, fwk::Member& m) {
+    static const Settings greedy{};
     m.chunks(a.num_rows, [&](int64_t i) {
         thread_local Row<T> row;
-        a.tokens[i] = row.pick((const T*)a.logits + i * a.stride, a.vocab_size, a.settings[i]);
+        const Settings& settings = a.settings ? a.settings[i] : greedy;
+        a.tokens[i] = row.pick((const T*)a.logits + i * a.stride, a.vocab_size, settings);
     });
 }
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +51,15 @@ class SampleStruct(ctypes.Structure):
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Greedy:
+    """The latest call for the most likely tokens of a tensor of logits."""
+
+    logits: Callable[[], Tensor | None]  # weak: what is not replayed is not kept
+    tokens: Tensor
+    call: SampleStruct
+
+
 class CpuSampler(Sampler):
     """The most likely token of greedy rows (of equals the first); one drawn by inverse CDF for the others.
 
@@ -62,6 +74,7 @@ class CpuSampler(Sampler):
             for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16"))
         }
         self._settings = np.zeros(context.num_slots, SETTINGS)
+        self._greedy: _Greedy | None = None
 
     def add(self, slot: int, params: SamplingParams) -> None:
         top_k = params.top_k if 0 < params.top_k < self.context.vocab_size else 0
@@ -70,23 +83,40 @@ class CpuSampler(Sampler):
         self._settings[slot] = (0.0, temperature, min(params.top_p, 1.0), min_logit, top_k)
 
     def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        logits = logits if logits.dtype in self._operators else logits.float()
-        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        if rows.all_greedy:
+            return self._most_likely(logits)
+        logits = self._readable(logits)
         if rows.unfinished is None:
             settings = np.full(len(logits), np.array(FINISHED, SETTINGS))
         else:
             settings = self._settings[rows.unfinished]
             settings[rows.unfinished < 0] = FINISHED
-        if rows.all_greedy:
-            settings["temperature"] = 0.0
-        else:
-            settings["temperature"][rows.is_greedy] = 0.0
-            settings["draw"] = uniform(rows.seeds, rows.positions)
+        settings["temperature"][rows.is_greedy] = 0.0
+        settings["draw"] = uniform(rows.seeds, rows.positions)
         tokens = torch.empty(len(logits), dtype=torch.int64)
-        count = logits.shape[1]
-        args = SampleStruct(
-            *(logits.data_ptr(), logits.stride(0), count, len(logits)), settings.ctypes.data, tokens.data_ptr()
-        )
-        is_small = len(logits) == 1 or logits.numel() <= FEW_LOGITS
-        self.context.team.run(self._operators[logits.dtype], args, is_small=is_small)
+        self._run(logits, self._call(logits, settings.ctypes.data, tokens))
         return tokens
+
+    def _most_likely(self, logits: Tensor) -> Tensor:
+        """Of every row. Steps that are replayed come with the same logits: then all is there from the step before."""
+        last = self._greedy
+        if last is None or last.logits() is not logits:
+            given, logits = logits, self._readable(logits)
+            tokens = torch.empty(len(logits), dtype=torch.int64)
+            last = _Greedy(weakref.ref(given), tokens, self._call(logits, None, tokens))
+            self._greedy = last if logits is given else None  # a copy would not have the next step's numbers
+        self._run(logits, last.call)
+        return last.tokens
+
+    def _readable(self, logits: Tensor) -> Tensor:
+        """The logits, or a copy that the kernel can read."""
+        logits = logits if logits.dtype in self._operators else logits.float()
+        return logits if logits.stride(1) == 1 else logits.contiguous()
+
+    def _call(self, logits: Tensor, settings: int | None, tokens: Tensor) -> SampleStruct:
+        count, size = logits.shape
+        return SampleStruct(logits.data_ptr(), logits.stride(0), size, count, settings, tokens.data_ptr())
+
+    def _run(self, logits: Tensor, call: SampleStruct) -> None:
+        is_small = call.num_rows == 1 or call.num_rows * call.vocab_size <= FEW_LOGITS
+        self.context.team.run(self._operators[logits.dtype], call, is_small=is_small)

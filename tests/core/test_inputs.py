@@ -1,0 +1,148 @@
+"""Inputs of a step: those that are the last step's, a place further, are what they would be if built anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from fwk.types import Batch, ForwardBatch, NewSequence, SamplingParams, ScheduledSequence
+from fwk.worker.inputs import InputBuffers, StepRows
+from fwk.worker.table import SequenceTable
+
+BLOCK, NUM_SLOTS, LONGEST = 4, 6, 60
+
+
+def tables() -> tuple[SequenceTable, InputBuffers]:
+    table = SequenceTable(NUM_SLOTS, LONGEST, BLOCK)
+    return table, InputBuffers(table, 64, NUM_SLOTS, torch.device("cpu"))
+
+
+def numbers(forward: ForwardBatch, rows: StepRows) -> dict[str, object]:
+    """All that a step is told, as lists."""
+    found: dict[str, object] = {}
+    for holder in (forward, forward.kv_groups[0], rows):
+        for field in dataclasses.fields(holder):
+            value = getattr(holder, field.name)
+            if isinstance(value, torch.Tensor | np.ndarray):
+                found[f"{type(holder).__name__}.{field.name}"] = (tuple(value.shape), value.tolist())
+    return found
+
+
+class Plans:
+    """Makes batches of sequences that decode, with the blocks they need."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self._blocks = iter(range(1, 1000))
+        self.lengths = dict(enumerate(lengths))
+        self._step = 0
+
+    def prompts(self) -> Batch:
+        new = [
+            NewSequence(slot, [7 * slot + i for i in range(n)], n, 0, [], SamplingParams(temperature=slot / 2), slot)
+            for slot, n in self.lengths.items()
+        ]
+        chunks = [ScheduledSequence(slot, n, True, self._grow(0, n), []) for slot, n in self.lengths.items()]
+        return Batch(self._count(), [], new, chunks)
+
+    def decode(self, slots: list[int], replaced: dict[int, list[tuple[int, int]]] | None = None) -> Batch:
+        chunks: list[ScheduledSequence] = []
+        for slot in slots:
+            n = self.lengths[slot]
+            self.lengths[slot] = n + 1
+            chunks.append(ScheduledSequence(slot, 1, True, self._grow(n, n + 1), [], (replaced or {}).get(slot, [])))
+        return Batch(self._count(), [], [], chunks)
+
+    def _grow(self, before: int, after: int) -> list[int]:
+        return [next(self._blocks) for _ in range(-(-before // BLOCK), -(-after // BLOCK))]
+
+    def _count(self) -> int:
+        self._step += 1
+        return self._step
+
+
+def steps() -> Iterator[Batch]:
+    """Sequences that decode together; one rests; a shared block is replaced; the longest needs a wider table."""
+    plans = Plans([3, 9, 5])
+    yield plans.prompts()
+    for _ in range(9):
+        yield plans.decode([0, 1, 2])
+    yield plans.decode([0, 1, 2], {1: [(0, 900), (1, 901)]})
+    for _ in range(6):
+        yield plans.decode([2, 0])
+    for _ in range(7):
+        yield plans.decode([0, 1, 2])
+
+
+def take_in(table: SequenceTable, batch: Batch) -> None:
+    for scheduled in batch.sequences:
+        table.finish(scheduled, [1000 * scheduled.slot + batch.step])
+
+
+def test_a_place_further_is_as_built_anew() -> None:
+    """Every step's inputs, by buffers that saw the step before, and by buffers that did not."""
+    table, inputs = tables()
+    num_again, last = 0, None
+    for batch in steps():
+        table.begin(batch)
+        forward, rows = inputs.prepare(batch)
+        num_again += forward is last
+        last = forward
+        anew = InputBuffers(table, 64, NUM_SLOTS, torch.device("cpu")).prepare(batch)
+        assert numbers(forward, rows) == numbers(*anew)
+        take_in(table, batch)
+    assert num_again >= 14
+
+
+@pytest.mark.parametrize("change", ["new", "a chunk", "drafts", "no sample", "another order"])
+def test_other_steps_are_built_anew(change: str) -> None:
+    plans = Plans([3, 9])
+    table, inputs = tables()
+    first: ForwardBatch | None = None
+    for batch in (plans.prompts(), plans.decode([0, 1])):
+        table.begin(batch)
+        first, _ = inputs.prepare(batch)
+        take_in(table, batch)
+    batch = plans.decode([1, 0] if change == "another order" else [0, 1])
+    if change == "new":
+        tokens = list(range(batch.sequences[0].num_new_tokens))
+        batch.new = [NewSequence(0, tokens, 1, 0, [50], SamplingParams(), 3)]
+    if change == "a chunk":
+        batch.sequences[0] = ScheduledSequence(0, 2, True, [70], [])
+    if change == "drafts":
+        batch.sequences[0] = ScheduledSequence(0, 2, True, [70], [5])
+    if change == "no sample":
+        batch.sequences[0] = ScheduledSequence(0, 1, False, [], [])
+    table.begin(batch)
+    forward, rows = inputs.prepare(batch)
+    assert forward is not first
+    assert numbers(forward, rows) == numbers(*InputBuffers(table, 64, NUM_SLOTS, torch.device("cpu")).prepare(batch))
+
+
+def test_other_inputs_in_between_are_noticed() -> None:
+    """A draft model's step in the same buffers."""
+    plans = Plans([3, 9])
+    table, inputs = tables()
+    for batch in (plans.prompts(), plans.decode([0, 1])):
+        table.begin(batch)
+        inputs.prepare(batch)
+        take_in(table, batch)
+    inputs.prepare_one(np.array([1]), np.array([42]), np.array([2]))
+    batch = plans.decode([0, 1])
+    table.begin(batch)
+    anew = InputBuffers(table, 64, NUM_SLOTS, torch.device("cpu")).prepare(batch)
+    assert numbers(*inputs.prepare(batch)) == numbers(*anew)
+
+
+def test_what_a_token_is_chosen_by_is_asked_once() -> None:
+    table, inputs = tables()
+    plans = Plans([3, 9])
+    table.begin(batch := plans.prompts())
+    _, rows = inputs.prepare(batch)
+    choices = rows.chosen_by(table)
+    assert (choices.is_greedy.tolist(), choices.all_greedy, choices.wants_logprobs) == ([True, False], False, False)
+    assert rows.chosen_by(table) is choices
+    assert rows.take(np.array([0])).chosen_by(table).all_greedy
