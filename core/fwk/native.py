@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fwk import amx
 from fwk.errors import ConfigError, PluginError
 
 COMPILERS = ("c++", "g++", "clang++")
@@ -46,6 +47,7 @@ ISA_FLAGS: dict[str, tuple[str, ...]] = {
 }
 ISA_FLAGS["avx512_vnni"] = (*ISA_FLAGS["avx512"], "-mavx512vnni")
 ISA_FLAGS["avx512_bf16"] = (*ISA_FLAGS["avx512_vnni"], "-mavx512bf16")
+ISA_FLAGS["amx"] = (*ISA_FLAGS["avx512_bf16"], *amx.FLAGS)
 """Instruction sets a kernel may be built for, from the least to the most, and how compilers are told."""
 
 ISA_NEEDS: dict[str, frozenset[str]] = {
@@ -55,12 +57,17 @@ ISA_NEEDS: dict[str, frozenset[str]] = {
 }
 ISA_NEEDS["avx512_vnni"] = ISA_NEEDS["avx512"] | {"avx512_vnni"}
 ISA_NEEDS["avx512_bf16"] = ISA_NEEDS["avx512_vnni"] | {"avx512_bf16"}
+ISA_NEEDS["amx"] = ISA_NEEDS["avx512_bf16"] | amx.CPU_FLAGS
+
+EMULATED_AMX = "amx_emulated"
+"""The kernels of ``amx`` with the instructions' work computed, on the most that this machine has besides: hundreds of
+times as slow, for tests. Only whoever names it gets it."""
 
 INCLUDE = Path(__file__).with_name("native_include")
 """Where core's headers are."""
 
 ISA_VARIABLE = "FWK_CPU_ISA"
-"""Environment variable that names a lesser instruction set than the machine has."""
+"""Environment variable that names a lesser instruction set than the machine has, or ``EMULATED_AMX``."""
 
 
 @functools.cache
@@ -88,10 +95,30 @@ def refusal() -> str | None:
     return None
 
 
+@functools.cache
+def amx_refusal() -> str | None:
+    """Why kernels do not use AMX; None when they may. A CPU that has it and may not use it is told of once."""
+    if not ISA_NEEDS["amx"] <= cpu_flags():
+        return "this CPU has no AMX"
+    why = amx.refused_by_system()
+    compiler = _compiler()
+    if why is None and compiler is not None:
+        why = amx.refused_by_compiler(tuple(compiler))
+    if why is not None:
+        print(f"fwk: kernels are built without this CPU's AMX: {why}", file=sys.stderr, flush=True)
+    return why
+
+
 def isas() -> list[str]:
     """Instruction sets this machine can run, from the least to the most."""
     flags = cpu_flags()
-    return [name for name, needs in ISA_NEEDS.items() if needs <= flags]
+    possible = [name for name, needs in ISA_NEEDS.items() if needs <= flags]
+    return [name for name in possible if name != "amx" or amx_refusal() is None]
+
+
+def testable_isas() -> list[str]:
+    """What tests of kernels go through: ``isas()`` and the emulation."""
+    return [*isas(), EMULATED_AMX]
 
 
 def isa() -> str:
@@ -101,22 +128,49 @@ def isa() -> str:
     """
     possible = isas()
     wanted = os.environ.get(ISA_VARIABLE) or possible[-1]
-    if wanted not in possible:
-        raise ConfigError(f"{ISA_VARIABLE}={wanted}: this machine runs {', '.join(possible)}")
+    if wanted not in (*possible, EMULATED_AMX):
+        why = f"; {amx_refusal()}" if wanted == "amx" else ""
+        raise ConfigError(f"{ISA_VARIABLE}={wanted}: this machine runs {', '.join(possible)}{why}")
     return wanted
 
 
-def load(source: Path, instructions: str | None = None) -> ctypes.CDLL:
-    """The library built from one C++ file; a cached one, if nothing it depends on has changed.
+def flags_of(instructions: str) -> tuple[str, ...]:
+    """How compilers are told of an instruction set: one of ``testable_isas()``."""
+    if instructions == EMULATED_AMX:
+        most = next(name for name in reversed(isas()) if name != "amx")
+        return (*ISA_FLAGS[most], "-DFWK_EMULATED_TILES", "-O1")  # built twice as fast, and slow in any case
+    return ISA_FLAGS[instructions]
 
-    instructions: one of ``isas()``; by default ``isa()``. Raises ``PluginError`` when there is no compiler, or it
-    fails.
+
+def has_pairs(instructions: str) -> bool:
+    """Whether kernels multiply bfloat16 in pairs."""
+    return "-mavx512bf16" in flags_of(instructions)
+
+
+def load(source: Path, instructions: str | None = None) -> ctypes.CDLL:
+    """The library of one C++ file, built if nobody has; instructions: by default ``isa()``.
+
+    Raises ``PluginError`` when there is no compiler, or it fails.
+    """
+    target = build(source, instructions)
+    import torch  # noqa: F401, PLC0415 - brings the OpenMP runtime that the library is to share
+
+    try:
+        return ctypes.CDLL(str(target))
+    except OSError as error:
+        raise PluginError(f"the kernel {target} cannot be loaded: {error}; remove that file to build it anew") from None
+
+
+def build(source: Path, instructions: str | None = None) -> Path:
+    """Where the library of one C++ file is: in the cache, if nothing it depends on has changed, or built there.
+
+    instructions: one of ``ISA_FLAGS``, which this machine need not have, or ``EMULATED_AMX``. Raises as ``load`` does.
     """
     why = refusal()
     compiler = _compiler()
     if why is not None or compiler is None:
         raise PluginError(f"the kernel {source.stem} {why}")
-    flags = (*COMMON_FLAGS, *ISA_FLAGS[instructions or isa()])
+    flags = (*COMMON_FLAGS, *flags_of(instructions or isa()))
     key = hashlib.sha256()
     said = (" ".join(flags), _version(compiler), platform.machine())
     for part in (*(file.read_bytes() for file in _files(source)), *map(str.encode, said)):
@@ -127,12 +181,7 @@ def load(source: Path, instructions: str | None = None) -> ctypes.CDLL:
         with _locked(folder / f"{target.name}.lock"):
             if not target.exists():
                 _build(source, target, compiler, flags)
-    import torch  # noqa: F401, PLC0415 - brings the OpenMP runtime that the library is to share
-
-    try:
-        return ctypes.CDLL(str(target))
-    except OSError as error:
-        raise PluginError(f"the kernel {target} cannot be loaded: {error}; remove that file to build it anew") from None
+    return target
 
 
 def _files(source: Path) -> list[Path]:

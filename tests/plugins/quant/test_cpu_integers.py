@@ -23,7 +23,7 @@ NUM_TOKENS = [0, 1, 5, 14]
 SCHEMES = ["middle", "zeros", "offsets", "nested"]
 
 
-@pytest.fixture(scope="module", params=native.isas())
+@pytest.fixture(scope="module", params=native.testable_isas())
 def kernel(request: pytest.FixtureRequest) -> IntegerKernel:
     return IntegerKernel(Team(2), request.param)
 
@@ -124,6 +124,24 @@ def test_rows_are_what_was_packed(bits: int, scheme: str, kernel: IntegerKernel)
     mine = kernel.rows(packed, indices, torch.float32)
     torch.testing.assert_close(mine.double(), wanted, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(kernel.rows(packed, indices, torch.bfloat16), mine.bfloat16(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "scheme"), [(8, 2**31, "middle"), (8, 12, "zeros"), (6, 16, "nested"), (4, 32, "offsets")]
+)
+def test_the_number_of_rows_changes_nothing(bits: int, group: int, scheme: str, kernel: IntegerKernel) -> None:
+    """Few rows, and many by blocks of AMX where the kernel has them, give the same bits."""
+    columns = 300 if group > 300 else 192
+    packed, x = kernel.pack(matrix_of(bits, (70, columns, group), scheme)), torch.randn(70, columns)
+    whole = kernel.apply(packed, x, None)
+    for first, end in ((0, 1), (16, 18), (3, 11), (20, 60), (37, 70)):
+        assert torch.equal(kernel.apply(packed, x[first:end], None), whole[first:end])
+
+
+def test_tiles_are_given_back() -> None:
+    kernel = IntegerKernel(Team(3), native.EMULATED_AMX)
+    kernel.apply(kernel.pack(matrix_of(4, (100, 192, 64), "zeros")), torch.randn(50, 192), None)
+    assert native.load(kernel.source, native.EMULATED_AMX).emulated_tiles_in_use() == 0
 
 
 def test_the_number_of_threads_changes_nothing(kernel: IntegerKernel) -> None:

@@ -19,7 +19,7 @@ NUM_TOKENS = [0, 1, 2, 3, 5, 11, 12, 13, 14, 40, 99, 100]
 """Around the rows of a tile, those each thread prepares for itself, and a block of rows."""
 
 
-@pytest.fixture(scope="module", params=native.isas())
+@pytest.fixture(scope="module", params=native.testable_isas())
 def kernel(request: pytest.FixtureRequest) -> FloatKernel:
     return FloatKernel(Team(2), request.param)
 
@@ -72,6 +72,12 @@ def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype, kernel: FloatKer
     assert bool(y[3].isnan().all())
     assert not bool(y[5].isfinite().any())
     assert bool(y[[0, 1, 2, 4, *range(6, 14)]].isfinite().all())
+
+
+def test_tiles_are_given_back() -> None:
+    kernel = FloatKernel(Team(3), native.EMULATED_AMX)
+    kernel.apply(kernel.pack(random(100, 64, dtype=torch.bfloat16)), random(50, 64, dtype=torch.bfloat16), None)
+    assert native.load(kernel.source, native.EMULATED_AMX).emulated_tiles_in_use() == 0
 
 
 def test_wrong_inputs_are_refused(kernel: FloatKernel) -> None:

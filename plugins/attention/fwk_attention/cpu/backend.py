@@ -27,7 +27,7 @@ class CpuBackend(AttentionBackend):
 
     def __init__(self, context: AttentionContext) -> None:
         super().__init__(context)
-        has_pairs = context.dtype == torch.bfloat16 and native.isa() == "avx512_bf16"
+        has_pairs = context.dtype == torch.bfloat16 and native.has_pairs(native.isa())
         stored = context.dtype if context.kv_dtype == "auto" else torch.uint8
         self._layout = Layout(context.block_size, 2 if has_pairs else 1, stored)
         library = native.load(SOURCE)

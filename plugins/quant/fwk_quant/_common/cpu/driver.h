@@ -26,7 +26,7 @@ struct Rows {
     Rows from(int64_t row) const { return {first + row * stride, stride, side}; }
 };
 
-// K: a kind of matrix; how rows of x are prepared for it, a panel opened, and tiles computed.
+// K: a kind of matrix; how rows of x are prepared for it, a panel opened, and tiles of ROWS x COLUMNS computed.
 template <class K, class T>
 Rows rows_of(const Linear& call, fwk::Member& member) {
     const Matrix& m = *call.matrix;
@@ -87,7 +87,7 @@ void run(const Linear& call, fwk::Member& member) {
             const int64_t last = first + part(end - first, tile + 1, tiles, x.side);
             const int64_t half = tile + 2 - tiles;
             alignas(64) float sums[K::ROWS * PANEL];
-            for (int column = 0; column < PANEL; column += C * W)
+            for (int column = 0; column < PANEL; column += K::COLUMNS)
                 opened.multiply(int(last - at), x.from(at), column, sums + column,
                                 tiles == 1 ? Ahead{ahead, 2} : Ahead{ahead + half * m.num_words * 64, half >= 0});
             put<T>(call, sums, at, int(last - at), panel * PANEL);

@@ -1,13 +1,14 @@
 // Linear layers of float32 and bfloat16.
 
 #include "driver.h"
+#include "float_blocks.h"
 #include "float_tiles.h"
 
 namespace kernel {
 
 template <class F>
 struct Floats {
-    static constexpr int ROWS = FLOAT_ROWS, SIDE = kernel::SIDE;
+    static constexpr int ROWS = FLOAT_ROWS, COLUMNS = C * W, SIDE = kernel::SIDE;
 
     static int64_t row_bytes(const Matrix& m) { return m.num_words * F::PARTS * 4; }
 
@@ -18,10 +19,8 @@ struct Floats {
         if (F::PARTS == 1) {
             constexpr int64_t COUNT = 4 / sizeof(T);  // numbers of a word
             for (; k < m.in_features / COUNT; k++) memcpy(to + k * step, x + k * COUNT, 4);
-            if (k < words) {
-                memset(to + k * step, 0, 4);
-                memcpy(to + k * step, x + k * COUNT, (m.in_features - k * COUNT) * sizeof(T));
-            }
+            for (int64_t i = k; i < words; i++) memset(to + i * step, 0, 4);
+            memcpy(to + k * step, x + k * COUNT, (m.in_features - k * COUNT) * sizeof(T));
             return;
         }
         for (; k < m.in_features; k++) {
@@ -34,8 +33,13 @@ struct Floats {
     // Whether rows of x are read where they lie.
     template <class T>
     static bool reads(const Linear& call) {
-        if (SIDE > 1 && call.rows > ROWS) return false;
-        return F::PARTS == 1 && call.matrix->num_words * 4 == int64_t(call.matrix->in_features * sizeof(T));
+        return (SIDE == 1 || call.rows <= ROWS) && F::PARTS == 1 && is_whole<T>(*call.matrix);
+    }
+
+    // Whether the words of a row of x are those of the matrix, with none to be filled up.
+    template <class T>
+    static bool is_whole(const Matrix& m) {
+        return m.num_words * 4 == int64_t(m.in_features * sizeof(T));
     }
 
     // A panel as tiles read it.
@@ -53,6 +57,29 @@ struct Floats {
     };
 };
 
+#if defined(FWK_TILES)
+// Of bfloat16, also for a single row: the order in which a row is summed is AMX's own, and is to be that of all rows.
+struct FloatBlocks : Floats<Single> {
+    static constexpr int ROWS = fwk::tiles::BLOCK, COLUMNS = PANEL, SIDE = 1;
+
+    template <class T>
+    static bool reads(const Linear& call) {
+        return is_whole<T>(*call.matrix);
+    }
+
+    struct Panel : Floats<Single>::Panel {
+        using Floats<Single>::Panel::Panel;
+
+        void multiply(int rows, Rows x, int, float* out, Ahead ahead) const {
+            float_block(rows, x.first, x.stride, words, count, out, ahead);
+        }
+    };
+};
+typedef FloatBlocks Bfloats;
+#else
+typedef Floats<Pair> Bfloats;
+#endif
+
 }  // namespace kernel
 
 extern "C" {
@@ -62,7 +89,10 @@ void linear(const void* args, fwk::Member& member) {
     const Linear& call = *(const Linear*)args;
     if (call.rows == 0) return;
     if (call.matrix->format == FLOAT32) return run<Floats<Single>, float>(call, member);
-    run<Floats<Pair>, uint16_t>(call, member);
+#if defined(FWK_TILES)
+    const fwk::tiles::Region region;
+#endif
+    run<Bfloats, uint16_t>(call, member);
 }
 
 void linear_rows(const void* args, fwk::Member& member) {
@@ -81,7 +111,7 @@ void linear_rows(const void* args, fwk::Member& member) {
 // Bytes of a row of x once it is prepared.
 int64_t linear_row_bytes(const Matrix* matrix) {
     using namespace kernel;
-    return matrix->format == FLOAT32 ? Floats<Single>::row_bytes(*matrix) : Floats<Pair>::row_bytes(*matrix);
+    return matrix->format == FLOAT32 ? Floats<Single>::row_bytes(*matrix) : Bfloats::row_bytes(*matrix);
 }
 
 }  // extern "C"

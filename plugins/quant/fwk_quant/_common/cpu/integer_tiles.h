@@ -144,8 +144,25 @@ struct OpenPanel {
     }
 };
 
+// What a group adds to the sums of W columns. IS_WHOLE: one scale for all groups of a row, which then multiplies their sum.
+template <bool IS_WHOLE>
+inline vf with_group(vf sum, vi products, const Factors* factors, int column, bool has_starts, float total, float scale) {
+    vf part = as_float(products);
+    if (!IS_WHOLE) {
+        part *= load(factors->scale + column);
+        if (!has_starts) part = fma(load(factors->offset + column), splat(total), part);
+    }
+    return fma(part, splat(scale), sum);
+}
+
+// The sums of all groups with the scale that they share.
+inline vf scaled(vf sum, const Factors* factors, int column, bool has_starts, float total) {
+    const vf y = sum * load(factors->scale + column);
+    return has_starts ? y : fma(load(factors->offset + column), splat(total), y);
+}
+
 // out[R, C * W] = x[R] times the columns of a panel, from `column` on. IS_OPEN: its factors have been read,
-// and its integers are bytes. IS_WHOLE: one scale for all groups of a row, which then multiplies their sum.
+// and its integers are bytes.
 template <int BITS, bool IS_OPEN, bool IS_WHOLE, int R>
 void integer_tile(const OpenPanel& panel, const char* x, int column, float* out, Ahead ahead) {
     typedef Bits<BITS> B;
@@ -184,24 +201,14 @@ void integer_tile(const OpenPanel& panel, const char* x, int column, float* out,
             }
         }
         UNROLL for (int r = 0; r < R; r++) {
-            const vf scale = splat(form.scales(x + r * stride)[g]);
-            UNROLL for (int c = 0; c < C; c++) {
-                vf part = as_float(products[r][c]);
-                if (!IS_WHOLE) {
-                    part *= load(factors->scale + column + c * W);
-                    if (!has_starts)
-                        part = fma(load(factors->offset + column + c * W), splat(form.sums(x + r * stride)[g]), part);
-                }
-                sum[r][c] = fma(part, scale, sum[r][c]);
-            }
+            const float scale = form.scales(x + r * stride)[g], total = form.sums(x + r * stride)[g];
+            UNROLL for (int c = 0; c < C; c++)
+                sum[r][c] = with_group<IS_WHOLE>(sum[r][c], products[r][c], factors, column + c * W, has_starts, total, scale);
         }
     }
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) {
         vf y = sum[r][c];
-        if (IS_WHOLE) {
-            y *= load(factors->scale + column + c * W);
-            if (!has_starts) y = fma(load(factors->offset + column + c * W), splat(*form.total(x + r * stride)), y);
-        }
+        if (IS_WHOLE) y = scaled(y, factors, column + c * W, has_starts, *form.total(x + r * stride));
         store(out + r * PANEL + c * W, y);
     }
 }

@@ -1,6 +1,7 @@
 // Linear layers of 8, 6 and 4-bit integers in groups, on activations rounded to 8 bits.
 
 #include "driver.h"
+#include "integer_blocks.h"
 #include "integer_tiles.h"
 
 namespace kernel {
@@ -9,7 +10,7 @@ thread_local Spare panel_memory;
 
 template <int BITS>
 struct Integers {
-    static constexpr int ROWS = INTEGER_ROWS, SIDE = 1;
+    static constexpr int ROWS = INTEGER_ROWS, COLUMNS = C * W, SIDE = 1;
 
     static int64_t row_bytes(const Matrix& m) { return Rounded(m).size(); }
 
@@ -59,8 +60,33 @@ struct Integers {
     };
 };
 
+#if defined(FWK_TILES)
+constexpr int64_t BLOCK_ROWS = 8;  // rows from which blocks are worth their panels' opening; the sums are the same
+
+template <int BITS>
+struct IntegerBlocks : Integers<BITS> {
+    static constexpr int ROWS = fwk::tiles::BLOCK, COLUMNS = PANEL;
+
+    struct Panel : Integers<BITS>::Panel {
+        Panel(const Matrix& m, int64_t index, bool) : Integers<BITS>::Panel(m, index, true) {}
+
+        void multiply(int rows, Rows x, int, float* out, Ahead ahead) const {
+            if (this->is_whole) return integer_block<BITS, true>(rows, this->panel, x.first, out, ahead);
+            integer_block<BITS, false>(rows, this->panel, x.first, out, ahead);
+        }
+    };
+};
+#endif
+
 template <int BITS>
 void run_typed(const Linear& call, fwk::Member& member) {
+#if defined(FWK_TILES)
+    if (call.rows >= BLOCK_ROWS) {
+        const fwk::tiles::Region region;
+        if (call.is_bfloat16) return run<IntegerBlocks<BITS>, uint16_t>(call, member);
+        return run<IntegerBlocks<BITS>, float>(call, member);
+    }
+#endif
     if (call.is_bfloat16) return run<Integers<BITS>, uint16_t>(call, member);
     run<Integers<BITS>, float>(call, member);
 }

@@ -73,7 +73,7 @@ class IntegerKernel(LinearKernel):
         rows, columns = matrix.numbers.shape
         group = rounded_together(matrix.bits, columns, matrix.group)
         assert group is not None, "groups the kernel does not do"
-        words = pack_words(_bytes(matrix.numbers, matrix.bits), self._pages)
+        words = pack_words(_bytes(matrix.numbers, matrix.bits, group), self._pages, 4)
         header = Header(
             words=words.data_ptr(),
             out_features=rows,
@@ -112,10 +112,10 @@ def _addresses(tensors: list[Tensor]) -> tuple[int | None, int | None]:
     return found[0], found[1]
 
 
-def _bytes(numbers: Tensor, bits: int) -> Tensor:
-    """[rows, columns] uint8 as bytes in the order of ``Format``'s words."""
-    step = INPUTS_A_STEP[bits]
-    steps = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % step)).unflatten(1, (-1, step))
+def _bytes(numbers: Tensor, bits: int, group: int) -> Tensor:
+    """[rows, columns] uint8 as bytes in the order of ``Format``'s words; zeros make the last group whole."""
+    padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % group))
+    steps = padded.unflatten(1, (-1, INPUTS_A_STEP[bits]))
     if bits == 8:
         return steps.flatten(1)
     # Of each step, runs of four inputs: two share a word, one in the low halves of its bytes, one in the high.

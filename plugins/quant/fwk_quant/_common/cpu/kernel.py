@@ -22,6 +22,9 @@ PANEL = 32
 FEW_ROWS = 4
 """Up to here each thread prepares the rows it needs by itself."""
 
+WORDS_A_STEP = 16
+"""Words of a row of floats that AMX multiplies at once: rows are filled up to a multiple."""
+
 SMALL = 50_000
 """Multiply-adds that one thread does sooner than the others wake up."""
 
@@ -74,7 +77,7 @@ class LinearKernel:
     source: ClassVar[Path]
 
     def __init__(self, team: Team, instructions: str | None = None) -> None:
-        """instructions: one of ``native.isas()``. Raises ``PluginError`` when the kernel cannot be built."""
+        """instructions: one of ``native.testable_isas()``. Raises ``PluginError`` when the kernel cannot be built."""
         self._team = team
         self._pages = HugePages()
         library = native.load(self.source, instructions)
@@ -130,7 +133,7 @@ class FloatKernel(LinearKernel):
 
     def pack(self, weight: Tensor) -> PackedMatrix:
         """weight: [out_features, in_features] of one of ``formats``, which is not kept."""
-        words = pack_words(weight, self._pages)
+        words = pack_words(weight, self._pages, WORDS_A_STEP * 4 // weight.element_size())
         size = (weight.shape[0], weight.shape[1])
         header = Header(
             words=words.data_ptr(),
@@ -142,13 +145,12 @@ class FloatKernel(LinearKernel):
         return PackedMatrix(words, size, (weight.dtype,), header)
 
 
-def pack_words(weight: Tensor, pages: HugePages) -> Tensor:
+def pack_words(weight: Tensor, pages: HugePages, multiple: int) -> Tensor:
     """[rows, columns] of 4, 2 or 1 bytes to words of neighbouring columns, [panels, words, PANEL] int32.
 
-    Zeros fill the last word of each row and the rows of the last panel.
+    Zeros fill each row up to a multiple of so many columns, which are whole words, and the rows of the last panel.
     """
-    columns = weight.shape[1]
-    padded = torch.nn.functional.pad(weight, (0, -columns % (4 // weight.element_size()))).contiguous()
+    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % multiple)).contiguous()
     return pack_entries(padded.view(torch.int32), pages)
 
 

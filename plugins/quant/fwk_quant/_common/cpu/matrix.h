@@ -16,6 +16,7 @@ enum Zeros { CONSTANT = 0, BYTES = 1, OFFSETS = 2 };
 enum Scales { SINGLE = 0, HALF = 1, NESTED = 2 };
 
 // In panels of 32 outputs: words [panels, num_words, 32] of 32 bits; of integers also scales and zeros [panels, groups, 32].
+// Words of zeros make the last group whole, and of floats the last 16 words, which AMX multiplies at once.
 struct Matrix {
     const void* words;
     const void* scales;

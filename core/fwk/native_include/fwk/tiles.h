@@ -1,0 +1,137 @@
+// Products of blocks by AMX, whose tiles are eight registers of up to 16 rows of 64 bytes.
+//
+// FWK_TILES says that a kernel is built for them: with the instructions, or with FWK_EMULATED_TILES, where what they do is
+// computed (emulated_tiles.h), which is for tests and never chosen by itself. A kernel's code is the same with both.
+//
+// A block is up to 32 rows by 32 columns of 32-bit sums, in four tiles. A step multiplies up to 16 words (pairs of
+// bfloat16, or four bytes) of each row by as many words of each column, which lie as a packed matrix has them: words of
+// 16 columns side by side.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#if defined(FWK_EMULATED_TILES)
+#define FWK_TILES 1
+#include "fwk/emulated_tiles.h"
+#elif defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#define FWK_TILES 1
+
+namespace fwk::tiles {
+
+// Not by intrinsics: gcc's do not tell the compiler which memory they read, and take no template's argument.
+inline void configure(const void* layout) { asm volatile("ldtilecfg %0" ::"m"(*(const char(*)[64])layout)); }
+inline void release() { asm volatile("tilerelease"); }
+
+template <int TILE>
+inline void zero() {
+    asm volatile("tilezero %%tmm%c0" ::"i"(TILE));
+}
+
+template <int TILE>
+inline void load(const void* from, int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TILE) : "memory");
+}
+
+template <int TILE>
+inline void store(void* to, int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(TILE) : "memory");
+}
+
+struct Pairs {  // of bfloat16, to float32
+    template <int SUMS, int ROWS, int COLUMNS>
+    static inline void multiply() {
+        asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(COLUMNS));
+    }
+};
+
+struct Bytes {  // signed ones of rows, unsigned ones of columns, to int32
+    template <int SUMS, int ROWS, int COLUMNS>
+    static inline void multiply() {
+        asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(COLUMNS));
+    }
+};
+
+}  // namespace fwk::tiles
+#endif
+
+#if defined(FWK_TILES)
+namespace fwk::tiles {
+
+constexpr int SIDE = 16;        // rows of a tile, its words in a row, and its columns
+constexpr int BLOCK = 2 * SIDE;  // rows of a block, and its columns
+
+struct Layout {  // as the instruction reads it
+    alignas(64) uint8_t palette = 1;
+    uint8_t unused[15] = {};
+    uint16_t bytes[16] = {};  // of a row, by tile
+    uint8_t rows[16] = {};
+
+    void set(int tile, int count, int words) {
+        rows[tile] = uint8_t(count);
+        bytes[tile] = uint16_t(count ? words * 4 : 0);
+    }
+};
+static_assert(sizeof(Layout) == 64, "is what the instruction reads");
+
+struct Shape {
+    int rows = 0, words = 0;
+};
+static thread_local Shape shape;  // of the block this thread's tiles are laid out for; none: they are not
+
+// Whoever multiplies blocks holds one: this thread's tiles are given back with it, so that nobody saves them for nothing.
+struct Region {
+    ~Region() {
+        if (!shape.rows) return;
+        release();
+        shape = {};
+    }
+};
+
+// A block of zeros, of 1 to 32 rows, whose steps take 1 to 16 words.
+inline void begin(int rows, int words) {
+    if (shape.rows != rows || shape.words != words) {
+        const int upper = std::min(rows, SIDE), lower = rows - upper;
+        Layout layout;
+        for (int tile : {0, 1}) layout.set(tile, upper, SIDE);
+        for (int tile : {2, 3}) layout.set(tile, lower, SIDE);
+        layout.set(4, upper, words);
+        layout.set(5, lower, words);
+        for (int tile : {6, 7}) layout.set(tile, words, SIDE);
+        configure(&layout);
+        shape = {rows, words};
+    }
+    zero<0>(), zero<1>();
+    if (rows > SIDE) zero<2>(), zero<3>();
+}
+
+// The block becomes what lies at `from`; strides are bytes from row to row.
+inline void read(const void* from, int64_t stride) {
+    load<0>(from, stride), load<1>((const char*)from + 64, stride);
+    if (shape.rows <= SIDE) return;
+    from = (const char*)from + SIDE * stride;
+    load<2>(from, stride), load<3>((const char*)from + 64, stride);
+}
+
+// Add the products of a step. x: the rows; left, right: words of the first and of the last 16 columns.
+template <class Numbers>
+inline void step(const void* x, int64_t x_stride, const void* left, const void* right, int64_t stride) {
+    load<4>(x, x_stride), load<6>(left, stride), load<7>(right, stride);
+    Numbers::template multiply<0, 4, 6>();
+    Numbers::template multiply<1, 4, 7>();
+    if (shape.rows <= SIDE) return;
+    load<5>((const char*)x + SIDE * x_stride, x_stride);
+    Numbers::template multiply<2, 5, 6>();
+    Numbers::template multiply<3, 5, 7>();
+}
+
+inline void write(void* to, int64_t stride) {
+    store<0>(to, stride), store<1>((char*)to + 64, stride);
+    if (shape.rows <= SIDE) return;
+    to = (char*)to + SIDE * stride;
+    store<2>(to, stride), store<3>((char*)to + 64, stride);
+}
+
+}  // namespace fwk::tiles
+#endif

@@ -1,0 +1,192 @@
+"""Products of blocks by AMX, emulated and by the machine where it can, against Intel's manual in exact numbers."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fwk import native
+
+pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
+
+QUANT = Path(__file__).parents[2] / "plugins" / "quant" / "fwk_quant" / "_common" / "cpu"
+
+SOURCE = """
+#include "fwk/tiles.h"
+using namespace fwk;
+
+template <class Numbers>
+void multiply(int64_t rows, int64_t words, int64_t steps, const char* x, const int32_t* w, void* sums) {
+    const tiles::Region region;
+    tiles::begin(rows, 1 + words % 16);  // laid out for another step
+    tiles::begin(rows, words);
+    tiles::read(sums, 128);
+    for (int k = 0; k < steps; k++, w += words * 32)
+        tiles::step<Numbers>(x + k * words * 4, steps * words * 4, w, w + 16, 128);
+    tiles::write(sums, 128);
+}
+
+extern "C" {
+#define ARGUMENTS int64_t rows, int64_t words, int64_t steps, const char* x, const int32_t* w, void* sums
+void pairs(ARGUMENTS) { multiply<tiles::Pairs>(rows, words, steps, x, w, sums); }
+void bytes(ARGUMENTS) { multiply<tiles::Bytes>(rows, words, steps, x, w, sums); }
+#ifdef FWK_EMULATED_TILES
+int64_t held() {
+    const tiles::Region region;
+    tiles::begin(1, 1);
+    return tiles::emulated_tiles_in_use();
+}
+void too_many_rows() { tiles::begin(33, 16); }
+void rows_of_no_bytes() { tiles::begin(4, 0); }
+void before_they_are_configured() { tiles::step<tiles::Pairs>(nullptr, 0, nullptr, nullptr, 0); }
+void after_they_are_released() {
+    { const tiles::Region region; tiles::begin(1, 1); }
+    tiles::zero<0>();
+}
+void lower_half_of_a_low_block() { tiles::begin(16, 1); tiles::zero<2>(); }
+#endif
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiles") / "tiles.cpp"
+    path.write_text(SOURCE)
+    return path
+
+
+@pytest.fixture(scope="module", params=[native.EMULATED_AMX, "amx"])
+def library(request: pytest.FixtureRequest, source: Path) -> ctypes.CDLL:
+    if request.param not in native.testable_isas():
+        pytest.skip(native.amx_refusal() or "")
+    return native.load(source, request.param)
+
+
+SHAPES = [(1, 16, 1), (16, 4, 3), (17, 5, 2), (32, 16, 1)]
+"""Rows, words of a step, steps."""
+
+
+def run(
+    library: ctypes.CDLL, name: str, shape: tuple[int, int, int], x: np.ndarray, w: np.ndarray, sums: np.ndarray
+) -> None:
+    """sums: [rows + 1, 32]; what is behind the block's rows stays as it is."""
+    behind = sums[-1].copy()
+    getattr(library, name)(*map(ctypes.c_int64, shape), *(ctypes.c_void_p(a.ctypes.data) for a in (x, w, sums)))
+    assert np.array_equal(behind, sums[-1])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_integers_are_exact(shape: tuple[int, int, int], library: ctypes.CDLL) -> None:
+    rows, words, steps = shape
+    random = np.random.default_rng(rows)
+    x = random.integers(-128, 128, (rows, steps * words * 4)).astype(np.int8)
+    w = random.integers(0, 256, (steps * words, 32, 4)).astype(np.uint8)
+    sums = random.integers(-(2**31), 2**31, (rows + 1, 32)).astype(np.int32)  # which products may overflow
+    exact = sums[:rows] + x.astype(np.int64) @ w.astype(np.int64).transpose(0, 2, 1).reshape(-1, 32)
+    run(library, "bytes", shape, x, w, sums)
+    assert np.array_equal(sums[:rows], exact.astype(np.int32))
+
+
+def as_float32(x: Fraction) -> Fraction:
+    """To the nearest, ties to even; numbers below the normal ones become zero."""
+    if x == 0:
+        return x
+    exponent = abs(x.numerator).bit_length() - x.denominator.bit_length()
+    exponent -= abs(x) < Fraction(2) ** exponent
+    step = Fraction(2) ** (exponent - 23)
+    return round(x / step) * step if exponent >= -126 else Fraction(0)
+
+
+def wide(x: np.ndarray) -> list[list[Fraction]]:
+    """bfloat16, as its bits; denormal numbers are zero."""
+    bits = np.where(x & 0x7F80, x, 0).astype(np.uint32) << 16
+    return [[Fraction(float(number)) for number in row] for row in bits.view(np.float32)]
+
+
+def by_the_manual(x: list[list[Fraction]], w: list[list[Fraction]], sums: np.ndarray, words: int) -> np.ndarray:
+    """Of each step, even and odd numbers are summed apart by fused multiply-adds, then all of it with what was there.
+
+    w: [numbers of a row, 32].
+    """
+    found = np.zeros_like(sums)
+    for i, row in enumerate(x):
+        for j in range(sums.shape[1]):
+            start = Fraction(float(sums[i, j]))
+            total = start if abs(start) >= Fraction(2) ** -126 else Fraction(0)
+            for first in range(0, len(row), 2 * words):
+                parts = [Fraction(0), Fraction(0)]
+                for k in range(first, first + 2 * words):
+                    parts[k % 2] = as_float32(parts[k % 2] + row[k] * w[k][j])
+                total = as_float32(total + as_float32(parts[0] + parts[1]))
+            found[i, j] = float(total)
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+def test_pairs_are_summed_as_the_manual_says(shape: tuple[int, int, int], library: ctypes.CDLL) -> None:
+    rows, words, steps = shape
+    random = np.random.default_rng(rows)
+
+    def numbers(*size: int) -> np.ndarray:
+        """Bits of bfloat16 of either sign: many of like size, some whose products are denormal, some that are."""
+        exponents = np.where(
+            random.random(size) < 0.8, random.integers(124, 131, size), random.choice([0, 1, 60, 66], size)
+        )
+        return (random.integers(0, 2, size) << 15 | exponents << 7 | random.integers(0, 128, size)).astype(np.uint16)
+
+    x, w = numbers(rows, steps * words * 2), numbers(steps * words, 32, 2)
+    x[0] = x[0] & 0x807F | 62 << 7  # a row of sums that all are near the least normal number
+    w[:, 0] = w[:, 0] & 0x807F | 66 << 7
+    sums = random.standard_normal((rows + 1, 32)).astype(np.float32)
+    sums[0] = 1e-39
+    if rows > 1:  # all denormal
+        x[rows - 1] &= 0x807F
+        sums[rows - 1] = 0
+    exact = by_the_manual(wide(x), wide(w.transpose(0, 2, 1).reshape(-1, 32)), sums[:rows], words)
+    run(library, "pairs", shape, x, w, sums)
+    assert np.array_equal(sums[:rows], exact)
+
+
+def test_tiles_are_given_back(source: Path) -> None:
+    library = native.load(source, native.EMULATED_AMX)
+    assert library.held() == 1
+    assert library.emulated_tiles_in_use() == 0
+
+
+@pytest.mark.parametrize(
+    ("misuse", "said"),
+    [
+        ("too_many_rows", "too large"),
+        ("rows_of_no_bytes", "rows of no bytes"),
+        ("before_they_are_configured", "before they are configured"),
+        ("after_they_are_released", "before they are configured"),
+        ("lower_half_of_a_low_block", "a tile that is not configured"),
+    ],
+)
+def test_the_emulation_faults_where_the_machine_would(misuse: str, said: str, source: Path) -> None:
+    code = f"import ctypes; ctypes.CDLL({str(native.build(source, native.EMULATED_AMX))!r}).{misuse}()"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode < 0
+    assert said in done.stderr
+
+
+@pytest.mark.skipif(native.amx.refused_by_compiler(("c++",)) is not None, reason="c++ does not know AMX")
+@pytest.mark.parametrize(
+    ("kernel", "product"), [("floats", "tdpbf16ps"), pytest.param("integers", "tdpbsud", marks=pytest.mark.slow)]
+)
+def test_kernels_are_built_with_the_instructions(kernel: str, product: str) -> None:
+    """On any machine: nothing is run."""
+    built = native.build(QUANT / f"{kernel}.cpp", "amx")
+    if shutil.which("objdump") is None:
+        pytest.skip("no objdump to look into the library")
+    code = subprocess.run(["objdump", "-d", built], capture_output=True, text=True, timeout=60, check=True).stdout
+    for instruction in ("ldtilecfg", "tileloadd", product, "tilestored", "tilerelease"):
+        assert instruction in code
