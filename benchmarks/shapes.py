@@ -1,0 +1,113 @@
+"""Native kernels beside torch's own path, on as few cores and instructions as a smaller machine has.
+
+    python -m benchmarks.shapes [--cores 1] [--isa avx2] [--dtype bfloat16] [--quantization int8] [--rounds 3]
+
+Two engines in processes of their own take turns: one as fwk is installed, one that finds no C++ compiler, so that torch
+computes everything. ``--isa`` holds for both: kernels are built for it, and torch and oneDNN are told to use no more.
+Milliseconds; a ratio is torch's time to ours in the same round, so above 1 where ours is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks.peers.page import machine
+
+PROMPTS = (16, 128, 1024)
+BATCHES = (1, 2, 4, 8, 32)
+CONTEXT = 128
+TORCH_ISA = {"avx2": ("AVX2", "avx2"), "avx512": ("AVX512_CORE", "avx512")}
+"""For each of ours: the most that oneDNN and torch may use."""
+
+
+def work(dtype: str, quantization: str) -> None:
+    """An engine that measures once for each line it reads."""
+    import fwk
+    from benchmarks.step_time import measure
+    from fwk import SamplingParams
+    from fwk.types import Request
+
+    options: dict[str, Any] = {"dtype": dtype, "quantization": quantization}
+    with fwk.LLM(prefix_cache="none", max_total_tokens=16384, max_running_requests=max(BATCHES), **options) as llm:
+        engine = llm.engine
+
+        def prompt(size: int) -> float:
+            ids = [j * 104729 % 40_000 + 5 for j in range(size)]
+            engine.add(Request(request_id="p", prompt_token_ids=ids, sampling=SamplingParams(max_tokens=1)))
+            started = time.perf_counter()
+            while engine.has_work:
+                engine.step()
+            return 1e3 * (time.perf_counter() - started)
+
+        prompt(16)
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            found = {f"prompt of {size}": prompt(size) for size in PROMPTS}
+            for batch in BATCHES:
+                found[f"decode, batch {batch}"] = measure(llm, batch, 10, CONTEXT, {"temperature": 0.0})["step"]
+            print(json.dumps(found), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--isa", choices=list(TORCH_ISA), help="default: all the machine has")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization", default="none")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        return work(arguments.dtype, arguments.quantization)
+    cores = sorted(os.sched_getaffinity(0))[-arguments.cores :]
+    os.sched_setaffinity(0, cores)
+    environment = os.environ | {"OMP_NUM_THREADS": str(len(cores))}
+    if arguments.isa:
+        onednn, aten = TORCH_ISA[arguments.isa]
+        environment |= {"FWK_CPU_ISA": arguments.isa, "ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten}
+    ways = {"native": {}, "torch": {"CXX": "no-compiler"}}
+    command = [sys.executable, "-m", "benchmarks.shapes", "--worker", "--dtype", arguments.dtype]
+    command += ["--quantization", arguments.quantization]
+    rounds: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    with ExitStack() as stack:
+        workers: dict[str, subprocess.Popen[str]] = {}
+        for way, more in ways.items():
+            pipe = subprocess.PIPE
+            worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment | more)
+            workers[way] = stack.enter_context(worker)
+            _line(worker)
+        for _ in range(arguments.rounds):
+            for way, worker in workers.items():
+                assert worker.stdin is not None
+                worker.stdin.write("\n")
+                worker.stdin.flush()
+                rounds[way].append(json.loads(_line(worker)))
+    isa = arguments.isa or "all instructions"
+    print(f"{machine()}; {len(cores)} of them used, {isa}, {arguments.dtype}, weights {arguments.quantization}\n")
+    print("| | native, median ms | torch, median ms | torch / native, median (least to most) |")
+    print("| --- | --- | --- | --- |")
+    for name in rounds["native"][0]:
+        ours, theirs = ([found[name] for found in rounds[way]] for way in ways)
+        ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"| {name} | {statistics.median(ours):.1f} | {statistics.median(theirs):.1f} | {spread} |")
+
+
+def _line(worker: subprocess.Popen[str]) -> str:
+    assert worker.stdout is not None
+    line = worker.stdout.readline()
+    if not line:
+        raise SystemExit("an engine ended: see above")
+    return line
+
+
+if __name__ == "__main__":
+    main()
