@@ -5,7 +5,7 @@
 
 namespace kernel {
 
-constexpr int FLOAT_ROWS = W == 16 ? 12 : 5;  // rows of a tile kept in registers
+constexpr int FLOAT_ROWS = W == 16 ? 12 : 6;  // rows of a tile kept in registers
 constexpr int SIDE = W == 16 ? 4 : 1;         // of many rows, those that lie side by side, word by word
 
 struct Single {  // float32
