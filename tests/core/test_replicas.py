@@ -26,7 +26,7 @@ from fwk.worker.opened_model import open_model
 class Client:
     """An engine that does nothing."""
 
-    def __init__(self, config: Config, fingerprint: str, replica: int) -> None:
+    def __init__(self, config: Config, fingerprint: str, replica: int, process: object = None) -> None:
         self.replica = replica
         self.sent: list[tuple[Any, ...]] = []
         self.on_stats: Callable[[EngineStats], None] | None = None

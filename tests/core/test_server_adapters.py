@@ -23,7 +23,7 @@ from fwk.types import AdapterInfo
 class Client:
     """An engine that answers as it is told to, or remembers what it has."""
 
-    def __init__(self, config: Config, fingerprint: str, replica: int) -> None:
+    def __init__(self, config: Config, fingerprint: str, replica: int, process: object = None) -> None:
         self.names: set[str] = set()
         self.wrong: Exception | None = None
         self.key = "k"

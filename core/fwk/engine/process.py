@@ -1,6 +1,7 @@
 """The engine process: started by an API process with a ``LaunchSpec`` on standard input.
 
-``python -m fwk.engine.process``. It ends when told to, when its engine fails, or when its parent is gone.
+``python -m fwk.engine.process``. It imports before it is told what to load, so that its parent can start it early. It
+ends when told to, when its engine fails, or when its parent is gone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +47,16 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # what a terminal sends goes to all; the parent decides
     continue_with_parent_gone()
-    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=LaunchSpec)
-    threading.Thread(target=_die_with_parent, args=(spec.address,), daemon=True).start()
+    leash = _Leash()
+    from fwk.engine.loop import EngineLoop, bind  # noqa: PLC0415 - torch comes with it, before there is a spec
+
+    spec = leash.spec()
     config = from_plain(spec.config)
     name = "engine" if config.engine.data_parallel_size == 1 else f"engine {spec.replica}"
     form = f"%(asctime)s %(levelname)s {name}: %(message)s"
     logging.basicConfig(level=config.server.log_level.upper(), format=form, stream=sys.stderr)
     context = zmq.Context[zmq.Socket[bytes]]()
     import torch  # noqa: PLC0415
-
-    from fwk.engine.loop import EngineLoop, bind  # noqa: PLC0415 - torch comes with it
 
     socket = bind(context, spec.address)
     try:
@@ -125,18 +127,33 @@ def _report(socket: zmq.Socket[bytes], message: str, exit_code: int | None) -> N
     socket.close(linger=1000)
 
 
-def _die_with_parent(address: str) -> None:
-    """The parent holds the other end of standard input: when it is gone, whatever killed it, so are we.
+class _Leash:
+    """Standard input: a line comes with the spec, and then nothing until the parent is gone; so are we then.
 
     Reads the descriptor itself: a thread inside ``sys.stdin`` holds its lock, and the interpreter could not end.
     """
-    while os.read(0, 4096):
-        pass
-    socket = Path(address.removeprefix("ipc://"))
-    with contextlib.suppress(OSError):  # a parent that ended well has removed them itself
-        socket.unlink()
-        socket.parent.rmdir()
-    os._exit(1)
+
+    def __init__(self) -> None:
+        self._spec: Future[LaunchSpec] = Future()
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def spec(self) -> LaunchSpec:
+        """Waits until the parent has told it."""
+        return self._spec.result()
+
+    def _follow(self) -> None:
+        line = b""
+        while part := os.read(0, 1 << 16):
+            if not self._spec.done():
+                line += part
+                if line.endswith(b"\n"):
+                    self._spec.set_result(msgspec.json.decode(line, type=LaunchSpec))
+        if self._spec.done():
+            socket = Path(self._spec.result().address.removeprefix("ipc://"))
+            with contextlib.suppress(OSError):  # a parent that ended well has removed them itself
+                socket.unlink()
+                socket.parent.rmdir()
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,8 +22,8 @@ from fwk.config import Config
 from fwk.config.wire import to_plain
 from fwk.engine.process import LaunchSpec
 from fwk.errors import EngineDead, InvalidRequest
-from fwk.interfaces.parallel import threads_each
 from fwk.server.admission import Receiver
+from fwk.server.engine_process import EngineProcess
 from fwk.types import (
     Abort,
     AdapterAnswer,
@@ -47,8 +45,6 @@ from fwk.types import (
     TokenEvent,
     UnloadAdapter,
 )
-from fwk.worker.kernel_caches import bound_kernel_caches
-from fwk.worker.threads import settle_waiting
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +53,14 @@ STOP_SECONDS = 3.0
 
 
 class EngineClient:
-    """One engine process and the requests sent to it. Lives on the event loop's thread."""
+    """One engine process and the requests sent to it. Lives on the event loop's thread.
 
-    def __init__(self, config: Config, fingerprint: str, replica: int = 0) -> None:
+    ``process``: one that was started before; by default ``start`` starts it.
+    """
+
+    def __init__(
+        self, config: Config, fingerprint: str, replica: int = 0, process: EngineProcess | None = None
+    ) -> None:
         self._config = config
         self._replica = replica
         self._is_alone = config.engine.data_parallel_size == 1
@@ -73,7 +74,7 @@ class EngineClient:
         self._folder = Path(tempfile.mkdtemp(prefix="fwk-"))  # mode 0700: the socket is ours alone
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process = process
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[EngineReady] | None = None
         self._dead: EngineDead | None = None
@@ -89,14 +90,9 @@ class EngineClient:
         if len(address) > 107:  # the system's limit for socket paths
             raise EngineDead(f"the temporary folder's path is too long for a socket: {self._folder}; set TMPDIR")
         self._ready = asyncio.get_running_loop().create_future()
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "fwk.engine.process", stdin=asyncio.subprocess.PIPE, env=_environment(self._config)
-        )
-        assert self._process.stdin is not None
+        self._process = self._process or EngineProcess(self._config)
         identity = secrets.token_hex(16)  # told through the pipe alone: no other process can speak for us
-        spec = LaunchSpec(address, identity, to_plain(self._config), self._fingerprint, self._replica)
-        with contextlib.suppress(RuntimeError, OSError):  # when it has died already; _watch tells of what
-            self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
+        self._process.tell(LaunchSpec(address, identity, to_plain(self._config), self._fingerprint, self._replica))
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity.encode())
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -204,7 +200,7 @@ class EngineClient:
             return
         self._closing = True
         process = self._process
-        if process is not None and process.returncode is None:
+        if process is not None and not process.has_ended:
             if self._socket is not None:
                 self._send(Shutdown())
             try:
@@ -320,13 +316,3 @@ class EngineClient:
         receivers, self._receivers = self._receivers, {}
         for receiver in receivers.values():
             receiver(self._dead)
-
-
-def _environment(config: Config) -> dict[str, str]:
-    """The engine writes its log unbuffered, its threads do not spin for long, and several engines share them."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    if config.engine.data_parallel_size > 1:
-        environment["OMP_NUM_THREADS"] = str(threads_each(config.engine.data_parallel_size, os.environ))
-    settle_waiting(environment)
-    bound_kernel_caches(environment)
-    return environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from fwk.errors import EngineDead, InvalidRequest, NotServed
 from fwk.interfaces.balance import LoadBalancer, Replica
 from fwk.server.admission import RETRY_SECONDS, Deadlines, Receiver
 from fwk.server.engine_client import EngineClient
+from fwk.server.engine_process import EngineProcess
 from fwk.types import AdapterInfo, EngineReady, EngineStats, Request
 
 log = logging.getLogger(__name__)
@@ -44,11 +45,15 @@ EngineSwitching = tuple[str, str, Mapping[str, object], bool]
 class Replicas:
     """One or more engine processes. They share nothing; a replica that dies takes only its own requests with it."""
 
-    def __init__(self, config: Config, fingerprint: str, balancer: LoadBalancer) -> None:
+    def __init__(
+        self, config: Config, fingerprint: str, balancer: LoadBalancer, started: Sequence[EngineProcess] = ()
+    ) -> None:
+        """started: a process for each engine; none to have them started by ``start``."""
         self._balancer = balancer
         self._config = config
         self._fingerprint = fingerprint
-        self._clients = [EngineClient(config, fingerprint, index) for index in range(config.engine.data_parallel_size)]
+        processes = started or [None] * config.engine.data_parallel_size
+        self._clients = [EngineClient(config, fingerprint, index, process) for index, process in enumerate(processes)]
         self._views = [Replica(index) for index in range(len(self._clients))]
         self._options = config.server
         self._most_open = config.engine.max_running_requests + config.server.max_queued_requests

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from fwk.server.admission import Turnstile
 from fwk.server.app import Reports, build_app
 from fwk.server.connection import protocol
 from fwk.server.descriptors import allow_more_descriptors
+from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
 from fwk.server.guard import Keys
 from fwk.server.lives import Lives
@@ -71,8 +72,8 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> int:
-    """Serve until a signal or the engine's end. Returns the process's exit code."""
+def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], engines: Sequence[EngineProcess]) -> int:
+    """Serve until a signal or the engine's end. Returns the process's exit code. ``engines``: a process for each."""
     listener = bind(config.server.host, config.server.port)
     allow_more_descriptors()
     locate(config, plugins, progress)  # fetch first, with progress: the engine process then finds it in place
@@ -81,7 +82,7 @@ def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None]) -
         import uvloop  # noqa: PLC0415 - not on every platform
 
         runner = uvloop.run
-    return runner(_Server(config, plugins, listener, progress).run())
+    return runner(_Server(config, plugins, listener, progress, engines).run())
 
 
 def _load_balancer(config: Config, plugins: PluginSet, lives: Lives, selection: Selection) -> tuple[LoadBalancer, Life]:
@@ -110,7 +111,12 @@ class _Server:
     """One server's life."""
 
     def __init__(
-        self, config: Config, plugins: PluginSet, listener: socket.socket, progress: Callable[[str], None]
+        self,
+        config: Config,
+        plugins: PluginSet,
+        listener: socket.socket,
+        progress: Callable[[str], None],
+        engines: Sequence[EngineProcess],
     ) -> None:
         self._config = config
         self._plugins = plugins
@@ -119,7 +125,7 @@ class _Server:
         self._lives = Lives()
         self._selections = [choose(plugins, "load_balancers", config.engine.load_balance_method, Facts())]
         balancer, self._balancers_life = _load_balancer(config, plugins, self._lives, self._selections[0])
-        self._client = Replicas(config, plugins.fingerprint, balancer)
+        self._client = Replicas(config, plugins.fingerprint, balancer, engines)
         self._switchboard: Switchboard | None = None
         self._observers = Observers()
         self._turnstile = Turnstile(config.server, self._client.most_open)
@@ -133,7 +139,7 @@ class _Server:
             loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
         frontend: ServerFrontend | None = None
         try:
-            await self._client.start()  # torch is imported over there while the tokeniser is read here
+            await self._client.start()
             opened = open_model(self._config, self._plugins, self._progress)
             await self._lives.begin(self._balancers_life)
             frontend, app, self._switchboard = self._build(opened)

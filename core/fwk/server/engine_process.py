@@ -1,0 +1,99 @@
+"""An engine process of ours, from its start to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fwk.interfaces.parallel import threads_each
+from fwk.worker.kernel_caches import bound_kernel_caches
+from fwk.worker.threads import settle_waiting
+
+if TYPE_CHECKING:
+    from fwk.config import Config
+    from fwk.engine.process import LaunchSpec
+
+
+class EngineProcess:
+    """Imports what every engine needs as soon as it is made, and loads the model once it is told which (``tell``).
+
+    It ends by itself when this process does, or lets go of it.
+    """
+
+    def __init__(self, config: Config) -> None:
+        command = [sys.executable, "-m", "fwk.engine.process"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=_environment(config), bufsize=0)
+        self._ended: Future[int] | None = None
+
+    def tell(self, spec: LaunchSpec) -> None:
+        """What to load and where to meet. One that has died already is told in vain."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End it, also one that is stopped."""
+        self._process.kill()
+
+    def discard(self) -> None:
+        """End it for good, where no event loop runs."""
+        self._process.kill()
+        self._process.wait()
+        self.let_go()
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended; a signal's number is negative."""
+        import asyncio  # noqa: PLC0415 - not before an early engine has been started
+
+        if self._ended is None:
+            self._ended = Future()
+            threading.Thread(target=self._reap, args=(self._ended,), daemon=True).start()
+        return await asyncio.shield(asyncio.wrap_future(self._ended))
+
+    def _reap(self, ended: Future[int]) -> None:
+        code = self._process.wait()
+        self.let_go()
+        ended.set_result(code)
+
+    def let_go(self) -> None:
+        """Close its standard input, on which it ends by itself."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+@contextmanager
+def started_early(config: Config) -> Iterator[list[EngineProcess]]:
+    """All engines of a server, importing while it does the same. What is left in the list at the end is ended."""
+    engines = [EngineProcess(config) for _ in range(config.engine.data_parallel_size)]
+    try:
+        yield engines
+    finally:
+        for engine in engines:
+            engine.discard()
+
+
+def _environment(config: Config) -> dict[str, str]:
+    """The engine writes its log unbuffered, its threads do not spin for long, and several engines share them."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if config.engine.data_parallel_size > 1:
+        environment["OMP_NUM_THREADS"] = str(threads_each(config.engine.data_parallel_size, os.environ))
+    settle_waiting(environment)
+    bound_kernel_caches(environment)
+    return environment
