@@ -22,16 +22,18 @@ struct Call {
     const void* args;
 };
 
-// As `run` of core's team.cpp. nanoseconds [count]: from the end of the operator before to the end of this one.
+// As `team_run` of core's team.cpp. nanoseconds [count]: from the end of the operator before to the end of this one.
 void run_timed(const Call* calls, int64_t count, int size, int64_t* nanoseconds) {
     fwk::Team team;
 #pragma omp parallel num_threads(size)
     {
-        fwk::Member member{omp_get_thread_num(), omp_get_num_threads(), &team};
+        const int index = omp_get_thread_num(), members = omp_get_num_threads();
         int64_t before = now();
         for (int64_t i = 0; i < count; i++) {
+            fwk::Member member{index, members, &team, uint64_t(i) << fwk::OPERATOR};
             calls[i].op(calls[i].args, member);
-            if (member.index) continue;
+            member.leave();
+            if (index) continue;
             const int64_t after = now();
             nanoseconds[i] = after - before;
             before = after;

@@ -7,6 +7,7 @@ called with the address of a ctypes structure, which it only reads.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,9 @@ class Tape:
 
 
 class Team:
-    """One per worker. size: threads; None: as many as torch uses.
+    """One per worker. size: threads, the caller's included; None: as many as torch uses.
 
+    The threads are started by the first operator that needs them, sleep while there is none, and end with the team.
     ``tape`` is set while a step is recorded: what is run is then appended to it as well.
     """
 
@@ -68,20 +70,28 @@ class Team:
         """
         if self.tape is not None:
             self.tape.append(op, args)
-        self._library.run_one(op, ctypes.addressof(args), 1 if is_small else self.size)
+        self._library.team_run_one(self._pool, op, ctypes.addressof(args), 1 if is_small else self.size)
 
     def replay(self, tape: Tape) -> None:
-        """Run the calls of a tape in one parallel region."""
-        self._library.run(tape.calls(), len(tape), self.size)
+        """Run the calls of a tape in one region."""
+        self._library.team_run(self._pool, tape.calls(), len(tape), self.size)
 
     @cached_property
     def _library(self) -> ctypes.CDLL:
         library = native.load(SOURCE, "plain")
-        library.run_one.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-        library.run_one.restype = None
-        library.run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
-        library.run.restype = None
+        library.team_new.restype = ctypes.c_void_p
+        library.team_close.argtypes = (ctypes.c_void_p,)
+        library.team_run_one.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+        library.team_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
+        for name in ("team_close", "team_run_one", "team_run"):
+            getattr(library, name).restype = None
         return library
+
+    @cached_property
+    def _pool(self) -> int:
+        pool = self._library.team_new()
+        weakref.finalize(self, self._library.team_close, pool)
+        return pool
 
 
 def operator(library: ctypes.CDLL, name: str) -> int:

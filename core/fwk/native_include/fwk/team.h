@@ -1,9 +1,13 @@
 // The threads that compute a native operator together.
 //
-// An operator is `extern "C" void op(const void* args, fwk::Member& m)`. All members of a team run it at once, inside
-// one parallel region, which may hold one operator or a whole recorded step. It returns only when all it writes is
-// written for every member: it ends with `chunks` or with `barrier`. What it computes must not depend on `size` or on
-// which member computed what.
+// An operator is `extern "C" void op(const void* args, fwk::Member& m)`. The members of a team run it at once, inside a
+// region, which may hold one operator or a whole recorded step. All it writes for others it writes in `chunks`, which
+// it calls as often, in the same order and with the same n for every member. What it computes must not depend on `size`
+// or on which member computed what.
+//
+// A call of `chunks` is over when all its chunks are done, however many members have come by then: who is late finds
+// nothing to do, and an operator that is over is left out. So between two calls an operator may only read, and what it
+// reads there may be a later operator's already; no chunk is given to a member that has read such.
 
 #pragma once
 
@@ -21,54 +25,39 @@ namespace fwk {
 constexpr int SPINS = 2000;  // turns of waiting before the core is offered to others: some 30 microseconds
 constexpr int YIELDS = 20;   // offers before the thread sleeps
 
-struct Team {
-    alignas(64) std::atomic<int64_t> next{0};      // chunk to be taken
-    alignas(64) std::atomic<uint32_t> arrived{0};  // members that wait at the barrier
-    alignas(64) std::atomic<uint32_t> round{0};    // barriers passed
-    std::atomic<uint32_t> sleepers{0};
-};
-
-struct Member {
-    int index, size;
-    Team* team;
-
-    // Wait until every member has arrived. What any member wrote before is then seen by all.
-    void barrier() {
-        if (size == 1) return;
-        const uint32_t now = team->round.load(std::memory_order_relaxed);
-        if (team->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == uint32_t(size)) {
-            team->arrived.store(0, std::memory_order_relaxed);
-            team->next.store(0, std::memory_order_relaxed);
-            team->round.store(now + 1, std::memory_order_seq_cst);
-            if (team->sleepers.load(std::memory_order_seq_cst)) wake();
-            return;
-        }
+// Where threads wait for what others bring about.
+class Bell {
+  public:
+    // Return once `is_over()`. Whoever makes it so stores that with memory_order_seq_cst and calls `ring`.
+    template <class F>
+    void wait(F is_over) {
         for (int i = 0; i < SPINS; i++) {
-            if (team->round.load(std::memory_order_acquire) != now) return;
+            if (is_over()) return;
             pause();
         }
         for (int i = 0; i < YIELDS; i++) {
             sched_yield();
-            if (team->round.load(std::memory_order_acquire) != now) return;
+            if (is_over()) return;
         }
-        team->sleepers.fetch_add(1, std::memory_order_seq_cst);
-        while (team->round.load(std::memory_order_seq_cst) == now) sleep(now);
-        team->sleepers.fetch_sub(1, std::memory_order_relaxed);
+        sleepers.fetch_add(1, std::memory_order_seq_cst);
+        for (;;) {
+            const uint32_t heard = rings.load(std::memory_order_seq_cst);
+            if (is_over()) break;
+            sleep(heard);
+        }
+        sleepers.fetch_sub(1, std::memory_order_relaxed);
     }
 
-    // f(i) once for every i in [0, n), each by whichever member is free, so that a member without a core delays one
-    // chunk; then `barrier`. All members call it, with the same n.
-    template <class F>
-    void chunks(int64_t n, F f) {
-        if (size == 1) {
-            for (int64_t i = 0; i < n; i++) f(i);
-            return;
-        }
-        for (int64_t i; (i = team->next.fetch_add(1, std::memory_order_relaxed)) < n;) f(i);
-        barrier();
+    void ring() {
+        if (!sleepers.load(std::memory_order_seq_cst)) return;
+        rings.fetch_add(1, std::memory_order_seq_cst);
+        wake();
     }
 
   private:
+    alignas(64) std::atomic<uint32_t> rings{0};
+    std::atomic<uint32_t> sleepers{0};
+
     static void pause() {
 #if defined(__x86_64__) || defined(__i386__)
         __builtin_ia32_pause();
@@ -78,12 +67,65 @@ struct Member {
     }
 
 #ifdef __linux__
-    void sleep(uint32_t now) { syscall(SYS_futex, &team->round, FUTEX_WAIT_PRIVATE, now, nullptr, nullptr, 0); }
-    void wake() { syscall(SYS_futex, &team->round, FUTEX_WAKE_PRIVATE, size, nullptr, nullptr, 0); }
+    void sleep(uint32_t heard) { syscall(SYS_futex, &rings, FUTEX_WAIT_PRIVATE, heard, nullptr, nullptr, 0); }
+    void wake() { syscall(SYS_futex, &rings, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
 #else
     void sleep(uint32_t) { sched_yield(); }
     void wake() {}
 #endif
+};
+
+// What the members of a region have in common. `now` is the operator under way (24 bits), its call of `chunks` (8), and
+// the next chunk (32): a chunk can only be taken together with the call it belongs to.
+struct Team {
+    alignas(64) std::atomic<uint64_t> now{0};
+    std::atomic<int64_t> done{0};  // chunks of that call
+    Bell bell;
+};
+
+constexpr int OPERATOR = 40, CALL = 32;
+
+struct Member {
+    int index, size;
+    Team* team;
+    uint64_t at;  // the next call of `chunks`, as it stands in `now` before a chunk is taken
+
+    // f(i) once for every i in [0, n), n < 2^32, each by whichever member is free; what any of them wrote is then seen
+    // by all. Without a core a member delays the chunk it has, and none otherwise.
+    template <class F>
+    void chunks(int64_t n, F f) {
+        if (size == 1) {
+            for (int64_t i = 0; i < n; i++) f(i);
+            return;
+        }
+        const uint64_t call = at >> CALL, end = at + uint64_t(n);
+        at += uint64_t(1) << CALL;
+        uint64_t now = end;
+        if (n == 0) team->now.compare_exchange_strong(now, at, std::memory_order_seq_cst);
+        now = team->now.load(std::memory_order_acquire);
+        while (now >> CALL == call && now < end) {
+            if (!team->now.compare_exchange_weak(now, now + 1, std::memory_order_acquire)) continue;
+            f(int64_t(now & UINT32_MAX));
+            if (team->done.fetch_add(1, std::memory_order_acq_rel) + 1 == n) return pass(at);
+            now = team->now.load(std::memory_order_acquire);
+        }
+        team->bell.wait([&] { return team->now.load(std::memory_order_acquire) >> CALL != call; });
+    }
+
+    // The operator has returned: the next one may begin, unless it has.
+    void leave() {
+        uint64_t over = at;
+        const uint64_t next = ((at >> OPERATOR) + 1) << OPERATOR;
+        team->now.compare_exchange_strong(over, next, std::memory_order_seq_cst);
+    }
+
+  private:
+    // By whoever did the last chunk of a call: nobody else has one, so nobody counts.
+    void pass(uint64_t next) {
+        team->done.store(0, std::memory_order_relaxed);
+        team->now.store(next, std::memory_order_seq_cst);
+        team->bell.ring();
+    }
 };
 
 typedef void (*Operator)(const void* args, Member& m);
