@@ -3,7 +3,8 @@
     python -m benchmarks.front_end [--concurrency 32] [--requests 64] [--output-len 128]
 
 A tiny random model serves, so that the HTTP process is what is busy. Reported is its processor time, which other
-processes on the machine lengthen little, by token and by step of the engine (as many tokens as there are streams).
+processes on the machine lengthen little, by token and by step of the engine (as many tokens as there are streams), and
+the client's by token: where client and server share the cores, a step is as much longer.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import argparse
 import asyncio
 import random
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
 from tests.faults.rig import VOCAB, Server, write_model
 
-from benchmarks.load_client import load
-from benchmarks.workload import Scenario
+from fwk.bench.load import run
+from fwk.bench.workload import Asked, Workload
 
 PROMPT = 32
 
@@ -30,7 +32,7 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
-    scenario = Scenario("front end", arguments.requests, arguments.concurrency, PROMPT, arguments.output_len)
+    workload = Workload("front end", num_requests=arguments.requests, concurrency=arguments.concurrency)
     rng = random.Random(0)
     flags = ("--max-running-requests", str(arguments.concurrency), "--max-total-tokens", "65536")
     with tempfile.TemporaryDirectory() as folder:
@@ -38,18 +40,26 @@ def main() -> None:
         try:
             server.start()
             api = psutil.Process(server.process.pid)
-            print("| repeat | us a token | ms a step | tokens/s |\n| --- | --- | --- | --- |")
+            print("| repeat | us a token | ms a step | tokens/s | client: us a token |")
+            print("| --- | --- | --- | --- | --- |")
             for repeat in range(arguments.repeat):
-                prompts = [[rng.randrange(5, VOCAB) for _ in range(PROMPT)] for _ in range(arguments.requests)]
-                before = api.cpu_times()
-                outcome = asyncio.run(load(server.url, scenario, prompts))
-                after = api.cpu_times()
-                seconds = after.user + after.system - before.user - before.system
-                each = seconds / (arguments.requests * arguments.output_len)
-                step = 1e3 * each * arguments.concurrency
-                print(f"| {repeat} | {1e6 * each:.0f} | {step:.2f} | {outcome['tokens_per_s']:.0f} |", flush=True)
+                asked = [_asked(rng, arguments.output_len) for _ in range(arguments.requests)]
+                before, client = api.cpu_times(), time.process_time()
+                replies, seconds = asyncio.run(run(server.url, workload, asked))
+                after, client = api.cpu_times(), time.process_time() - client
+                tokens = sum(reply.num_output for reply in replies)
+                each = 1e6 * (after.user + after.system - before.user - before.system) / tokens
+                step, rate = each * arguments.concurrency / 1e3, tokens / seconds
+                print(f"| {repeat} | {each:.0f} | {step:.2f} | {rate:.0f} | {1e6 * client / tokens:.0f} |", flush=True)
         finally:
             server.close()
+
+
+def _asked(rng: random.Random, output_len: int) -> Asked:
+    prompt = [rng.randrange(5, VOCAB) for _ in range(PROMPT)]
+    wanted = {"max_tokens": output_len, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": prompt, "stream": True, "stream_options": {"include_usage": True}, **wanted}
+    return Asked("/v1/completions", body, 0.0, PROMPT, output_len)
 
 
 if __name__ == "__main__":

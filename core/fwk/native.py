@@ -2,8 +2,8 @@
 
 A plugin ships a source file whose entry points are plain C (``extern "C"``), and calls ``load``. The library's name in
 the cache is a hash of everything it depends on: source, flags (and so the instruction set), compiler. Sources may
-use OpenMP: the library is linked without a runtime of its own and finds the one torch has loaded. Operators leave that to
-the team that runs them (``fwk.team``). Headers of a plugin's own are found beside the source, core's
+use OpenMP: the library is linked without a runtime of its own and finds the one torch has loaded. Operators leave
+that to the team that runs them (``fwk.team``). Headers of a plugin's own are found beside the source, core's
 (``fwk/team.h``) in ``INCLUDE``.
 """
 
