@@ -60,7 +60,7 @@ def timed(tape: Tape, threads: list[int], repeat: int) -> dict[str, list[float]]
             sums["whole"] = sum(sums.values())
             for name, value in sums.items() if turn > 1 else ():
                 found[name][place].append(value)
-    return {name: [statistics.quantiles(values, n=4)[0] for values in by_size] for name, by_size in found.items()}
+    return {name: [statistics.median(values) for values in by_size] for name, by_size in found.items()}
 
 
 def main() -> None:
