@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from fwk.config import Config
 from fwk.config.wire import to_plain
@@ -72,8 +71,8 @@ class EngineClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._folder = Path(tempfile.mkdtemp(prefix="fwk-"))  # mode 0700: the socket is ours alone
-        self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket | None = None
+        self._context = zmq.Context[zmq.Socket[bytes]]()
+        self._socket: zmq.Socket[bytes] | None = None
         self._process = process
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[EngineReady] | None = None
@@ -99,11 +98,8 @@ class EngineClient:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(address)
-        self._tasks = [
-            asyncio.create_task(self._receive()),
-            asyncio.create_task(self._ping()),
-            asyncio.create_task(self._watch()),
-        ]
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
+        self._tasks = [asyncio.create_task(self._ping()), asyncio.create_task(self._watch())]
 
     async def wait_ready(self) -> EngineReady:
         """Raises ``EngineDead`` with the engine's own words when it could not start."""
@@ -213,7 +209,9 @@ class EngineClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._fail("the server is stopping")
         if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close(linger=0)
+            self._socket = None
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -221,17 +219,27 @@ class EngineClient:
         assert self._socket is not None
         # Never waits: the queue is unbounded, and admission bounds what goes into it.
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        asyncio.get_running_loop().call_soon(self._receive)  # sending may have taken in what the descriptor would tell
 
-    async def _receive(self) -> None:
-        assert self._socket is not None
-        while True:
-            body = await self._socket.recv()
-            try:
-                message = self._decoder.decode(body)
-            except (msgspec.DecodeError, ValueError) as error:
-                log.warning("dropped a message that is not of the protocol: %s", error)
-                continue
-            self._take(message)
+    def _receive(self) -> None:
+        """Take in one message, if there is one, and look for the next when others have had their turn.
+
+        The descriptor tells once that something has come, so each look goes on until there is nothing. pyzmq's own
+        asyncio sockets do the same, by way of futures that cost as much as everything else done with a message.
+        """
+        if self._socket is None:
+            return
+        try:
+            body = self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        asyncio.get_running_loop().call_soon(self._receive)
+        try:
+            message = self._decoder.decode(body)
+        except (msgspec.DecodeError, ValueError) as error:
+            log.warning("dropped a message that is not of the protocol: %s", error)
+            return
+        self._take(message)
 
     def _take(self, message: FromEngine) -> None:
         match message:
