@@ -16,17 +16,23 @@ from fwk import native
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 
-QUANT = Path(__file__).parents[2] / "plugins" / "quant" / "fwk_quant" / "_common" / "cpu"
+PLUGINS = Path(__file__).parents[2] / "plugins"
+FLOATS = "quant/fwk_quant/_common/cpu/floats.cpp"
+INTEGERS = "quant/fwk_quant/_common/cpu/integers.cpp"
+ATTENTION = "attention/fwk_attention/cpu/attention.cpp"
 
 SOURCE = """
 #include "fwk/tiles.h"
 using namespace fwk;
 
+#define SIZES int64_t rows, int64_t columns, int64_t words, int64_t steps
+#define ARGUMENTS SIZES, const char* x, const int32_t* w, void* sums
+
 template <class Numbers>
-void multiply(int64_t rows, int64_t words, int64_t steps, const char* x, const int32_t* w, void* sums) {
+void multiply(ARGUMENTS) {
     const tiles::Region region;
-    tiles::begin(rows, 1 + words % 16);  // laid out for another step
-    tiles::begin(rows, words);
+    tiles::begin(rows, 32, 1 + words % 16);  // laid out for another step
+    tiles::begin(rows, columns, words);
     tiles::read(sums, 128);
     for (int k = 0; k < steps; k++, w += words * 32)
         tiles::step<Numbers>(x + k * words * 4, steps * words * 4, w, w + 16, 128);
@@ -34,23 +40,22 @@ void multiply(int64_t rows, int64_t words, int64_t steps, const char* x, const i
 }
 
 extern "C" {
-#define ARGUMENTS int64_t rows, int64_t words, int64_t steps, const char* x, const int32_t* w, void* sums
-void pairs(ARGUMENTS) { multiply<tiles::Pairs>(rows, words, steps, x, w, sums); }
-void bytes(ARGUMENTS) { multiply<tiles::Bytes>(rows, words, steps, x, w, sums); }
+void pairs(ARGUMENTS) { multiply<tiles::Pairs>(rows, columns, words, steps, x, w, sums); }
+void bytes(ARGUMENTS) { multiply<tiles::Bytes>(rows, columns, words, steps, x, w, sums); }
 #ifdef FWK_EMULATED_TILES
 int64_t held() {
     const tiles::Region region;
-    tiles::begin(1, 1);
+    tiles::begin(1, 32, 1);
     return tiles::emulated_tiles_in_use();
 }
-void too_many_rows() { tiles::begin(33, 16); }
-void rows_of_no_bytes() { tiles::begin(4, 0); }
+void too_many_rows() { tiles::begin(33, 32, 16); }
+void rows_of_no_bytes() { tiles::begin(4, 32, 0); }
 void before_they_are_configured() { tiles::step<tiles::Pairs>(nullptr, 0, nullptr, nullptr, 0); }
 void after_they_are_released() {
-    { const tiles::Region region; tiles::begin(1, 1); }
+    { const tiles::Region region; tiles::begin(1, 32, 1); }
     tiles::zero<0>();
 }
-void lower_half_of_a_low_block() { tiles::begin(16, 1); tiles::zero<2>(); }
+void lower_half_of_a_low_block() { tiles::begin(16, 32, 1); tiles::zero<2>(); }
 #endif
 }
 """
@@ -70,29 +75,30 @@ def library(request: pytest.FixtureRequest, source: Path) -> ctypes.CDLL:
     return native.load(source, request.param)
 
 
-SHAPES = [(1, 16, 1), (16, 4, 3), (17, 5, 2), (32, 16, 1)]
-"""Rows, words of a step, steps."""
+SHAPES = [(1, 32, 16, 1), (16, 32, 4, 3), (17, 32, 5, 2), (18, 16, 3, 1), (32, 32, 16, 1)]
+"""Rows, columns, words of a step, steps."""
 
 
 def run(
-    library: ctypes.CDLL, name: str, shape: tuple[int, int, int], x: np.ndarray, w: np.ndarray, sums: np.ndarray
+    library: ctypes.CDLL, name: str, shape: tuple[int, int, int, int], x: np.ndarray, w: np.ndarray, sums: np.ndarray
 ) -> None:
-    """sums: [rows + 1, 32]; what is behind the block's rows stays as it is."""
-    behind = sums[-1].copy()
+    """sums: [rows + 1, 32]; what is behind the block's rows and columns stays as it is."""
+    below, beside = sums[-1].copy(), sums[:, shape[1] :].copy()
     getattr(library, name)(*map(ctypes.c_int64, shape), *(ctypes.c_void_p(a.ctypes.data) for a in (x, w, sums)))
-    assert np.array_equal(behind, sums[-1])
+    assert np.array_equal(below, sums[-1])
+    assert np.array_equal(beside, sums[:, shape[1] :])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_integers_are_exact(shape: tuple[int, int, int], library: ctypes.CDLL) -> None:
-    rows, words, steps = shape
+def test_integers_are_exact(shape: tuple[int, int, int, int], library: ctypes.CDLL) -> None:
+    rows, columns, words, steps = shape
     random = np.random.default_rng(rows)
     x = random.integers(-128, 128, (rows, steps * words * 4)).astype(np.int8)
     w = random.integers(0, 256, (steps * words, 32, 4)).astype(np.uint8)
     sums = random.integers(-(2**31), 2**31, (rows + 1, 32)).astype(np.int32)  # which products may overflow
     exact = sums[:rows] + x.astype(np.int64) @ w.astype(np.int64).transpose(0, 2, 1).reshape(-1, 32)
     run(library, "bytes", shape, x, w, sums)
-    assert np.array_equal(sums[:rows], exact.astype(np.int32))
+    assert np.array_equal(sums[:rows, :columns], exact.astype(np.int32)[:, :columns])
 
 
 def as_float32(x: Fraction) -> Fraction:
@@ -130,9 +136,9 @@ def by_the_manual(x: list[list[Fraction]], w: list[list[Fraction]], sums: np.nda
     return found
 
 
-@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
-def test_pairs_are_summed_as_the_manual_says(shape: tuple[int, int, int], library: ctypes.CDLL) -> None:
-    rows, words, steps = shape
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+def test_pairs_are_summed_as_the_manual_says(shape: tuple[int, int, int, int], library: ctypes.CDLL) -> None:
+    rows, columns, words, steps = shape
     random = np.random.default_rng(rows)
 
     def numbers(*size: int) -> np.ndarray:
@@ -152,7 +158,7 @@ def test_pairs_are_summed_as_the_manual_says(shape: tuple[int, int, int], librar
         sums[rows - 1] = 0
     exact = by_the_manual(wide(x), wide(w.transpose(0, 2, 1).reshape(-1, 32)), sums[:rows], words)
     run(library, "pairs", shape, x, w, sums)
-    assert np.array_equal(sums[:rows], exact)
+    assert np.array_equal(sums[:rows, :columns], exact[:, :columns])
 
 
 def test_tiles_are_given_back(source: Path) -> None:
@@ -180,11 +186,16 @@ def test_the_emulation_faults_where_the_machine_would(misuse: str, said: str, so
 
 @pytest.mark.skipif(native.amx.refused_by_compiler(("c++",)) is not None, reason="c++ does not know AMX")
 @pytest.mark.parametrize(
-    ("kernel", "product"), [("floats", "tdpbf16ps"), pytest.param("integers", "tdpbsud", marks=pytest.mark.slow)]
+    ("kernel", "product"),
+    [
+        (FLOATS, "tdpbf16ps"),
+        pytest.param(INTEGERS, "tdpbsud", marks=pytest.mark.slow),
+        pytest.param(ATTENTION, "tdpbf16ps", marks=pytest.mark.slow),
+    ],
 )
 def test_kernels_are_built_with_the_instructions(kernel: str, product: str) -> None:
     """On any machine: nothing is run."""
-    built = native.build(QUANT / f"{kernel}.cpp", "amx")
+    built = native.build(PLUGINS / kernel, "amx")
     if shutil.which("objdump") is None:
         pytest.skip("no objdump to look into the library")
     code = subprocess.run(["objdump", "-d", built], capture_output=True, text=True, timeout=60, check=True).stdout

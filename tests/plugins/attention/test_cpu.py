@@ -6,6 +6,7 @@ What every backend must do is in core/fwk/testing/attention.py.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fwk.interfaces.attention import AttentionBackend, AttentionContext, Attenti
 from fwk.interfaces.declaration import Facts
 from fwk.plugins import choose, discover, load_object
 from fwk.testing.batches import block_tables, make_batch
+from fwk_attention.cpu.backend import SOURCE
 
 PLUGINS = discover()
 
@@ -54,8 +56,11 @@ class Case:
     kv_dtype: str = "auto"
     shared: int = 0  # tokens whose blocks all sequences have in common
 
-    def run(self, name: str, *, is_apart: bool = False) -> torch.Tensor:
-        """Outcome of the step. is_apart: what is shared is stored for each sequence by itself."""
+    def run(self, name: str, *, is_apart: bool = False, is_dirty: bool = False) -> torch.Tensor:
+        """Outcome of the step.
+
+        is_apart: what is shared is stored for each sequence by itself. is_dirty: blocks held what is no number.
+        """
         backend = build(name, self.dtype, self.block_size, self.kv_dtype)
         layer = AttentionLayer(0, *self.heads, self.size, self.size**-0.5, self.window, self.cap)
         form = backend.block_format(layer.kv_spec)
@@ -63,7 +68,8 @@ class Case:
         tables = block_tables(lens, self.block_size)
         common = 0 if is_apart else self.shared // self.block_size
         tables = [tables[0][:common] + table[common:] for table in tables]
-        layer.kv_cache = torch.zeros(max(map(max, tables)) + 1, *form.block_shape, dtype=form.dtype)
+        size = (max(map(max, tables)) + 1, *form.block_shape[:-1], form.block_shape[-1] * form.dtype.itemsize)
+        layer.kv_cache = torch.full(size, 255 if is_dirty else 0, dtype=torch.uint8).view(form.dtype)
         random = torch.Generator().manual_seed(5)
         filled = [i for i, past in enumerate(self.pasts) if past]
         past = [
@@ -100,11 +106,11 @@ CASES = {
     "int8 in rows": Case([0, 300], [20, 1], size=13, block_size=7, kv_dtype="int8"),
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
+PATHS = [(isa, dtype) for isa in native.isas() for dtype in TOLERANCE] + [(native.EMULATED_AMX, torch.bfloat16)]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize(("isa", "dtype"), PATHS, ids=str)
 def test_instruction_sets_agree_with_torch(
     isa: str, case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,11 +208,58 @@ def test_a_batch_that_comes_again_is_cut_as_one_that_is_new() -> None:
     assert planner.make(kind, make_batch([5], [1], [[0]])).answer.num_tasks == 1
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_sharing_changes_no_bit(dtype: torch.dtype) -> None:
+BITWISE = [
+    (native.isas()[-1], torch.float32),
+    (native.isas()[-1], torch.bfloat16),
+    (native.EMULATED_AMX, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("isa", "dtype"), BITWISE, ids=str)
+def test_sharing_changes_no_bit(isa: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a sequence gets from blocks that others read with it is what it gets alone."""
+    monkeypatch.setenv(native.ISA_VARIABLE, isa)
     case = Case([700, 520, 1030, 600], [1, 2, 1, 1], shared=512, dtype=dtype)
     assert torch.equal(case.run("cpu"), case.run("cpu", is_apart=True))
+
+
+@pytest.mark.parametrize("size", [32, 13])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize(("isa", "dtype"), BITWISE, ids=str)
+def test_what_a_block_held_before_changes_no_bit(
+    isa: str, dtype: torch.dtype, kv_dtype: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(native.ISA_VARIABLE, isa)
+    case = Case([20, 3, 0], [3, 1, 40], size=size, dtype=dtype, kv_dtype=kv_dtype)
+    assert torch.equal(case.run("cpu"), case.run("cpu", is_dirty=True))
+
+
+@pytest.mark.parametrize("isa", [native.isas()[-1], native.EMULATED_AMX])
+def test_a_token_is_the_same_alone_and_in_a_chunk(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, whatever the number of rows that are multiplied together."""
+    monkeypatch.setenv(native.ISA_VARIABLE, isa)
+    outcomes: list[torch.Tensor] = []
+    for cuts in ([50], [7, 1, 42], [33, 16, 1]):
+        random = torch.Generator().manual_seed(3)
+        q, k, v = (torch.randn(50, heads, 32, generator=random).bfloat16() for heads in (6, 2, 2))
+        backend = build("cpu", torch.bfloat16)
+        layer = AttentionLayer(0, 6, 2, 32, 32**-0.5)
+        form = backend.block_format(layer.kv_spec)
+        layer.kv_cache = torch.zeros(4, *form.block_shape, dtype=form.dtype)
+        parts: list[torch.Tensor] = []
+        for past, end in itertools.pairwise(itertools.accumulate(cuts, initial=0)):
+            batch = make_batch([past], [end - past], [[0, 1, 2, 3]])
+            batch.plan = backend.plan(batch, [layer])
+            parts.append(backend.forward(q[past:end], k[past:end], v[past:end], layer, batch))
+        outcomes.append(torch.cat(parts))
+    assert torch.equal(outcomes[0], outcomes[1])
+    assert torch.equal(outcomes[0], outcomes[2])
+
+
+def test_tiles_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.ISA_VARIABLE, native.EMULATED_AMX)
+    Case([20], [3], dtype=torch.bfloat16).run("cpu")
+    assert native.load(SOURCE, native.EMULATED_AMX).emulated_tiles_in_use() == 0
 
 
 @pytest.mark.parametrize("size", [16, 13])

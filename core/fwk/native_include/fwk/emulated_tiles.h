@@ -102,12 +102,19 @@ inline void check_shapes() {
 
 inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 
-inline float wide(uint16_t x) {  // bfloat16; denormal numbers are taken for zero
-    const uint32_t bits = uint32_t(x) << 16;
-    float y;
-    memcpy(&y, &bits, 4);
-    return flushed(y);
-}
+// Of a tile's bfloat16, as floats; denormal numbers are taken for zero.
+struct Wide {
+    float numbers[16][32];
+
+    explicit Wide(const Tile& tile) {
+        for (int r = 0; r < tile.rows; r++)
+            for (int i = 0; i < tile.bytes / 2; i++) {
+                const uint32_t bits = uint32_t(get<uint16_t>(tile, r, i)) << 16;
+                memcpy(&numbers[r][i], &bits, 4);
+                numbers[r][i] = flushed(numbers[r][i]);
+            }
+    }
+};
 
 struct Pairs {
     // Even and odd numbers of a step are summed apart, each by fused multiply-adds from zero; then both, and then with
@@ -115,14 +122,16 @@ struct Pairs {
     template <int SUMS, int ROWS, int COLUMNS>
     static inline void multiply() {
         check_shapes<SUMS, ROWS, COLUMNS>();
-        Tile &sums = tile<SUMS>(), &rows = tile<ROWS>(), &columns = tile<COLUMNS>();
+        Tile& sums = tile<SUMS>();
+        const int steps = tile<COLUMNS>().rows;
+        const Wide rows(tile<ROWS>()), columns(tile<COLUMNS>());
         for (int m = 0; m < sums.rows; m++)
             for (int n = 0; n < sums.bytes / 4; n++) {
                 float parts[2] = {0, 0};
-                for (int k = 0; k < columns.rows; k++)
+                for (int k = 0; k < steps; k++)
                     for (int i = 0; i < 2; i++) {
-                        const float a = wide(get<uint16_t>(rows, m, 2 * k + i)), b = wide(get<uint16_t>(columns, k, 2 * n + i));
-                        parts[i] = flushed(std::fma(a, b, parts[i]));
+                        const float sum = std::fma(rows.numbers[m][2 * k + i], columns.numbers[k][2 * n + i], parts[i]);
+                        parts[i] = flushed(sum);
                     }
                 put(sums, m, n, flushed(flushed(get<float>(sums, m, n)) + flushed(parts[0] + parts[1])));
             }

@@ -3,7 +3,7 @@
 // FWK_TILES says that a kernel is built for them: with the instructions, or with FWK_EMULATED_TILES, where what they do is
 // computed (emulated_tiles.h), which is for tests and never chosen by itself. A kernel's code is the same with both.
 //
-// A block is up to 32 rows by 32 columns of 32-bit sums, in four tiles. A step multiplies up to 16 words (pairs of
+// A block is up to 32 rows by 32 or 16 columns of 32-bit sums, in up to four tiles. A step multiplies up to 16 words (pairs of
 // bfloat16, or four bytes) of each row by as many words of each column, which lie as a packed matrix has them: words of
 // 16 columns side by side.
 
@@ -76,9 +76,12 @@ struct Layout {  // as the instruction reads it
 static_assert(sizeof(Layout) == 64, "is what the instruction reads");
 
 struct Shape {
-    int rows = 0, words = 0;
+    int rows = 0, columns = 0, words = 0;
+
+    bool is_tall() const { return rows > SIDE; }
+    bool is_wide() const { return columns > SIDE; }
 };
-static thread_local Shape shape;  // of the block this thread's tiles are laid out for; none: they are not
+static thread_local Shape shape;  // of the block that this thread's tiles are laid out for; of no rows: they are not
 
 // Whoever multiplies blocks holds one: this thread's tiles are given back with it, so that nobody saves them for nothing.
 struct Region {
@@ -89,8 +92,8 @@ struct Region {
     }
 };
 
-// A block of zeros, of 1 to 32 rows, whose steps take 1 to 16 words.
-inline void begin(int rows, int words) {
+// A block of zeros, of 1 to 32 rows and 16 or 32 columns, whose steps take 1 to 16 words.
+inline void begin(int rows, int columns, int words) {
     if (shape.rows != rows || shape.words != words) {
         const int upper = std::min(rows, SIDE), lower = rows - upper;
         Layout layout;
@@ -100,37 +103,44 @@ inline void begin(int rows, int words) {
         layout.set(5, lower, words);
         for (int tile : {6, 7}) layout.set(tile, words, SIDE);
         configure(&layout);
-        shape = {rows, words};
     }
-    zero<0>(), zero<1>();
-    if (rows > SIDE) zero<2>(), zero<3>();
+    shape = {rows, columns, words};
+    zero<0>();
+    if (shape.is_wide()) zero<1>();
+    if (shape.is_tall()) zero<2>();
+    if (shape.is_tall() && shape.is_wide()) zero<3>();
 }
 
 // The block becomes what lies at `from`; strides are bytes from row to row.
 inline void read(const void* from, int64_t stride) {
-    load<0>(from, stride), load<1>((const char*)from + 64, stride);
-    if (shape.rows <= SIDE) return;
-    from = (const char*)from + SIDE * stride;
-    load<2>(from, stride), load<3>((const char*)from + 64, stride);
+    const char *upper = (const char*)from, *lower = upper + SIDE * stride;
+    load<0>(upper, stride);
+    if (shape.is_wide()) load<1>(upper + 64, stride);
+    if (shape.is_tall()) load<2>(lower, stride);
+    if (shape.is_tall() && shape.is_wide()) load<3>(lower + 64, stride);
 }
 
 // Add the products of a step. x: the rows; left, right: words of the first and of the last 16 columns.
 template <class Numbers>
 inline void step(const void* x, int64_t x_stride, const void* left, const void* right, int64_t stride) {
-    load<4>(x, x_stride), load<6>(left, stride), load<7>(right, stride);
+    load<4>(x, x_stride), load<6>(left, stride);
     Numbers::template multiply<0, 4, 6>();
-    Numbers::template multiply<1, 4, 7>();
-    if (shape.rows <= SIDE) return;
+    if (shape.is_wide()) {
+        load<7>(right, stride);
+        Numbers::template multiply<1, 4, 7>();
+    }
+    if (!shape.is_tall()) return;
     load<5>((const char*)x + SIDE * x_stride, x_stride);
     Numbers::template multiply<2, 5, 6>();
-    Numbers::template multiply<3, 5, 7>();
+    if (shape.is_wide()) Numbers::template multiply<3, 5, 7>();
 }
 
 inline void write(void* to, int64_t stride) {
-    store<0>(to, stride), store<1>((char*)to + 64, stride);
-    if (shape.rows <= SIDE) return;
-    to = (char*)to + SIDE * stride;
-    store<2>(to, stride), store<3>((char*)to + 64, stride);
+    char *upper = (char*)to, *lower = upper + SIDE * stride;
+    store<0>(upper, stride);
+    if (shape.is_wide()) store<1>(upper + 64, stride);
+    if (shape.is_tall()) store<2>(lower, stride);
+    if (shape.is_tall() && shape.is_wide()) store<3>(lower + 64, stride);
 }
 
 }  // namespace fwk::tiles

@@ -7,6 +7,7 @@
 // blocks, is one task for all of them. A row's arithmetic depends on no other row, so neighbours change no bit. Threads
 // take tasks from a counter, so a thread that lost its core delays one.
 
+#include "blocks.h"
 #include "cache.h"
 #include "fwk/team.h"
 #include "products.h"
@@ -131,22 +132,41 @@ struct Step {
                 keys[g * (GROUP / W) + i] = k + i * W;
                 next_keys[g * (GROUP / W) + i] = next_k + i * W;
             }
+            if constexpr (Blocks<P>::ARE_USED) {
+                values[num_values++] = {present < GROUP ? only(work, v, present, g) : v, next_v, GROUP / N};
+                continue;
+            }
             if (present >= N) values[num_values++] = {v, next_v, present / N};
             if (present % N) {  // the other half of the last words is nobody's
                 for (int i = 0; i < wide; i++) work.last[i] = v[present / N * wide + i] & 0xffff;
                 values[num_values++] = {work.last, work.last, 1};
             }
         }
-        int column = 0;
         const Columns all{keys, next_keys, key_stride};
+        const bool is_first = start == work.task.first_key;
+        if constexpr (Blocks<P>::ARE_USED) {
+            Blocks<P>::score(work.rows, work.queries, words, all, columns / GROUP, work.scores);
+            soften(work, start, count);
+            return Blocks<P>::weigh(work.rows, work.weights, values, num_values, wide, work.sums, work.factors, is_first);
+        }
+        int column = 0;
         score_columns<COLS>(work, all, columns / W, column);
         score_columns<2>(work, all, columns / W, column);
         score_columns<1>(work, all, columns / W, column);
         soften(work, start, count);
-        const bool is_first = start == work.task.first_key;
         int at = 0;
         for (; at + COLS * W <= wide; at += COLS * W) weigh_columns<COLS>(work, values, num_values, at, is_first);
         for (; at < wide; at += W) weigh_columns<1>(work, values, num_values, at, is_first);
+    }
+
+    // V of a group that has only some of its keys: zeros in the place of the others, whatever lies there.
+    const int32_t* only(Work& work, const int32_t* v, int present, int g) const {
+        int32_t* to = work.values + g * GROUP / N * wide;
+        const int rows = (present + N - 1) / N;
+        if (to != v) memcpy(to, v, rows * wide * 4);
+        for (int i = 0; i < wide && present % N; i++) to[(rows - 1) * wide + i] &= 0xffff;
+        memset(to + rows * wide, 0, (GROUP / N - rows) * wide * 4);
+        return to;
     }
 
     // The block that will be read when this place has been passed by a tile: of the same task, or of the head or task
@@ -367,6 +387,9 @@ void attend(const Attend& a, fwk::Member& m) {
             }
         }
     });
+#if defined(FWK_TILES)
+    const fwk::tiles::Region region;
+#endif
     Step<T, S, P>{(const T*)a.q, a.q_stride, cache, (T*)a.out, layer, plan}.all(m);
 }
 

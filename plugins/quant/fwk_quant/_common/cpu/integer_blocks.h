@@ -22,7 +22,7 @@ void integer_block(int rows, const OpenPanel& panel, const char* x, float* out, 
     memset(out, 0, rows * PANEL * sizeof(float));
     for (int64_t g = 0, left = 1; g < form.groups; g++, w += words * PANEL) {
         if (--left == 0) factors++, left = m.scale_every;
-        tiles::begin(rows, int(words));
+        tiles::begin(rows, PANEL, int(words));
         tiles::step<tiles::Bytes>(x + g * m.group, stride, w, w + tiles::SIDE, PANEL * 4);
         tiles::write(products, PANEL * 4);
         for (int64_t i = 0; i < fetches; i++) ahead.fetch();
