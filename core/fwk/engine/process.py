@@ -25,6 +25,7 @@ from fwk.errors import EngineDead, FwkError, PluginError, story
 from fwk.interfaces.parallel import continue_with_parent_gone
 from fwk.plugins import PluginSet, culprit, discover
 from fwk.types import EngineFailed, EngineReady
+from fwk.worker.heap import Heap
 
 log = logging.getLogger("fwk.engine")
 
@@ -71,6 +72,7 @@ def main() -> int:
     loop = EngineLoop(engine, socket, ready, spec.client.encode())
     gc.collect()
     gc.freeze()  # what is alive now stays; collections need not look at it again
+    Heap().trim()  # what loading took besides
     try:
         with torch.inference_mode():
             loop.run()

@@ -34,7 +34,11 @@ class Heap:
             self._seen, self._since, self._is_due = work, now, True
         elif self._is_due and now - self._since >= REST_SECONDS:
             self._is_due = False
-            self._trim(0)
+            self.trim()
+
+    def trim(self) -> None:
+        """Give back at once what is free."""
+        self._trim(0)
 
 
 def _malloc_trim() -> Callable[[int], object]:

@@ -1,5 +1,6 @@
 """The GGUF loader on small files: configuration, names, row order, tokenisers."""
 
+import sys
 from pathlib import Path
 
 import gguf
@@ -148,6 +149,28 @@ def test_tensors_have_their_own_memory(kit):
     before = first.clone()
     first.zero_()
     assert torch.equal(weights.tensor("model.norm.weight", (32,)), before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_what_was_read_leaves_memory_and_can_be_read_again(kit):
+    builder = kit.tiny()
+    builder.add("output.weight", [1024, 2048], 1)
+    checkpoint = kit.open(builder)
+    weights = checkpoint.weights()
+    first = weights.tensor("lm_head.weight", (2048, 1024))
+    left = [_resident(checkpoint.path)]
+    raw = weights.raw("lm_head.weight")
+    left.append(_resident(checkpoint.path))
+    assert max(left) < raw.numel() / 4  # what is left was read ahead
+    assert torch.equal(weights.tensor("lm_head.weight", (2048, 1024)), first)
+    assert torch.equal(weights.raw("lm_head.weight"), raw)
+
+
+def _resident(path: Path) -> int:
+    """Bytes of a mapped file that are in this process's memory."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.endswith(str(path)))
+    return next(int(line.split()[1]) for line in lines[at:] if line.startswith("Rss:")) * 1024
 
 
 def test_layouts(kit):

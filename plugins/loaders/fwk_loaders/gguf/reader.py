@@ -95,6 +95,12 @@ class GGUFFile:
             raise ModelLoadError(f"{self.path}: {key} must be an array of numbers")
         return np.frombuffer(self.buffer, np.dtype(_SCALARS[array.type]), array.count, array.start).tolist()
 
+    def release(self, info: TensorInfo) -> None:
+        """Let a tensor's pages leave memory. They come back from the file should anybody read them again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            first = info.start // mmap.PAGESIZE * mmap.PAGESIZE
+            self.buffer.madvise(mmap.MADV_DONTNEED, first, info.start + info.num_bytes - first)
+
     def _array(self, key: str) -> StoredArray:
         value = self.metadata.get(key)
         if not isinstance(value, StoredArray):

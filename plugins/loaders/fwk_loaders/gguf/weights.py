@@ -18,7 +18,7 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class GGUFWeights(WeightSource):
-    """Reads and de-quantises one tensor at a time; the file stays mapped as long as this object lives."""
+    """Reads and de-quantises one tensor at a time; the file stays mapped, but what was read leaves memory again."""
 
     def __init__(self, file: GGUFFile, architecture: Architecture, num_heads: int, num_kv_heads: int) -> None:
         self._file = file
@@ -44,6 +44,7 @@ class GGUFWeights(WeightSource):
                 raise ModelLoadError(
                     f"{self._file.path}: tensor {info.name!r}: {error}; the file is damaged, fetch it again"
                 ) from None
+        self._file.release(info)
         if self._architecture.norm_offset and name.endswith("norm.weight"):
             values = values - self._architecture.norm_offset
         return values.view(info.shape)
@@ -52,7 +53,9 @@ class GGUFWeights(WeightSource):
         """The blocks as stored: [rows, blocks of a row, bytes of a block] uint8, the rows in Hugging Face's order."""
         info = self._find(name)
         rows = self._rows(name, info)
-        return rows.view(rows.shape[0], -1, info.type.block_bytes).clone()
+        blocks = rows.view(rows.shape[0], -1, info.type.block_bytes).clone()
+        self._file.release(info)
+        return blocks
 
     def layouts(self, prefix: str) -> tuple[str, ...]:
         """``gguf:TYPE`` for block-quantised weights, which can be de-quantised too; all other types are plain."""

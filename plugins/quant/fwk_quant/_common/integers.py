@@ -102,6 +102,10 @@ class IntegerMatrix:
         return multiply(x, self.size, lambda start, stop: self.packed[start:stop].to(x.dtype), bias, scales.float())
 
 
+QUANTISED_AT_ONCE = 2**21
+"""Numbers that are quantised together: rows do not depend on each other, and a head's in float32 would fill memory."""
+
+
 def pack(numbers: Tensor, bits: int) -> Tensor:
     """numbers: [rows, columns], of eight bits signed, of four unsigned, as ``IntegerMatrix`` holds them."""
     if bits == 8:
@@ -117,6 +121,12 @@ def quantise(weight: Tensor, bits: int, group_size: int, *, has_zeros: bool = Fa
     includes 0. Returns ``numbers`` [rows, columns] int8, of four bits unsigned, ``scales`` [rows, groups] in weight's
     type and, with zeros, ``zeros`` [rows, groups] uint8.
     """
+    rows = weight.split(max(1, QUANTISED_AT_ONCE // max(1, weight.shape[1])))
+    parts = [_quantise(some, bits, group_size, has_zeros) for some in rows]
+    return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _quantise(weight: Tensor, bits: int, group_size: int, has_zeros: bool) -> dict[str, Tensor]:
     groups = weight.float().unflatten(1, (-1, group_size))
     if has_zeros:
         low, high = groups.amin(-1, keepdim=True).clamp_(max=0), groups.amax(-1, keepdim=True).clamp_(min=0)

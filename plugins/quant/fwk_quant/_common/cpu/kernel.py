@@ -150,12 +150,16 @@ def pack_words(weight: Tensor, pages: HugePages, multiple: int) -> Tensor:
 
     Zeros fill each row up to a multiple of so many columns, which are whole words, and the rows of the last panel.
     """
-    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % multiple)).contiguous()
+    padded = _padded(weight, (0, -weight.shape[1] % multiple)).contiguous()
     return pack_entries(padded.view(torch.int32), pages)
 
 
 def pack_entries(entries: Tensor, pages: HugePages) -> Tensor:
     """[rows, entries] to [panels, entries, PANEL]; zeros fill the rows of the last panel."""
-    padded = torch.nn.functional.pad(entries, (0, 0, 0, -entries.shape[0] % PANEL))
-    panels = padded.unflatten(0, (-1, PANEL)).transpose(1, 2)
+    panels = _padded(entries, (0, 0, 0, -entries.shape[0] % PANEL)).unflatten(0, (-1, PANEL)).transpose(1, 2)
     return pages.empty(tuple(panels.shape), panels.dtype).copy_(panels)
+
+
+def _padded(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Zeros added; ``x`` itself where there are none to add: another copy of a large head would be a start's peak."""
+    return torch.nn.functional.pad(x, sizes) if any(sizes) else x
