@@ -12,7 +12,7 @@ from fwk import SamplingParams
 
 pytestmark = pytest.mark.model
 
-NUM_TOKENS = 64
+NUM_TOKENS = 48
 PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a village by the sea,",
@@ -77,7 +77,7 @@ SETTINGS = [
     {},
     {"prefix_cache": "none", "chunked_prefill_size": 16},
     {"chunked_prefill_size": 4096, "max_prefill_tokens": 4096},
-    {"max_total_tokens": 1200},  # forces pre-emption
+    {"max_total_tokens": 1024},  # forces pre-emption
 ]
 
 
