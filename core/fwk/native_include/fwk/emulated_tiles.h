@@ -1,5 +1,5 @@
-// What AMX does, computed: the operations of tiles.h as Intel's manual defines them (Software Developer's Manual, volume 2:
-// LDTILECFG, TILELOADD, TDPBF16PS, TDPBSUD). What would be a fault ends the process with a line that says which.
+// What AMX does, computed: the operations of tiles.h as Intel's manual defines them (Software Developer's Manual, volume
+// 2: LDTILECFG, TILELOADD, TDPBF16PS, TDPBSUD). What would be a fault ends the process with a line that says which.
 
 #pragma once
 

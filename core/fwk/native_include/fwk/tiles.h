@@ -1,11 +1,11 @@
 // Products of blocks by AMX, whose tiles are eight registers of up to 16 rows of 64 bytes.
 //
-// FWK_TILES says that a kernel is built for them: with the instructions, or with FWK_EMULATED_TILES, where what they do is
-// computed (emulated_tiles.h), which is for tests and never chosen by itself. A kernel's code is the same with both.
+// FWK_TILES says that a kernel is built for them: with the instructions, or with FWK_EMULATED_TILES, where what they do
+// is computed (emulated_tiles.h), which is for tests and never chosen by itself. A kernel's code is the same with both.
 //
-// A block is up to 32 rows by 32 or 16 columns of 32-bit sums, in up to four tiles. A step multiplies up to 16 words (pairs of
-// bfloat16, or four bytes) of each row by as many words of each column, which lie as a packed matrix has them: words of
-// 16 columns side by side.
+// A block is up to 32 rows by 32 or 16 columns of 32-bit sums, in up to four tiles. A step multiplies up to 16 words
+// (pairs of bfloat16, or four bytes) of each row by as many words of each column, which lie as a packed matrix has
+// them: words of 16 columns side by side.
 
 #pragma once
 
@@ -83,7 +83,7 @@ struct Shape {
 };
 static thread_local Shape shape;  // of the block that this thread's tiles are laid out for; of no rows: they are not
 
-// Whoever multiplies blocks holds one: this thread's tiles are given back with it, so that nobody saves them for nothing.
+// Whoever multiplies blocks holds one: this thread's tiles are given back with it, so that nobody saves them in vain.
 struct Region {
     ~Region() {
         if (!shape.rows) return;

@@ -25,6 +25,6 @@ def attention_backends() -> list[AttentionBackendSpec]:
             kv_dtypes=("auto", "int8", "fp8_e4m3"),
             features=frozenset({"sliding_window", "soft_cap", "tree_mask"}),
             rank=10,
-            summary="C++ kernels for CPUs (AVX2, AVX-512), built on first use.",
+            summary="C++ kernels for CPUs (AVX2, AVX-512, AMX), built on first use.",
         )
     ]

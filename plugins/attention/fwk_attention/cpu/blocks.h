@@ -1,7 +1,7 @@
 // Products of rows with a tile of keys or values by AMX, in bfloat16.
 //
-// A row's sums depend neither on how many rows there are nor on where keys lie: a step, within which AMX adds in an order
-// of its own, always takes as many words.
+// A row's sums depend neither on how many rows there are nor on where keys lie: a step, within which AMX adds in an
+// order of its own, always takes as many words.
 
 #pragma once
 
@@ -49,11 +49,11 @@ struct Blocks<Pairs> {
         }
     }
 
-    // O[rows, wide] = O * factor + weights[rows, ...] V, or without the former when it is the first. values: of whole groups.
+    // O[rows, wide] = O * factor + weights[rows, ...] V, or without the former when it is the first. values: whole groups.
     static void weigh(int rows, const int32_t* weights, const Values* values, int groups, int wide, float* o,
                       const float* factors, bool is_first) {
         for (int r = 0; r < rows && !is_first; r++)
-            for (int i = 0; i < wide && factors[r] != 1.0f; i += W) store(o + r * wide + i, load(o + r * wide + i) * factors[r]);
+            for (int i = r * wide; i < (r + 1) * wide && factors[r] != 1.0f; i += W) store(o + i, load(o + i) * factors[r]);
         for (int row = 0; row < rows; row += tiles::BLOCK) {
             for (int at = 0; at < wide; at += tiles::BLOCK) {
                 float* sums = o + row * wide + at;

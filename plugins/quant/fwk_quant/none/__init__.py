@@ -13,6 +13,6 @@ def quantizers() -> list[QuantizerSpec]:
             exact=("plain",),
             api=2,
             rank=10,
-            summary="Unquantised weights; on a CPU by C++ kernels (AVX2, AVX-512), built on first use.",
+            summary="Unquantised weights; on a CPU by C++ kernels (AVX2, AVX-512, AMX), built on first use.",
         )
     ]

@@ -7,8 +7,8 @@
 #if defined(FWK_TILES)
 namespace kernel {
 
-// out[rows, PANEL] = x[rows] times a panel that is open, to the bit as integer_tile does: a group's products by AMX, the
-// rest as there.
+// out[rows, PANEL] = x[rows] times a panel that is open, to the bit as integer_tile does: a group's products by AMX,
+// the rest as there.
 template <int BITS, bool IS_WHOLE>
 void integer_block(int rows, const OpenPanel& panel, const char* x, float* out, Ahead ahead) {
     namespace tiles = fwk::tiles;

@@ -144,9 +144,10 @@ struct OpenPanel {
     }
 };
 
-// What a group adds to the sums of W columns. IS_WHOLE: one scale for all groups of a row, which then multiplies their sum.
+// Sums of W columns with those of a group. IS_WHOLE: one scale for all groups of a row, which then multiplies their sum.
 template <bool IS_WHOLE>
-inline vf with_group(vf sum, vi products, const Factors* factors, int column, bool has_starts, float total, float scale) {
+inline vf with_group(vf sum, vi products, const Factors* factors, int column, bool has_starts, float total,
+                     float scale) {
     vf part = as_float(products);
     if (!IS_WHOLE) {
         part *= load(factors->scale + column);
@@ -203,7 +204,8 @@ void integer_tile(const OpenPanel& panel, const char* x, int column, float* out,
         UNROLL for (int r = 0; r < R; r++) {
             const float scale = form.scales(x + r * stride)[g], total = form.sums(x + r * stride)[g];
             UNROLL for (int c = 0; c < C; c++)
-                sum[r][c] = with_group<IS_WHOLE>(sum[r][c], products[r][c], factors, column + c * W, has_starts, total, scale);
+                sum[r][c] = with_group<IS_WHOLE>(sum[r][c], products[r][c], factors, column + c * W, has_starts, total,
+                                                 scale);
         }
     }
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) {
