@@ -1,0 +1,94 @@
+"""A decode step of several checkouts, in turns.
+
+    python -m benchmarks.revisions CHECKOUT CHECKOUT ... [--batches 1,32] [--rounds 5] [--steps 30]
+
+Each checkout has an engine in a process of its own, which sleeps while others are measured; a round measures each once.
+Ratios are to the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ENGINE = """
+import json, sys
+import fwk
+from benchmarks.step_time import measure
+llm = fwk.LLM(prefix_cache="none", max_total_tokens=16384, dtype=sys.argv[1])
+print(llm.engine.info.chosen["step"], flush=True)
+for line in sys.stdin:
+    batch, steps = map(int, line.split())
+    print(json.dumps(measure(llm, batch, steps, 128, {"temperature": 0.0})), flush=True)
+"""
+
+
+class Checkout:
+    """The engine of one checkout: its modules come before the installed ones."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self.name = folder.name
+        self.rows: list[dict[str, float]] = []
+        path = [folder, folder / "core", *sorted((folder / "plugins").iterdir())]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", ENGINE, dtype],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.step = self._line()
+
+    def measure(self, batch: int, steps: int) -> None:
+        """Add a row: median milliseconds of each part of a step."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{batch} {steps}\n")
+        self._process.stdin.flush()
+        self.rows.append(json.loads(self._line()))
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("checkouts", nargs="+", type=Path)
+    parser.add_argument("--batches", default="1,32")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--dtype", default="bfloat16")
+    arguments = parser.parse_args()
+    checkouts = [Checkout(folder.resolve(), arguments.dtype) for folder in arguments.checkouts]
+    try:
+        print("| batch | checkout | step | model ms | around ms | model to the first's |\n|" + " --- |" * 6)
+        for batch in map(int, arguments.batches.split(",")):
+            for checkout in checkouts:
+                checkout.rows.clear()
+            for _ in range(arguments.rounds):
+                for checkout in checkouts:
+                    checkout.measure(batch, arguments.steps)
+            for checkout in checkouts:
+                pairs = zip(checkout.rows, checkouts[0].rows, strict=True)
+                ratios = [own["model"] / first["model"] for own, first in pairs]
+                spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                medians = (statistics.median(row[part] for row in checkout.rows) for part in ("model", "around"))
+                cells = " | ".join(f"{value:.2f}" for value in medians)
+                print(f"| {batch} | {checkout.name} | {checkout.step} | {cells} | {spread} |", flush=True)
+    finally:
+        for checkout in checkouts:
+            checkout.close()
+
+
+if __name__ == "__main__":
+    main()
