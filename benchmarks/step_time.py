@@ -1,7 +1,7 @@
 """Where a decode step's time goes: the model, and the Python around it.
 
     python -m benchmarks.step_time [--batches 1,8,32] [--steps 100] [--attention-backend cpu] [--sampling-backend cpu]
-        [--profile]
+        [--quantization gguf] [--cpu-threads 1] [--profile]
 
 The engine runs in this process. "model" is planning attention, the forward pass and the logits; everything else of a
 step is "around": scheduling, building the batch, sampling, taking the result in, and encoding and decoding the messages
@@ -51,8 +51,9 @@ def measure(llm: fwk.LLM, batch: int, steps: int, context: int, sampling: dict[s
     for i in range(batch):
         prompt = [(i * 7919 + j * 104729) % (vocab - 10) + 5 for j in range(context)]
         engine.add(Request(request_id=f"b{batch}-{i}", prompt_token_ids=prompt, sampling=params))
-    while engine.stats().num_waiting:
-        engine.step()
+    prompts = {f"b{batch}-{i}" for i in range(batch)}
+    while prompts:  # those not computed to their end yet
+        prompts -= {event.request_id for event in engine.step()}
     for _ in range(10):
         engine.step()
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(FromEngine)
@@ -61,6 +62,7 @@ def measure(llm: fwk.LLM, batch: int, steps: int, context: int, sampling: dict[s
     watch.wrap(engine.scheduler, "update", "update")
     watch.wrap(runner, "_begin", "worker: take plan in")
     watch.wrap(runner._inputs, "prepare", "worker: build inputs")
+    watch.wrap(runner._attention, "plan", "worker: plan attention")
     watch.wrap(runner, "_results", "worker: sample")
     rows: dict[str, list[float]] = defaultdict(list)
     seen: list[Any] = []
@@ -119,12 +121,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization", default="auto")
+    parser.add_argument("--cpu-threads", type=int)
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--sampling-backend", default="auto")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     options = {
         "dtype": arguments.dtype,
+        "quantization": arguments.quantization,
+        "cpu_threads": arguments.cpu_threads,
         "attention_backend": arguments.attention_backend,
         "sampling_backend": arguments.sampling_backend,
     }
