@@ -199,6 +199,9 @@ def test_the_reference_is_the_published_generator() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 + 1, 2**63 - 1, -1, -(2**63)])
 def test_uniform_is_splitmix64_for_every_seed(seed: int) -> None:
+    seeds, positions = np.full(50, seed).astype(np.uint64), np.arange(50) + 2**40
+    few = [uniform(seeds[i : i + 3], positions[i : i + 3]) for i in range(0, 50, 3)]
+    assert np.concatenate(few).tolist() == uniform(seeds, positions).tolist()
     numbers = uniform(np.full(50, seed).astype(np.uint64), np.arange(50))
     outputs = islice(splitmix64(mix((seed + GOLDEN) & MASK)), 50)
     assert numbers.tolist() == [((output >> 12) + 0.5) * 2.0**-52 for output in outputs]

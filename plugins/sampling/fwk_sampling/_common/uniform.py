@@ -5,6 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_ALL = 2**64 - 1
+
+FEW = 4
+"""Up to so many numbers the interpreter computes alone: after a step numpy's functions are in no cache any more."""
 
 
 def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -14,12 +19,27 @@ def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     i-th output of the generator whose state starts at the mixed seed. Mixing it first keeps the streams of
     neighbouring seeds apart. 52 bits and a half, so that neither end is ever reached.
     """
+    if len(seeds) <= FEW:
+        return np.array([_one(seed, i) for seed, i in zip(seeds.tolist(), positions.tolist(), strict=True)], np.float64)
     state = _mix(seeds.astype(np.uint64) + _GOLDEN)
     bits = _mix(state + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = (z ^ (z >> np.uint64(30))) * _FACTORS[0]
+    z = (z ^ (z >> np.uint64(27))) * _FACTORS[1]
     return z ^ (z >> np.uint64(31))
+
+
+def _one(seed: int, position: int) -> float:
+    """The same in integers of any size."""
+    golden = int(_GOLDEN)
+    bits = _mix_one(_mix_one((seed + golden) & _ALL) + (position + 1) * golden & _ALL)
+    return ((bits >> 12) + 0.5) * 2.0**-52
+
+
+def _mix_one(z: int) -> int:
+    z = (z ^ z >> 30) * int(_FACTORS[0]) & _ALL
+    z = (z ^ z >> 27) * int(_FACTORS[1]) & _ALL
+    return z ^ z >> 31
