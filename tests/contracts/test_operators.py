@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.helpers.isas import isa_params
 
 from fwk import native
 from fwk.testing import OperatorsSuite
 
-SETTINGS = [(isa, 1) for isa in native.isas()] + [(native.isas()[-1], 3)]
+SETTINGS = isa_params(f"{native.isas()[-1]}, 3 threads")
 
 
 class TestTorch(OperatorsSuite):
@@ -19,5 +20,6 @@ class TestCpu(OperatorsSuite):
 
     @pytest.fixture(autouse=True, params=SETTINGS, ids=str)
     def setting(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        isa, self.num_threads = request.param
+        isa, _, threads = request.param.partition(", ")
+        self.num_threads = 3 if threads else 1
         monkeypatch.setenv(native.ISA_VARIABLE, isa)

@@ -112,7 +112,7 @@ ROUNDING = 0.3
 
 
 def test_bfloat16_output_differs_only_where_two_tokens_are_close() -> None:
-    settings = [{"prefix_cache": "none", "max_running_requests": 1}, *SETTINGS]
+    settings = [{"prefix_cache": "none", "max_running_requests": 1}, *SETTINGS[::3]]
     runs: list[list[fwk.Completion]] = []
     for options in settings:
         with fwk.LLM(dtype="bfloat16", **{"max_total_tokens": 8192, **options}) as llm:
@@ -126,4 +126,4 @@ def test_bfloat16_output_differs_only_where_two_tokens_are_close() -> None:
                     assert entry.top[0][1] - entry.top[1][1] < ROUNDING
                     break
                 compared += 1
-    assert compared > 0.5 * len(SETTINGS) * len(PROMPTS[::2]) * NUM_TOKENS
+    assert compared > 0.5 * len(SETTINGS[::3]) * len(PROMPTS[::2]) * NUM_TOKENS

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.helpers.isas import isa_params
 from torch import Tensor
 
 from fwk import native
@@ -23,7 +24,7 @@ NUM_TOKENS = [0, 1, 5, 14]
 SCHEMES = ["middle", "zeros", "offsets", "nested"]
 
 
-@pytest.fixture(scope="module", params=native.testable_isas())
+@pytest.fixture(scope="module", params=isa_params(native.EMULATED_AMX))
 def kernel(request: pytest.FixtureRequest) -> IntegerKernel:
     return IntegerKernel(Team(2), request.param)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.helpers.isas import isa_params
 from torch import Tensor
 
 from fwk import native
@@ -19,7 +20,7 @@ NUM_TOKENS = [0, 1, 2, 3, 5, 11, 12, 13, 14, 40, 99, 100]
 """Around the rows of a tile, those each thread prepares for itself, and a block of rows."""
 
 
-@pytest.fixture(scope="module", params=native.testable_isas())
+@pytest.fixture(scope="module", params=isa_params(native.EMULATED_AMX))
 def kernel(request: pytest.FixtureRequest) -> FloatKernel:
     return FloatKernel(Team(2), request.param)
 
