@@ -85,9 +85,8 @@ def model_size(llm: LLM) -> tuple[int, int]:
     hidden, vocab = _hidden(llm), llm.engine.info.vocab_size
     nbytes, macs, seen = 0, 0, set[int]()
     for layer in _layers(model, set()):
-        for tensor in _tensors(
-            (layer.weights, getattr(layer, "bias", None)), set()
-        ):  # a kernel's other memory is not read
+        read = (layer.weights, getattr(layer, "bias", None))  # a kernel's other memory is not
+        for tensor in _tensors(read, set()):
             place = id(tensor) if tensor.is_mkldnn else tensor.data_ptr()  # a library's own layout has no address
             if place not in seen:
                 seen.add(place)
@@ -180,13 +179,6 @@ def _layers(root: Any, seen: set[int]) -> Iterator[Any]:
         return
     for part in _parts(root):
         yield from _layers(part, seen)
-
-
-def _weights(layer: Any) -> list[Any]:
-    """What a layer's product reads; its kernel may hold more memory."""
-    if isinstance(layer, LMHead):
-        return [layer.weights]
-    return [layer.bias, *(weights for _, weights, _ in layer.pieces)]
 
 
 def _tensors(root: Any, seen: set[int]) -> Iterator[torch.Tensor]:

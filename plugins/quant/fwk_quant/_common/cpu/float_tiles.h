@@ -30,7 +30,6 @@ struct Pair {  // bfloat16, multiplied two at a time
     }
     static inline vf add(vf sum, __m512bh x, __m512bh w) { return (vf)_mm512_dpbf16_ps((__m512)sum, x, w); }
 };
-constexpr bool HAS_PAIRS = true;
 #else
 struct Pair {  // bfloat16, widened; x has become float32
     static constexpr int PARTS = 2;
@@ -38,7 +37,6 @@ struct Pair {  // bfloat16, widened; x has become float32
     static inline float number(const char* x) { return Single::number(x); }
     static inline vf add(vf sum, float x, vf w) { return fma(splat(x), w, sum); }
 };
-constexpr bool HAS_PAIRS = false;
 #endif
 
 // out[R, C * W] = x[R, words] times the panel's columns; S rows of x lie side by side.

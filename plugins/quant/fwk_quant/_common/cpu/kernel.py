@@ -25,6 +25,9 @@ FEW_ROWS = 4
 WORDS_A_STEP = 16
 """Words of a row of floats that AMX multiplies at once: rows are filled up to a multiple."""
 
+SIDE = 4
+"""Of more rows, those that may be prepared side by side: there is room for a whole number of these."""
+
 SMALL = 50_000
 """Multiply-adds that one thread does sooner than the others wake up."""
 
@@ -104,7 +107,8 @@ class LinearKernel:
             bias = bias.to(x.dtype).contiguous()
         rows, header = x.shape[0], ctypes.addressof(matrix.header)
         y = torch.empty(rows, out_features, dtype=x.dtype)
-        spare = torch.empty((rows + 3) // 4 * 4 * self._row_bytes(header) if rows > FEW_ROWS else 0, dtype=torch.uint8)
+        prepared = (rows + SIDE - 1) // SIDE * SIDE if rows > FEW_ROWS else 0
+        spare = torch.empty(prepared * self._row_bytes(header), dtype=torch.uint8)
         call = _Linear(
             *(header, x.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr(), spare.data_ptr()),
             *(rows, x.stride(0), out_features, x.dtype == torch.bfloat16),
