@@ -17,7 +17,7 @@ from fwk.server import replicas as module
 from fwk.server.frontend import ServerFrontend
 from fwk.server.observing import Observers
 from fwk.server.replicas import Replicas
-from fwk.types import AdapterInfo
+from fwk.types import AdapterInfo, GrammarRequest
 
 
 class Client:
@@ -72,7 +72,7 @@ def engines(clients: list[Client]) -> Replicas:
 @pytest.fixture
 def frontend(engines: Replicas) -> Any:
     text: Any = SimpleNamespace()
-    grammars: Any = SimpleNamespace(kinds=frozenset(), check=lambda grammar: None)
+    grammars: Any = SimpleNamespace(kinds=frozenset(), check=lambda grammar: None, use=lambda name: None)
     plugins: Any = SimpleNamespace(family=lambda name: [])
     frontend = ServerFrontend(
         ModelCard("tiny", "p", 1, 64, 320), text, engines, plugins, Observers(), {}, grammars, text
@@ -140,3 +140,16 @@ def test_a_request_that_comes_before_the_engines_have_loaded_it_is_early(
         client.problem = None
     frontend.add_adapter(AdapterInfo("a", "k", "/a", 4), "a")
     assert frontend.check(item).adapter == "a"
+
+
+def test_a_grammar_asked_for_before_the_engines_have_settled_on_a_backend_is_early(
+    frontend: ServerFrontend, clients: list[Client]
+) -> None:
+    for client in clients:
+        client.problem = "the engine is starting"
+    assert "json_object" in frontend.grammar_kinds, "no dialect may say that there is no backend"
+    grammar = GrammarRequest("json_object")
+    with pytest.raises(EngineDead, match="starting"):
+        frontend.check(GenerateInput([1], SamplingParams(max_tokens=1, grammar=grammar)))
+    frontend.use_grammars("none")
+    assert not frontend.grammar_kinds

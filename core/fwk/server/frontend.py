@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -26,7 +26,7 @@ from fwk.server.replicas import Replicas
 from fwk.text import ModelText, SequenceText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import AdapterInfo, FinishReason, Request, SamplingParams, TokenEvent, cache_namespace
-from fwk.types.sampling import NOTHING_FOLLOWS
+from fwk.types.sampling import NOTHING_FOLLOWS, GrammarKind
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_sampling = msgspec.msgpack.Decoder(SamplingParams).decode
@@ -151,6 +151,7 @@ class ServerFrontend(Frontend):
         self.card = card
         self.text = text
         self.default_sampling = default_sampling
+        self.grammar_kinds = frozenset(get_args(GrammarKind))  # any, until the engines have settled on a backend
         self._model_text = text
         self._grammars = grammars
         self._parsers = parsers
