@@ -1,7 +1,7 @@
 """Where the time of a recorded decode step goes, operator by operator, on one thread and on several.
 
-    python -m benchmarks.step_operators [--quantization gguf] [--batches 1,32] [--context 128] [--threads 1,2]
-        [--repeat 30]
+    python -m benchmarks.step_operators [--model gemma3-270m] [--quantization gguf] [--batches 1,32] [--context 128]
+        [--threads 1,2] [--repeat 30]
 
 The engine runs in this process and records a step of each size; the tape is then replayed with a clock between
 operators, in turns with each number of threads. Linear layers are told by their shape, other operators by their
@@ -65,6 +65,7 @@ def timed(tape: Tape, threads: list[int], repeat: int) -> dict[str, list[float]]
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--model", help="default: the embedded one")
     parser.add_argument("--batches", default="1")
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--threads", default="1,2")
@@ -74,6 +75,8 @@ def main() -> None:
     arguments = parser.parse_args()
     threads = [int(size) for size in arguments.threads.split(",")]
     options = {"dtype": arguments.dtype, "quantization": arguments.quantization}
+    if arguments.model:
+        options["model"] = arguments.model
     with fwk.LLM(prefix_cache="none", max_total_tokens=32768, **options) as llm:
         for batch in map(int, arguments.batches.split(",")):
             tape = recorded(llm, batch, arguments.context)

@@ -11,6 +11,7 @@ import fwk
 from fwk import SamplingParams, native
 from fwk.errors import ConfigError
 from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.quantised import gguf_twins
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 
@@ -75,6 +76,16 @@ def test_tokens_are_the_same_with(folders: dict[str, Path], options: dict[str, A
     assert how == "captured"
     assert sizes
     assert captured == serve(folders["llama"], **options, disable_cuda_graph=True)[0]
+
+
+def test_parts_of_several_formats_are_captured(tmp_path: Path) -> None:
+    """Q, K and V of a GGUF file, V in more bits: their results are put together by an operator."""
+    path = gguf_twins({"v_proj": "Q8_0", "*": "Q5_0"}, tmp_path).path
+    options: dict[str, Any] = {"quantization": "gguf", "dtype": "bfloat16"}
+    captured, how, sizes = serve(path, **options)
+    assert how == "captured"
+    assert sizes
+    assert captured == serve(path, **options, disable_cuda_graph=True)[0]
 
 
 def test_larger_steps_than_asked_for_are_not_captured(folders: dict[str, Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -73,6 +74,12 @@ class Operators(ABC):
     def scale(self, x: Tensor, factor: float) -> None:
         """Multiply x [n, size] in place, rounded."""
         x.mul_(factor)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Contiguous tensors [n, size of each] of one dtype side by side in a new one."""
+        import torch  # noqa: PLC0415 - declarations import this module, and are light
+
+        return torch.cat(list(parts), -1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,7 @@ class _Linear:
             self.pieces.append((form.method, weights, sum(shard.part_of(part.out_features) for part, shard in group)))
         self.method, self.weights, _ = self.pieces[0]
         self.is_mixed = len(self.pieces) > 1
+        self._operators = context.operators
         self._parts = list(zip(parts, output_shards, strict=True))
         self._lora = context.lora
         if self._lora is not None:
@@ -71,7 +72,7 @@ class _Linear:
         for method, weights, size in self.pieces:
             outputs.append(method.apply(weights, x, None if bias is None else bias[start : start + size]))
             start += size
-        return torch.cat(outputs, -1)
+        return self._operators.join(outputs)
 
     def _read_bias(self, context: ModelContext) -> Tensor:
         pieces = [

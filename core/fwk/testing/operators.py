@@ -175,6 +175,16 @@ class OperatorsSuite(ServedSuite):
                 assert torch.equal(operators.rows(table, at), table[at])
                 close(operators.rows(table, at, 24.0), table[at].double() * 24, dtype)
 
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_join(self, item: Registered, dtype: torch.dtype) -> None:
+        operators = self.operators(item, dtype)
+        for n in NUM_ROWS:
+            parts = [random(n, size, dtype=dtype) for size in (33, 1, 1100)]
+            found = operators.join(parts)
+            assert torch.equal(found, torch.cat(parts, -1))
+            assert found.is_contiguous()
+            assert torch.equal(operators.join(parts[:1]), parts[0])
+
     def test_a_row_depends_on_no_other(self, item: Registered) -> None:
         """Alone or among others, on one thread or on some: the same bits."""
         operators = self.operators(item, torch.bfloat16)

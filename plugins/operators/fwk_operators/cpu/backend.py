@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -61,6 +62,13 @@ class Scale(ctypes.Structure):
     ]
 
 
+class Place(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("part", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "row_bytes", "out_stride")),
+    ]
+
+
 class CpuOperators(Operators):
     """Fused kernels, run by the worker's team."""
 
@@ -72,6 +80,7 @@ class CpuOperators(Operators):
         self._norm, self._rotate, self._gate, self._rows, self._scale = (
             operator(library, f"{name}_{suffix}") for name in ("norm", "rotate", "gate", "rows", "scale")
         )
+        self._place = operator(library, "place")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, rounds_last: bool = False) -> Tensor:
         return self._normed(x, None, weight, eps, rounds_last)
@@ -130,6 +139,16 @@ class CpuOperators(Operators):
             raise ValueError("the numbers of a row must lie together")
         args = Scale(x.data_ptr(), *x.shape, x.stride(0), factor)
         self.context.team.run(self._scale, args, is_small=x.numel() <= SMALL)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        rows, dtype = parts[0].shape[0], parts[0].dtype
+        out = torch.empty(rows, sum(part.shape[1] for part in parts), dtype=dtype)
+        stride, start = out.shape[1] * dtype.itemsize, out.data_ptr()
+        for part in parts:
+            args = Place(part.data_ptr(), start, rows, part.shape[1] * dtype.itemsize, stride)
+            self.context.team.run(self._place, args, is_small=part.numel() <= SMALL)
+            start += args.row_bytes
+        return out
 
     @staticmethod
     def _rows_together(x: Tensor) -> Tensor:

@@ -49,6 +49,12 @@ struct Scale {
     float factor;
 };
 
+struct Place {  // rows into wider ones
+    const char* part;
+    char* out;
+    int64_t rows, row_bytes, out_stride;  // out_stride: bytes
+};
+
 }  // extern "C"
 
 namespace {
@@ -178,5 +184,12 @@ void rows_float32(const void* args, fwk::Member& m) { take_rows<float>(args, m);
 void rows_bfloat16(const void* args, fwk::Member& m) { take_rows<uint16_t>(args, m); }
 void scale_float32(const void* args, fwk::Member& m) { scale<float>(args, m); }
 void scale_bfloat16(const void* args, fwk::Member& m) { scale<uint16_t>(args, m); }
+
+void place(const void* args, fwk::Member& m) {
+    const Place& a = *(const Place*)args;
+    by_rows(m, a.rows, a.row_bytes / 2, [&](int64_t row) {
+        memcpy(a.out + row * a.out_stride, a.part + row * a.row_bytes, a.row_bytes);
+    });
+}
 
 }  // extern "C"
