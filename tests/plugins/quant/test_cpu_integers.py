@@ -81,7 +81,7 @@ def rounded(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 CASES = [
     (bits, size, scheme)
-    for bits in (8, 6, 4)
+    for bits in (8, 6, 5, 4)
     for size in SIZES
     for scheme in SCHEMES
     if rounded_together(bits, size[1], size[2]) is not None
@@ -116,7 +116,7 @@ def test_equals_a_product_with_rounded_inputs(
                 assert torch.equal(kernel.apply(packed, x[-1:], b)[0], mine[-1]), "a row depends on its neighbours"
 
 
-@pytest.mark.parametrize("bits", [8, 6, 4])
+@pytest.mark.parametrize("bits", [8, 6, 5, 4])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_rows_are_what_was_packed(bits: int, scheme: str, kernel: IntegerKernel) -> None:
     matrix = matrix_of(bits, (70, 192, 64), scheme)

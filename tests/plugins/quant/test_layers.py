@@ -38,7 +38,7 @@ class Rank(ParallelGroup):
         return x
 
 
-GGUF_TYPES = ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
+GGUF_TYPES = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K"]
 EVERY = [*CHECKPOINTS, *(f"online-{name}" for name in ONLINE), *(f"gguf-{name}" for name in GGUF_TYPES)]
 
 
@@ -284,7 +284,7 @@ def held(weights: Any) -> int:
 
 
 BYTES_PER_VALUE = {"int8": 1.0, "fp8": 1.0, "int4": 0.5, "Q8_0": 34 / 32, "Q4_0": 18 / 32, "Q4_1": 20 / 32}
-BYTES_PER_VALUE |= {"Q4_K": 144 / 256, "Q6_K": 210 / 256}
+BYTES_PER_VALUE |= {"Q5_0": 22 / 32, "Q4_K": 144 / 256, "Q5_K": 176 / 256, "Q6_K": 210 / 256}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -300,7 +300,7 @@ def test_weights_stay_packed(name: str, twins: Any) -> None:
     room = 0.0 if kind.startswith("Q") else 0.13
     if "act-order" in name:
         room += 8 / hidden  # the group of each input
-    if kind == "Q4_K":
+    if kind in ("Q4_K", "Q5_K"):
         room = 4 / 256  # its six-bit numbers have eight
     assert least <= held(layer.weights) / (inner * hidden) <= least + room
 

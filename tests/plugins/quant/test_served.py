@@ -19,6 +19,7 @@ from tests.helpers.quantised import (
 
 import fwk
 from fwk import SamplingParams
+from fwk_quant.gguf import LAYOUTS
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=0)
 PROMPTS = [[72, 101, 108, 108, 111], [1, 2, 3] * 7, [250]]
@@ -85,14 +86,17 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q6_K"])
 def test_gguf_blocks(kind: str, is_tied: bool, tmp_path: Path) -> None:
     changes = WIDE if kind.endswith("K") else {}
     assert check(gguf_twins(kind, tmp_path, tie_word_embeddings=is_tied, **changes), "gguf") == []
 
 
-def test_parts_of_other_types_are_computed_apart_and_unread_ones_unpacked(tmp_path: Path) -> None:
-    """As in real files: V in more bits than Q and K. Q5_0 is not read packed, F16 is plain anyway."""
+def test_parts_of_other_types_are_computed_apart_and_unread_ones_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in real files: V in more bits than Q and K. Q5_0 is made one that is not read packed, F16 is plain anyway."""
+    monkeypatch.setattr("fwk_quant.gguf.LAYOUTS", tuple(name for name in LAYOUTS if name != "gguf:Q5_0"))
     types = {
         "v_proj": "Q6_K",
         "up_proj": "Q5_0",

@@ -11,6 +11,9 @@ class GGUFOptions(Options):
     gguf_activations: Activations = activations_option()
 
 
+LAYOUTS = tuple(f"gguf:{kind}" for kind in ("Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1"))
+
+
 @hookimpl
 def quantizers() -> list[QuantizerSpec]:
     """Declare the quantiser."""
@@ -18,8 +21,8 @@ def quantizers() -> list[QuantizerSpec]:
         QuantizerSpec(
             name="gguf",
             load="fwk_quant.gguf.method:GGUFMethod",
-            layouts=("gguf:Q8_0", "gguf:Q4_K", "gguf:Q6_K", "gguf:Q4_0", "gguf:Q4_1"),
-            exact=("gguf:Q8_0", "gguf:Q4_K", "gguf:Q6_K", "gguf:Q4_0", "gguf:Q4_1"),
+            layouts=LAYOUTS,
+            exact=LAYOUTS,
             api=2,
             options=GGUFOptions,
             summary="The blocks of a GGUF file, kept packed in memory and in the CPU's kernels.",

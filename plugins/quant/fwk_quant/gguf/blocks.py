@@ -3,21 +3,28 @@
 ``d`` and ``m`` are float16 factors of a block; ``q`` are small integers. Two four-bit integers share a byte: of a run
 of bytes, the low halves come first, then the high halves.
 
-=====  ======  =====  =============================================  ==================================
-type   values  bytes  in order                                       value
-=====  ======  =====  =============================================  ==================================
-Q8_0   32      34     d, 32 signed q                                 q * d
-Q4_0   32      18     d, 16 with q                                   (q - 8) * d
-Q4_1   32      20     d, m, 16 with q                                q * d + m
+=====  ======  =====  ==============================================  ==================================
+type   values  bytes  in order                                        value
+=====  ======  =====  ==============================================  ==================================
+Q8_0   32      34     d, 32 signed q                                  q * d
+Q4_0   32      18     d, 16 with q                                    (q - 8) * d
+Q4_1   32      20     d, m, 16 with q                                 q * d + m
+Q5_0   32      22     d, 4 with fifth bits, 16 with q                 (q - 16) * d
+Q5_1   32      24     d, m, 4 with fifth bits, 16 with q              q * d + m
 Q4_K   256     144    d, m, 12 with scales, 128 with q in runs of 32  q * (d * scale) - m * minimum
-Q6_K   256     210    128 with low bits in runs of 64, 64 with two   (q - 32) * (d * scale)
+Q5_K   256     176    d, m, 12 with scales, 32 with fifth bits, 128   as Q4_K
+                      with q in runs of 32
+Q6_K   256     210    128 with low bits in runs of 64, 64 with two    (q - 32) * (d * scale)
                       high bits, 16 signed scales, d
-=====  ======  =====  =============================================  ==================================
+=====  ======  =====  ==============================================  ==================================
 
-A Q4_K block has eight sub-blocks of 32, with a six-bit scale and minimum each; a Q6_K block sixteen of 16.
+A Q4_K or Q5_K block has eight sub-blocks of 32, with a six-bit scale and minimum each; a Q6_K block sixteen of 16.
+Number i of a Q5_0 or Q5_1 block has its fifth bit in bit i of the four bytes; number i of sub-block n of a Q5_K block
+in bit n of byte i.
 
 In memory the fields of all blocks are kept apart, in as many bytes, because torch is fast on long runs only: of a row's
-four-bit integers, the low halves of its bytes hold the first half and the high halves the second (``_halve``).
+four-bit integers, the low halves of its bytes hold the first half and the high halves the second (``_halve``); of its
+fifth bits, each bit of its bytes an eighth (``_eighths``).
 """
 
 from __future__ import annotations
@@ -85,6 +92,20 @@ def _whole(halves: Tensor) -> Tensor:
     return numbers
 
 
+def _eighths(bits: Tensor) -> Tensor:
+    """[rows, columns] uint8 of 0 and 1 to [rows, columns / 8] bytes: the first eighth in the lowest bits."""
+    parts = bits.chunk(8, dim=1)
+    packed = parts[0].clone()
+    for place in range(1, 8):
+        packed |= parts[place] << place
+    return packed
+
+
+def _fives(halves: Tensor, fifths: Tensor) -> Tensor:
+    """Numbers below 32, [rows, columns] uint8, of their low four bits and their fifth ones."""
+    return _halves(halves) | torch.cat([(fifths >> place & 1) << 4 for place in range(8)], dim=1)
+
+
 def _groups(numbers: Tensor, count: int) -> Tensor:
     """[rows, columns] as [rows, count, columns / count]; the same memory."""
     return numbers.unflatten(1, (count, -1))
@@ -132,6 +153,40 @@ def _integers_q4_1(fields: Fields) -> Integers:
     return Integers(4, _halves(fields[0]), 32, fields[1], offsets=fields[2])
 
 
+def _split_q5(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The low bits and the fifth ones of blocks that end with both."""
+    fifths = blocks[..., -20:-16].unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=blocks.device) & 1
+    return _halve(_nibbles(blocks[..., -16:], 16)), _eighths(fifths.flatten(1))
+
+
+def _split_q5_0(blocks: Tensor) -> Fields:
+    return *_split_q5(blocks), factor(blocks, 0)
+
+
+def _q5_0(fields: Fields) -> Tensor:
+    numbers, d = _fives(fields[0], fields[1]).float(), fields[2]
+    _groups(numbers, d.shape[1]).sub_(16).mul_(d.float().unsqueeze(-1))
+    return numbers
+
+
+def _integers_q5_0(fields: Fields) -> Integers:
+    return Integers(5, _fives(fields[0], fields[1]), 32, fields[2], 16)
+
+
+def _split_q5_1(blocks: Tensor) -> Fields:
+    return *_split_q5(blocks), factor(blocks, 0), factor(blocks, 2)
+
+
+def _q5_1(fields: Fields) -> Tensor:
+    numbers, d, m = _fives(fields[0], fields[1]).float(), fields[2], fields[3]
+    _groups(numbers, d.shape[1]).mul_(d.float().unsqueeze(-1)).add_(m.float().unsqueeze(-1))
+    return numbers
+
+
+def _integers_q5_1(fields: Fields) -> Integers:
+    return Integers(5, _fives(fields[0], fields[1]), 32, fields[2], offsets=fields[3])
+
+
 def _split_q4_k(blocks: Tensor) -> Fields:
     numbers = _halve(_nibbles(blocks[..., 16:], 32))
     return numbers, factor(blocks, 0), factor(blocks, 2), blocks[..., 4:16].contiguous()
@@ -146,21 +201,42 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales, torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), dim=-1)
 
 
-def _q4_k(fields: Fields) -> Tensor:
-    halves, d, m, packed = fields
+def _scaled(numbers: Tensor, d: Tensor, m: Tensor, packed: Tensor) -> Tensor:
+    """What integers, [rows, columns] float32, stand for in blocks of eight sub-blocks; in place."""
     scales, minima = (part.float() for part in _six_bits(packed))
     scales.mul_(d.float().unsqueeze(-1))
     minima.mul_(m.float().unsqueeze(-1))
-    numbers = _whole(halves)
     groups = _groups(numbers, 8 * d.shape[1])
-    groups.mul_(scales.view(len(halves), -1, 1)).sub_(minima.view(len(halves), -1, 1))
+    groups.mul_(scales.view(len(numbers), -1, 1)).sub_(minima.view(len(numbers), -1, 1))
     return numbers
 
 
-def _integers_q4_k(fields: Fields) -> Integers:
-    halves, d, m, packed = fields
+def _nested(bits: int, numbers: Tensor, d: Tensor, m: Tensor, packed: Tensor) -> Integers:
     scales, minima = (part.flatten(1).view(torch.int8) for part in _six_bits(packed))
-    return Integers(4, _halves(halves), 32, Nested(d, scales), offsets=Nested(-m, minima))
+    return Integers(bits, numbers, 32, Nested(d, scales), offsets=Nested(-m, minima))
+
+
+def _q4_k(fields: Fields) -> Tensor:
+    return _scaled(_whole(fields[0]), *fields[1:])
+
+
+def _integers_q4_k(fields: Fields) -> Integers:
+    return _nested(4, _halves(fields[0]), *fields[1:])
+
+
+def _split_q5_k(blocks: Tensor) -> Fields:
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).view(8, 1)
+    fifths = _eighths((blocks[..., 16:48].unsqueeze(-2) >> shifts & 1).flatten(1))
+    numbers = _halve(_nibbles(blocks[..., 48:], 32))
+    return numbers, fifths, factor(blocks, 0), factor(blocks, 2), blocks[..., 4:16].contiguous()
+
+
+def _q5_k(fields: Fields) -> Tensor:
+    return _scaled(_fives(fields[0], fields[1]).float(), *fields[2:])
+
+
+def _integers_q5_k(fields: Fields) -> Integers:
+    return _nested(5, _fives(fields[0], fields[1]), *fields[2:])
 
 
 def _split_q6_k(blocks: Tensor) -> Fields:
@@ -196,7 +272,10 @@ BLOCK_TYPES: dict[str, BlockType] = {
     "gguf:Q8_0": BlockType(32, 34, _split_q8_0, _q8_0, _integers_q8_0),
     "gguf:Q4_0": BlockType(32, 18, _split_q4_0, _q4_0, _integers_q4_0),
     "gguf:Q4_1": BlockType(32, 20, _split_q4_1, _q4_1, _integers_q4_1, (0, 2)),
+    "gguf:Q5_0": BlockType(32, 22, _split_q5_0, _q5_0, _integers_q5_0),
+    "gguf:Q5_1": BlockType(32, 24, _split_q5_1, _q5_1, _integers_q5_1, (0, 2)),
     "gguf:Q4_K": BlockType(256, 144, _split_q4_k, _q4_k, _integers_q4_k, (0, 2)),
+    "gguf:Q5_K": BlockType(256, 176, _split_q5_k, _q5_k, _integers_q5_k, (0, 2)),
     "gguf:Q6_K": BlockType(256, 210, _split_q6_k, _q6_k, _integers_q6_k, (208,)),
 }
 """By the name of the layout."""

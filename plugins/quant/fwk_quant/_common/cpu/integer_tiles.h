@@ -105,8 +105,17 @@ template <>
 struct Bits<6> {
     static constexpr int WORDS = 3, COUNT = 4, HIGHEST = 63;
     static inline vi get(const int32_t* w, int i) {
-        const vi low = Bits<4>::get(w + i / 2 * PANEL, i % 2), high = load(w + 2 * PANEL) >> 2 * i & 0x03030303;
-        return low | high << 4;
+        const vi low = Bits<4>::get(w + i / 2 * PANEL, i % 2), high = load(w + 2 * PANEL);
+        return low | ((i < 2 ? high << (4 - 2 * i) : high >> (2 * i - 4)) & 0x30303030);
+    }
+};
+
+template <>
+struct Bits<5> {
+    static constexpr int WORDS = 5, COUNT = 8, HIGHEST = 31;
+    static inline vi get(const int32_t* w, int i) {
+        const vi low = Bits<4>::get(w + i / 2 * PANEL, i % 2), high = load(w + 4 * PANEL);
+        return low | ((i < 4 ? high << (4 - i) : high >> (i - 4)) & 0x10101010);
     }
 };
 

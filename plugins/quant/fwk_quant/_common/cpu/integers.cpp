@@ -1,4 +1,4 @@
-// Linear layers of 8, 6 and 4-bit integers in groups, on activations rounded to 8 bits.
+// Linear layers of integers of 4, 5, 6 and 8 bits in groups, on activations rounded to 8 bits.
 
 #include "driver.h"
 #include "integer_blocks.h"
@@ -11,6 +11,7 @@ thread_local Spare panel_memory;
 template <int BITS>
 struct Integers {
     static constexpr int ROWS = INTEGER_ROWS, COLUMNS = C * W, SIDE = 1;
+    static constexpr bool MAY_BE_WHOLE = BITS == 8 || BITS == 4;  // the others only come in groups
 
     static int64_t row_bytes(const Matrix& m) { return Rounded(m).size(); }
 
@@ -31,7 +32,7 @@ struct Integers {
         Panel(const Matrix& m, int64_t index, bool is_for_many)
             : panel{m, Rounded(m), index, (const int32_t*)m.words + index * m.num_words * PANEL, nullptr},
               is_open(is_for_many),
-              is_whole(m.scale_every >= panel.form.groups) {
+              is_whole(MAY_BE_WHOLE && m.scale_every >= panel.form.groups) {
             if (!is_open) return;
             const int64_t count = (panel.form.groups + m.scale_every - 1) / m.scale_every;
             const int64_t bytes = count * int64_t(sizeof(Factors)), steps = m.num_words / Bits<BITS>::WORDS;
@@ -50,12 +51,15 @@ struct Integers {
         }
 
         void multiply(int rows, Rows x, int column, float* out, Ahead ahead) const {
-            if (is_open) {
-                if (is_whole) return integer_tiles<BITS, true, true>(rows, panel, x.first, column, out, ahead);
-                return integer_tiles<BITS, true, false>(rows, panel, x.first, column, out, ahead);
-            }
-            if (is_whole) return integer_tiles<BITS, false, true>(rows, panel, x.first, column, out, ahead);
-            integer_tiles<BITS, false, false>(rows, panel, x.first, column, out, ahead);
+            if (is_open) return multiply_as<true>(rows, x, column, out, ahead);
+            multiply_as<false>(rows, x, column, out, ahead);
+        }
+
+        template <bool IS_OPEN>
+        void multiply_as(int rows, Rows x, int column, float* out, Ahead ahead) const {
+            if constexpr (MAY_BE_WHOLE)
+                if (is_whole) return integer_tiles<BITS, IS_OPEN, true>(rows, panel, x.first, column, out, ahead);
+            integer_tiles<BITS, IS_OPEN, false>(rows, panel, x.first, column, out, ahead);
         }
     };
 };
@@ -138,6 +142,7 @@ void linear(const void* args, fwk::Member& member) {
     if (call.rows == 0) return;
     if (call.matrix->format == INT8) return run_typed<8>(call, member);
     if (call.matrix->format == INT4) return run_typed<4>(call, member);
+    if (call.matrix->format == INT5) return run_typed<5>(call, member);
     run_typed<6>(call, member);
 }
 
@@ -146,6 +151,7 @@ void linear_rows(const void* args, fwk::Member& member) {
     const LinearRows& call = *(const LinearRows*)args;
     if (call.matrix->format == INT8) return put_rows<8>(call, member);
     if (call.matrix->format == INT4) return put_rows<4>(call, member);
+    if (call.matrix->format == INT5) return put_rows<5>(call, member);
     put_rows<6>(call, member);
 }
 

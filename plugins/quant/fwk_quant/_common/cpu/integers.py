@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 ROUNDED_TOGETHER = 64
 """Inputs whose activations share a scale, where groups of weights are no smaller."""
 
-FORMATS = {8: 2, 4: 3, 6: 4}
+FORMATS = {8: 2, 4: 3, 6: 4, 5: 5}
 """By bits: ``Format`` of ``matrix.h``."""
 
-INPUTS_A_STEP = {8: 4, 4: 8, 6: 16}
+INPUTS_A_STEP = {8: 4, 4: 8, 6: 16, 5: 32}
 """By bits: inputs whose integers a kernel reads at once."""
 
 CONSTANT, BYTES, OFFSETS = range(3)
@@ -64,7 +64,7 @@ def rounded_together(bits: int, columns: int, group: int) -> int | None:
 
 
 class IntegerKernel(LinearKernel):
-    """Matrices of 8, 6 and 4-bit integers."""
+    """Matrices of integers of 4, 5, 6 and 8 bits."""
 
     source = Path(__file__).with_name("integers.cpp")
 
@@ -122,8 +122,10 @@ def _bytes(numbers: Tensor, bits: int, group: int) -> Tensor:
     runs = steps.unflatten(2, (-1, 4))
     low = runs & 15
     words = low[:, :, 0::2] | low[:, :, 1::2] << 4
-    if bits == 6:
+    if bits > 4:
         high = runs >> 4
-        last = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
+        last = high[:, :, 0].clone()
+        for place in range(1, high.shape[2]):
+            last |= high[:, :, place] << place * (bits - 4)
         words = torch.cat((words, last.unsqueeze(2)), dim=2)
     return words.flatten(1)

@@ -5,9 +5,10 @@
 
 extern "C" {
 
-// What a word of a matrix holds: one float, two bfloat16, four 8-bit or eight 4-bit integers; of 6-bit integers, two
-// words with the low halves of eight each are followed by one with the high bits of all sixteen.
-enum Format { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT6 = 4 };
+// What a word of a matrix holds: one float, two bfloat16, four 8-bit or eight 4-bit integers. Of 6-bit integers, two
+// words with the low halves of eight each are followed by one with the high bits of all sixteen; of 5-bit integers, four
+// such words by one.
+enum Format { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT6 = 4, INT5 = 5 };
 
 // How the value of an integer q in a group is told: s (q - zero), s (q - its group's zero), or s q + o.
 enum Zeros { CONSTANT = 0, BYTES = 1, OFFSETS = 2 };
