@@ -44,6 +44,14 @@ def test_max_prefill_tokens_bounds_a_step() -> None:
     assert max(map(sum, new_tokens(engine))) == 10
 
 
+def test_a_step_with_enough_prompt_tokens_starts_no_further_prompt() -> None:
+    engine = make_engine(step_tokens=30, chunk_tokens=30, max_start_tokens=6, cache="none")
+    for name, length in (("a", 4), ("b", 4), ("c", 6), ("d", 40), ("e", 3)):
+        ask(engine, name, length, 2)
+    finish(engine)
+    assert new_tokens(engine) == [[4, 4], [1, 1, 6], [1, 29], [11], [1, 3], [1]], "decoding does not count"
+
+
 def test_chunked_prefill_size_bounds_a_prompts_part_of_a_step() -> None:
     engine = make_engine(step_tokens=30, chunk_tokens=7, cache="none")
     ask(engine, "a", 20, 1)
@@ -161,18 +169,20 @@ def test_hints_are_checked_at_the_door(service: Service, field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "given", "expected"),
+    ("device", "given", "expected", "start"),
     [
-        ("cpu", {}, 512),
-        ("cpu", {"max_running_requests": 300}, 600),
-        ("cpu", {"max_prefill_tokens": 100}, 100),
-        ("cuda", {}, 2048),
+        ("cpu", {}, 512, 64),
+        ("cpu", {"max_running_requests": 300}, 600, 64),
+        ("cpu", {"max_prefill_tokens": 100, "max_start_tokens": 20}, 100, 20),
+        ("cuda", {}, 2048, 2048),
+        ("cuda", {"max_start_tokens": 1}, 2048, 1),
     ],
 )
 def test_how_many_tokens_a_step_has_unless_it_is_said(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, object], expected: int
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, object], expected: int, start: int
 ) -> None:
     plugins = discover()
     config = build_config(plugins, {"model": str(tiny_folder), "load_format": "dummy", **given})
     monkeypatch.setattr(model_setup, "detect_host", lambda _: Host(device, (9, 0), cpu_flags()))
-    assert model_setup.settle(config, open_model(config, plugins, print), plugins).max_step_tokens == expected
+    setup = model_setup.settle(config, open_model(config, plugins, print), plugins)
+    assert (setup.max_step_tokens, setup.max_start_tokens) == (expected, start)

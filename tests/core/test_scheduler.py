@@ -299,6 +299,7 @@ class EngineMachine(RuleBasedStateMachine):
         conservativeness=st.sampled_from([0.0, 1.0, 5.0]),
         is_mixed=st.booleans(),
         steps_per_look=st.sampled_from([1, 1, 4]),
+        max_start_tokens=st.sampled_from([None, 1, 6]),
     )
     def start(self, num_blocks, block_size, cache, policy, depth, step_tokens, drafts, **limits) -> None:  # type: ignore[no-untyped-def]
         rng = random.Random(num_blocks)

@@ -187,6 +187,13 @@ class EngineOptions(Options):
         ge=1,
         le=2**20,
     )
+    max_start_tokens: int | None = option(
+        None,
+        "Tokens of prompts in a step from which it starts no further prompt, so that the first of several are answered "
+        "sooner (default: no limit; on a CPU 64, since computing more of them together is no cheaper there).",
+        ge=1,
+        le=2**20,
+    )
     chunked_prefill_size: int = option(
         2048,
         "Tokens of one prompt computed in one step; longer prompts take several. -1: a prompt is cut only if it is "

@@ -14,6 +14,7 @@ class Limits:
 
     ``whole_prompts``: a model that does not generate computes each prompt in one step, all of it, and nothing follows:
     its requests have ``max_tokens`` 0, and only they do. Its prefix cache must be one that never finds anything.
+    ``max_start_tokens``: tokens of prompts in a step from which it starts no further prompt; None: as many as fit.
     ``max_chunk_tokens`` of None: a prompt is cut only if it is longer than a step.
     ``conservativeness``: blocks kept free for each running sequence to grow when another one starts.
     ``is_mixed``: prompts and decoding may share a step; if not, they take turns.
@@ -33,6 +34,7 @@ class Limits:
     conservativeness: float = 1.0
     is_mixed: bool = True
     steps_per_look: int = 1
+    max_start_tokens: int | None = None
 
     @property
     def max_request_len(self) -> int:

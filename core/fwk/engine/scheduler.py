@@ -282,11 +282,13 @@ class Scheduler:
 
     def _plan_prompts(self, plan: StepPlan, looks: bool) -> None:
         """Chunks of prompts under way, then of those that start, unless blocks have run out for somebody."""
+        room = plan.budget
         for sequence in list(self._running):
             if sequence.status is Status.RUNNING and not sequence.is_decoding and sequence not in plan.scheduled:
                 self._schedule_running(sequence, plan)
         if looks and not plan.is_short:
-            self._admit_waiting(plan)
+            most = self.limits.max_start_tokens
+            self._admit_waiting(plan, 0 if most is None else room - most)
 
     def _schedule_running(self, sequence: Sequence, plan: StepPlan) -> None:
         if plan.budget <= 0 or sequence.has_drafts_in_flight or sequence.is_last_token_launched:
@@ -367,8 +369,10 @@ class Scheduler:
             elif closed.is_full:
                 return  # the others need not wait for it otherwise
 
-    def _admit_waiting(self, plan: StepPlan) -> None:
-        if plan.budget <= 0 or not self._free_slots:
+    def _admit_waiting(self, plan: StepPlan, rest: int) -> None:
+        """Start sequences until no more than ``rest`` tokens of the budget, or no slots, are left."""
+        rest = max(rest, 0)
+        if plan.budget <= rest or not self._free_slots:
             return
         admitted: list[Sequence] = []
         for candidate in self._candidates():
@@ -377,7 +381,7 @@ class Scheduler:
             if not self._admit(candidate, plan):
                 break  # whoever is first in the policy's order is not overtaken
             admitted.append(candidate)
-            if plan.budget <= 0 or not self._free_slots:
+            if plan.budget <= rest or not self._free_slots:
                 break
         for sequence in admitted:
             self._waiting.remove(sequence)

@@ -25,7 +25,7 @@ _HARMLESS_OPTIONS = frozenset(
     {
         "executor", "disable_overlap_schedule", "sampling_backend", "schedule_policy", "prefix_cache", "cache_tiers",
         "speculative_algorithm", "grammar_backend", "max_total_tokens", "mem_fraction_static", "max_running_requests",
-        "max_prefill_tokens", "chunked_prefill_size", "random_seed", "check_blocks",
+        "max_prefill_tokens", "max_start_tokens", "chunked_prefill_size", "random_seed", "check_blocks",
     }
 )  # fmt: skip
 """The same of core's options."""

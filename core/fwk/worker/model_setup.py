@@ -15,13 +15,17 @@ from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.selection import AUTO, Candidate, Selection, check_used, plugin_options, ranked
 from fwk.worker.opened_model import OpenedModel
 
+START_TOKENS = 64
+"""Rows from which a CPU is bound by multiplications: computed together, prompts of so many tokens are all late."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSetup:
     """An opened model on a settled device, in a settled precision, with settled plugins.
 
     ``reasons`` has a sentence for each way in which the run is not what ``auto`` would have liked best; ``refused``
-    one for each plugin that cannot be had beside the others, by family and name. ``max_step_tokens`` bounds a step.
+    one for each plugin that cannot be had beside the others, by family and name. ``max_step_tokens`` bounds a step,
+    and from ``max_start_tokens`` of prompts on it starts no further one.
     """
 
     opened: OpenedModel
@@ -29,6 +33,7 @@ class ModelSetup:
     reasons: tuple[str, ...]
     refused: Mapping[str, Mapping[str, str]]
     max_step_tokens: int
+    max_start_tokens: int
 
     @property
     def facts(self) -> Facts:
@@ -70,17 +75,20 @@ def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetu
             noun, why = FAMILIES[item.family].noun, parts[item.family][item.name]
             raise PluginError(f"{noun} {item.name!r} ({item.package}) cannot be used: {why}")
     refused = settlement.refusals() | parts
-    step_tokens = config.engine.max_prefill_tokens or _step_tokens(config, facts.host, opened)
-    return ModelSetup(opened, settlement, (*opened.reasons, *reasons, *settlement.reasons()), refused, step_tokens)
+    is_cpu = facts.host.device == "cpu" and opened.task != "embed"
+    step_tokens = config.engine.max_prefill_tokens or _step_tokens(config, is_cpu)
+    start_tokens = config.engine.max_start_tokens or (START_TOKENS if is_cpu else step_tokens)
+    told = (*opened.reasons, *reasons, *settlement.reasons())
+    return ModelSetup(opened, settlement, told, refused, step_tokens, start_tokens)
 
 
-def _step_tokens(config: Config, host: Host, opened: OpenedModel) -> int:
+def _step_tokens(config: Config, is_cpu: bool) -> int:
     """How many tokens a step computes at most unless it is said.
 
     A CPU is at its limit of multiplications with a hundred rows: more of them make a step longer, and nothing cheaper.
-    A model that does not generate computes whole prompts.
+    A model that does not generate computes whole prompts, and is not meant by this.
     """
-    if host.device == "cpu" and opened.task != "embed":
+    if is_cpu:
         return max(512, 2 * config.engine.max_running_requests)
     return 2048
 
