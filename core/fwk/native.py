@@ -103,7 +103,7 @@ def amx_refusal() -> str | None:
     why = amx.refused_by_system()
     compiler = _compiler()
     if why is None and compiler is not None:
-        why = amx.refused_by_compiler(tuple(compiler))
+        why = amx.refused_by_compiler(compiler)
     if why is not None:
         print(f"fwk: kernels are built without this CPU's AMX: {why}", file=sys.stderr, flush=True)
     return why
@@ -195,7 +195,7 @@ def _files(source: Path) -> list[Path]:
     return found
 
 
-def _build(source: Path, target: Path, compiler: list[str], flags: tuple[str, ...]) -> None:
+def _build(source: Path, target: Path, compiler: tuple[str, ...], flags: tuple[str, ...]) -> None:
     """Compile and link in a folder of its own, then put the library into place in one move."""
     print(f"fwk: building the kernel {source.stem} (once, some seconds) ...", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -235,15 +235,23 @@ def _folder() -> Path:
     return folder
 
 
-def _compiler() -> list[str] | None:
+def _compiler() -> tuple[str, ...] | None:
     """The command that compiles, with the arguments ``CXX`` may hold."""
-    named = shlex.split(os.environ.get("CXX", ""))
-    if named:
-        return named if shutil.which(named[0]) else None
-    return next(([found] for found in map(shutil.which, COMPILERS) if found), None)
+    return _found_compiler(os.environ.get("CXX", ""), os.environ.get("PATH"))
 
 
-def _version(compiler: list[str]) -> str:
+@functools.cache
+def _found_compiler(named: str, path: str | None) -> tuple[str, ...] | None:
+    """Looked for once: dozens of declarations ask in a start."""
+    command = tuple(shlex.split(named))
+    if command:
+        return command if shutil.which(command[0], path=path) else None
+    found = (shutil.which(name, path=path) for name in COMPILERS)
+    return next(((name,) for name in found if name), None)
+
+
+@functools.cache
+def _version(compiler: tuple[str, ...]) -> str:
     try:
         done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -13,6 +13,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import fwk
+
 from fwk import AttentionBackendSpec, Facts, Host, Needs, SchedulePolicySpec, hookimpl
 from fwk.errors import PluginError, PluginLoadError
 from fwk.plugins import FAMILIES, PluginSet, choose, discover, find, load_object
@@ -54,6 +56,35 @@ def attention(name: str = "acme", **fields: object) -> AttentionBackendSpec:
 
 def found(*points: FakeEntryPoint, **settings: object) -> PluginSet:
     return discover(points=points, **settings)  # type: ignore[arg-type]
+
+
+class ParsedPackage:
+    """A package whose metadata is parsed at each look."""
+
+    def __init__(self) -> None:
+        self.num_parsed = 0
+
+    @property
+    def name(self) -> str:
+        self.num_parsed += 1
+        return "acme"
+
+    version = name
+
+
+def test_metadata_is_parsed_once_for_all_plugins_of_a_package() -> None:
+    package = ParsedPackage()
+    points = [FakeEntryPoint(f"attention.{i}", plugin(attention(f"acme{i}"))) for i in range(5)]
+    for point in points:
+        point.dist = package  # type: ignore[assignment]
+    assert [item.version for item in found(*points).all()] == ["acme"] * 5
+    assert package.num_parsed == 2  # name and version
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in fwk.__all__ if not hasattr(fwk, name)] == []
+    with pytest.raises(AttributeError, match="module 'fwk' has no attribute 'LLMs'"):
+        fwk.LLMs  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_entry_points_are_those_of_pyproject() -> None:

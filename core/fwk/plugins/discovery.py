@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -201,10 +201,9 @@ def discover(
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     plugins = PluginSet(manager, versions)
-    found = entry_points(group=GROUP) if points is None else points
+    found = _with_packages(entry_points(group=GROUP) if points is None else points)
     # Packages that override come last, whatever the order of installation.
-    for point in sorted(found, key=lambda p: (_package(p)[0] != "fwk", p.name)):
-        package, version = _package(point)
+    for point, package, version in sorted(found, key=lambda item: (item[1] != "fwk", item[0].name)):
         started = time.perf_counter()
         stage = "import"
         try:
@@ -227,5 +226,11 @@ def discover(
     return plugins
 
 
-def _package(point: EntryPoint) -> tuple[str, str]:
-    return (point.dist.name, point.dist.version) if point.dist is not None else ("?", "?")
+def _with_packages(points: Iterable[EntryPoint]) -> Iterator[tuple[EntryPoint, str, str]]:
+    """Each with its package's name and version. Every look at a package parses its whole metadata, so it gets one."""
+    known: dict[int, tuple[str, str]] = {}
+    for point in points:
+        number = id(point.dist)
+        if number not in known:
+            known[number] = ("?", "?") if point.dist is None else (point.dist.name, point.dist.version)
+        yield point, *known[number]
