@@ -32,7 +32,7 @@ def test_what_a_mask_forbids_is_minus_infinity_and_nothing_else(vocab_size: int,
     assert torch.equal(logits, wanted)
 
 
-def test_a_backend_is_built_beside_the_start_and_waited_for() -> None:
+def test_a_backend_is_built_while_others_go_on() -> None:
     is_loaded = threading.Event()
     built: list[str] = []
 
@@ -41,9 +41,9 @@ def test_a_backend_is_built_beside_the_start_and_waited_for() -> None:
         built.append(threading.current_thread().name)
 
     store = GrammarStore(_never)
-    store.begin(build)
+    building = store.begin(build)
     is_loaded.set()  # ``begin`` has returned although nothing is built
-    store.has_begun()
+    building.result(20)
     store.close()
     assert [name.startswith("fwk-grammar") for name in built] == [True]
 
@@ -53,9 +53,8 @@ def test_a_backend_that_cannot_be_built_is_told_and_the_model_served(caplog: pyt
         raise RuntimeError("no such vocabulary")
 
     store = GrammarStore(_never)
-    store.begin(build)
     with caplog.at_level(logging.WARNING):
-        store.has_begun()
+        store.begin(build).result(20)
     assert "no request can be constrained by a grammar: RuntimeError: no such vocabulary" in caplog.text
     with pytest.raises(InvalidRequest, match="never"):
         store.take(GrammarRequest("regex", "a"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -214,13 +216,14 @@ def test_without_a_backend_there_is_no_constrained_output(make: Callable[..., fw
         make(grammar_backend="slow").generate([[1, 2]], settings(1, ["choice"]))
 
 
-def test_a_loaded_engine_compiles_at_once(make: Callable[..., fwk.LLM]) -> None:
-    before = SlowBackend.num_built
+def test_a_loaded_engine_gets_ready_to_compile(make: Callable[..., fwk.LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    built_by: SimpleQueue[str] = SimpleQueue()
+    monkeypatch.setattr(SlowBackend, "built_by", built_by)
     llm = make(grammar_backend="slow")
-    assert SlowBackend.num_built == before + 1  # the worker's, before anybody has asked for a grammar
+    assert built_by.get(timeout=20).startswith("fwk-grammar")  # the worker's, though nobody has asked for a grammar
     SlowBackend.may_go_on.set()
     assert len(llm.generate([[1, 2]], settings(1, ["regex"]))) == 1
-    assert SlowBackend.num_built == before + 2  # and the one that checks requests
+    assert built_by.get(timeout=20) == threading.current_thread().name  # the one that checks requests
 
 
 def request(name: str, tokens: list[int], n: int = 1, grammar: str | None = None, max_tokens: int = 4) -> Request:

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import jsonschema
@@ -92,11 +93,11 @@ class SlowBackend(GrammarBackend):
 
     may_go_on = threading.Event()
     num_compiled = 0
-    num_built = 0
+    built_by: SimpleQueue[str] = SimpleQueue()  # threads
 
     def __init__(self, context: GrammarContext) -> None:
         super().__init__(context)
-        type(self).num_built += 1
+        self.built_by.put(threading.current_thread().name)
 
     def compile(self, request: GrammarRequest) -> Grammar:
         if threading.current_thread().name.startswith("fwk-grammar"):  # in the worker, not at the door

@@ -46,25 +46,16 @@ class GrammarStore:
     def __init__(self, compile_grammar: Compile) -> None:
         self._compile = compile_grammar
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="fwk-grammar")
-        self._beginning: Future[None] | None = None
         self._known: OrderedDict[GrammarRequest, _Compiled] = OrderedDict()
         self._by_number: dict[int, _Compiled] = {}
         self._num_compiled = 0
 
-    def begin(self, build: Callable[[], None]) -> None:
-        """Build what compiles grammars, beside whatever else a start has to do; ``has_begun`` waits for it."""
-        self._beginning = self._threads.submit(build)
-
-    def has_begun(self) -> None:
-        """Return when the first grammar would be compiled as soon as any other.
+    def begin(self, build: Callable[[], None]) -> Future[None]:
+        """Build what compiles grammars before a first request waits for it; nobody need wait for that to be done.
 
         What cannot be built is told in the log, and again to every request with a grammar.
         """
-        if self._beginning is None:
-            return
-        error = self._beginning.exception()
-        if error is not None:
-            log.warning("no request can be constrained by a grammar: %s", story(error))
+        return self._threads.submit(_build, build)
 
     def prepare(self, kind: str, source: str) -> int:
         """Start compiling for a sequence that waits; returns the grammar's number. It lasts until taken or released."""
@@ -106,6 +97,13 @@ class GrammarStore:
         idle = [request for request, entry in self._known.items() if not entry.num_waiting] if surplus > 0 else []
         for request in idle[:surplus]:
             del self._by_number[self._known.pop(request).number]
+
+
+def _build(build: Callable[[], None]) -> None:
+    try:
+        build()
+    except Exception as error:
+        log.warning("no request can be constrained by a grammar: %s", story(error))
 
 
 @dataclass(slots=True)

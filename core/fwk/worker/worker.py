@@ -99,7 +99,8 @@ class LocalWorker(Worker):
         self._chosen = setup.settlement.chosen
         self._reasons: list[str] = []
         self._facts = setup.facts
-        self._grammars = self._grammar_store()
+        self._compiler = self._grammar_compiler()
+        self._grammars = GrammarStore(self._compiler.compile)
         self._operations: dict[str, Callable[..., Any]] = {
             "find_blocks": self._find_blocks,
             "load_blocks": self._load_blocks,
@@ -160,7 +161,7 @@ class LocalWorker(Worker):
         )
         runner.warm_up()
         self._chosen["step"] = self._how_steps_run(runner.model)
-        self._grammars.has_begun()
+        self._grammars.begin(self._compiler.build)
         return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons), drafting.max_drafts)
 
     def execute(self, batch: Batch) -> StepResult:
@@ -357,7 +358,7 @@ class LocalWorker(Worker):
         refusal = model.refusal if isinstance(model, CapturedStepModel) else self._why_not_captured()
         return f"eager ({refusal})" if refusal else "captured"
 
-    def _grammar_store(self) -> GrammarStore:
+    def _grammar_compiler(self) -> Grammars:
         opened, model = self._setup.opened, self._config.model
 
         def text() -> ModelText:
@@ -365,10 +366,7 @@ class LocalWorker(Worker):
 
         grammars = Grammars(self._config, self._plugins, text, opened.config.vocab_size, opened.eos_token_ids)
         grammars.use(self._chosen.setdefault("grammar", "none"))
-        store = GrammarStore(grammars.compile)
-        if opened.task == "generate":
-            store.begin(grammars.build)
-        return store
+        return grammars
 
     def _decoder(self, target: ModelContext, attention_item: Registered) -> SpeculativeDecoder | None:
         if "speculative" not in self._setup.settlement.selections:
