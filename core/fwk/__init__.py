@@ -1,38 +1,38 @@
 """fwk: an LLM inference framework whose core is small and whose every feature is a plugin.
 
-This module holds the public names. Importing it is light: ``LLM`` brings torch in only when it is used.
+This module holds the public names. Importing it is light: each brings in what defines it when it is first used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fwk.config import Options, option
-from fwk.hookspecs import hookimpl
-from fwk.interfaces.attention import AttentionBackendSpec
-from fwk.interfaces.balance import LoadBalancerSpec
-from fwk.interfaces.cache import CacheTierSpec, PrefixCacheSpec
-from fwk.interfaces.declaration import Ask, Declaration, Facts, Host, Limit, Needs
-from fwk.interfaces.dialect import DialectSpec
-from fwk.interfaces.executor import ExecutorSpec
-from fwk.interfaces.grammar import GrammarBackendSpec
-from fwk.interfaces.kv_transfer import KVTransferSpec
-from fwk.interfaces.loader import LoaderSpec, ModelSourceSpec
-from fwk.interfaces.lora import LoRABackendSpec, LoRASourceSpec
-from fwk.interfaces.model import ModelSpec
-from fwk.interfaces.moe import MoERunnerSpec
-from fwk.interfaces.multimodal import MultimodalProcessorSpec
-from fwk.interfaces.observer import ObserverSpec
-from fwk.interfaces.operators import OperatorsSpec
-from fwk.interfaces.parser import ReasoningParserSpec, ToolParserSpec
-from fwk.interfaces.quant import QuantizerSpec
-from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec
-from fwk.interfaces.schedule import SchedulePolicySpec
-from fwk.interfaces.speculative import SpeculativeDecoderSpec
-from fwk.types import GrammarRequest, SamplingParams
-
 if TYPE_CHECKING:
+    from fwk.config import Options, option
     from fwk.engine.llm import LLM, Completion
+    from fwk.hookspecs import hookimpl
+    from fwk.interfaces.attention import AttentionBackendSpec
+    from fwk.interfaces.balance import LoadBalancerSpec
+    from fwk.interfaces.cache import CacheTierSpec, PrefixCacheSpec
+    from fwk.interfaces.declaration import Ask, Declaration, Facts, Host, Limit, Needs
+    from fwk.interfaces.dialect import DialectSpec
+    from fwk.interfaces.executor import ExecutorSpec
+    from fwk.interfaces.grammar import GrammarBackendSpec
+    from fwk.interfaces.kv_transfer import KVTransferSpec
+    from fwk.interfaces.loader import LoaderSpec, ModelSourceSpec
+    from fwk.interfaces.lora import LoRABackendSpec, LoRASourceSpec
+    from fwk.interfaces.model import ModelSpec
+    from fwk.interfaces.moe import MoERunnerSpec
+    from fwk.interfaces.multimodal import MultimodalProcessorSpec
+    from fwk.interfaces.observer import ObserverSpec
+    from fwk.interfaces.operators import OperatorsSpec
+    from fwk.interfaces.parser import ReasoningParserSpec, ToolParserSpec
+    from fwk.interfaces.quant import QuantizerSpec
+    from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec
+    from fwk.interfaces.schedule import SchedulePolicySpec
+    from fwk.interfaces.speculative import SpeculativeDecoderSpec
+    from fwk.types import GrammarRequest, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -77,9 +77,50 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("LLM", "Completion"):
-        from fwk.engine import llm  # noqa: PLC0415 - imports torch, so only when asked for
+_HOMES = {
+    "Ask": "fwk.interfaces.declaration",
+    "AttentionBackendSpec": "fwk.interfaces.attention",
+    "CacheTierSpec": "fwk.interfaces.cache",
+    "Completion": "fwk.engine.llm",
+    "Declaration": "fwk.interfaces.declaration",
+    "DialectSpec": "fwk.interfaces.dialect",
+    "ExecutorSpec": "fwk.interfaces.executor",
+    "Facts": "fwk.interfaces.declaration",
+    "GrammarBackendSpec": "fwk.interfaces.grammar",
+    "GrammarRequest": "fwk.types",
+    "Host": "fwk.interfaces.declaration",
+    "KVTransferSpec": "fwk.interfaces.kv_transfer",
+    "LLM": "fwk.engine.llm",
+    "Limit": "fwk.interfaces.declaration",
+    "LoRABackendSpec": "fwk.interfaces.lora",
+    "LoRASourceSpec": "fwk.interfaces.lora",
+    "LoadBalancerSpec": "fwk.interfaces.balance",
+    "LoaderSpec": "fwk.interfaces.loader",
+    "LogitsProcessorSpec": "fwk.interfaces.sampling",
+    "MoERunnerSpec": "fwk.interfaces.moe",
+    "ModelSourceSpec": "fwk.interfaces.loader",
+    "ModelSpec": "fwk.interfaces.model",
+    "MultimodalProcessorSpec": "fwk.interfaces.multimodal",
+    "Needs": "fwk.interfaces.declaration",
+    "ObserverSpec": "fwk.interfaces.observer",
+    "OperatorsSpec": "fwk.interfaces.operators",
+    "Options": "fwk.config",
+    "PrefixCacheSpec": "fwk.interfaces.cache",
+    "QuantizerSpec": "fwk.interfaces.quant",
+    "ReasoningParserSpec": "fwk.interfaces.parser",
+    "SamplerSpec": "fwk.interfaces.sampling",
+    "SamplingParams": "fwk.types",
+    "SchedulePolicySpec": "fwk.interfaces.schedule",
+    "SpeculativeDecoderSpec": "fwk.interfaces.speculative",
+    "ToolParserSpec": "fwk.interfaces.parser",
+    "hookimpl": "fwk.hookspecs",
+    "option": "fwk.config",
+}
+"""Where the public names are defined; ``fwk.engine.llm`` brings torch in."""
 
-        return getattr(llm, name)
-    raise AttributeError(f"module 'fwk' has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fwk' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value

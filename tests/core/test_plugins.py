@@ -14,7 +14,6 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import fwk
-
 from fwk import AttentionBackendSpec, Facts, Host, Needs, SchedulePolicySpec, hookimpl
 from fwk.errors import PluginError, PluginLoadError
 from fwk.plugins import FAMILIES, PluginSet, choose, discover, find, load_object
@@ -84,7 +83,7 @@ def test_metadata_is_parsed_once_for_all_plugins_of_a_package() -> None:
 def test_every_public_name_is_there() -> None:
     assert [name for name in fwk.__all__ if not hasattr(fwk, name)] == []
     with pytest.raises(AttributeError, match="module 'fwk' has no attribute 'LLMs'"):
-        fwk.LLMs  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+        fwk.LLMs  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_entry_points_are_those_of_pyproject() -> None:

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from fwk.cli.common import note, read_options, set_up_log
-from fwk.cli.flags import Parser
-from fwk.server.engine_process import started_early
+from fwk.server.engine_process import EngineProcess, started_early
+
+if TYPE_CHECKING:
+    from fwk.cli.flags import Parser
 
 
 def run(argv: Sequence[str]) -> int:
     """Read the options and serve."""
+    if {"-h", "--help"} & set(argv):
+        return _serve(argv, lambda count: [])
+    with started_early() as engines_of:  # which import torch while plugins and the HTTP stack are imported here
+        return _serve(argv, engines_of)
+
+
+def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]) -> int:
+    from fwk.cli.common import note, read_options, set_up_log  # noqa: PLC0415 - after an engine was started
+
+    plugins, config, _ = read_options(_parser(), argv)
+    set_up_log(config.server.log_level, [config.server.api_key, config.server.admin_api_key])
+    engines = engines_of(config.engine.data_parallel_size)
+    from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack
+
+    return serve(config, plugins, note, engines)
+
+
+def _parser() -> Parser:
+    from fwk.cli.flags import Parser  # noqa: PLC0415 - after an engine was started
+
     parser = Parser(
         "fwk serve",
         description="Serve a model over HTTP. Without a model: SmolLM2-135M-Instruct, fetched once.",
         allow_abbrev=False,
     )
     parser.add_argument("bare_model", nargs="?", default=None, metavar="MODEL", help="folder, file, hub id or name")
-    plugins, config, _ = read_options(parser, argv)
-    set_up_log(config.server.log_level, [config.server.api_key, config.server.admin_api_key])
-    with started_early(config) as engines:  # which import torch while the HTTP stack is imported here
-        from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack
-
-        return serve(config, plugins, note, engines)
+    return parser

@@ -51,6 +51,7 @@ def main() -> int:
     leash = _Leash()
     from fwk.engine.loop import EngineLoop, bind  # noqa: PLC0415 - torch comes with it, before there is a spec
 
+    gc.freeze()  # a million objects that stay: no collection need look at them
     spec = leash.spec()
     config = from_plain(spec.config)
     name = "engine" if config.engine.data_parallel_size == 1 else f"engine {spec.replica}"

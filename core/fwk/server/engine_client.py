@@ -89,7 +89,7 @@ class EngineClient:
         if len(address) > 107:  # the system's limit for socket paths
             raise EngineDead(f"the temporary folder's path is too long for a socket: {self._folder}; set TMPDIR")
         self._ready = asyncio.get_running_loop().create_future()
-        self._process = self._process or EngineProcess(self._config)
+        self._process = self._process or EngineProcess(self._config.engine.data_parallel_size)
         identity = secrets.token_hex(16)  # told through the pipe alone: no other process can speak for us
         self._process.tell(LaunchSpec(address, identity, to_plain(self._config), self._fingerprint, self._replica))
         self._socket = self._context.socket(zmq.DEALER)

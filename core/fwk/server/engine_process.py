@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -19,19 +19,18 @@ from fwk.worker.kernel_caches import bound_kernel_caches
 from fwk.worker.threads import settle_waiting
 
 if TYPE_CHECKING:
-    from fwk.config import Config
     from fwk.engine.process import LaunchSpec
 
 
 class EngineProcess:
     """Imports what every engine needs as soon as it is made, and loads the model once it is told which (``tell``).
 
-    It ends by itself when this process does, or lets go of it.
+    It ends by itself when this process does, or lets go of it. ``num_engines`` share the machine's cores.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, num_engines: int = 1) -> None:
         command = [sys.executable, "-m", "fwk.engine.process"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=_environment(config), bufsize=0)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=_environment(num_engines), bufsize=0)
         self._ended: Future[int] | None = None
 
     def tell(self, spec: LaunchSpec) -> None:
@@ -79,21 +78,31 @@ class EngineProcess:
 
 
 @contextmanager
-def started_early(config: Config) -> Iterator[list[EngineProcess]]:
-    """All engines of a server, importing while it does the same. What is left in the list at the end is ended."""
-    engines = [EngineProcess(config) for _ in range(config.engine.data_parallel_size)]
+def started_early() -> Iterator[Callable[[int], list[EngineProcess]]]:
+    """One engine, importing while its parent reads its options; asked for more, others take its place.
+
+    What is in the list at the end is ended.
+    """
+    engines = [EngineProcess()]
+
+    def engines_of(count: int) -> list[EngineProcess]:
+        if count != len(engines):  # the one there is would use the cores of all
+            engines.pop().discard()
+            engines.extend(EngineProcess(count) for _ in range(count))
+        return engines
+
     try:
-        yield engines
+        yield engines_of
     finally:
         for engine in engines:
             engine.discard()
 
 
-def _environment(config: Config) -> dict[str, str]:
+def _environment(num_engines: int) -> dict[str, str]:
     """The engine writes its log unbuffered, its threads do not spin for long, and several engines share them."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    if config.engine.data_parallel_size > 1:
-        environment["OMP_NUM_THREADS"] = str(threads_each(config.engine.data_parallel_size, os.environ))
+    if num_engines > 1:
+        environment["OMP_NUM_THREADS"] = str(threads_each(num_engines, os.environ))
     settle_waiting(environment)
     bound_kernel_caches(environment)
     return environment
