@@ -1,6 +1,7 @@
-"""A decode step computed operator by operator and as a recorded tape, in turns.
+"""Decode steps and prompts computed operator by operator and as a recorded tape, in turns.
 
     python -m benchmarks.recorded_step [--ways "native operators,recorded"] [--batches 1,8,32] [--rounds 5] [--steps 20]
+        [--prompts 16,128,512]
 
 One process holds an engine for each way; a round measures every way once, so that what else the machine does hits all.
 """
@@ -9,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections import defaultdict
 from contextlib import ExitStack
 
 import fwk
+from benchmarks.prompt_time import measure as measure_prompt
 from benchmarks.step_time import measure
 
 WAYS = {
@@ -22,9 +25,24 @@ WAYS = {
 }
 
 
+def compare_prompts(engines: dict[str, fwk.LLM], tokens: int, rounds: int) -> None:
+    """Print a prompt's milliseconds in the engine until its first token; the first round warms up."""
+    times = defaultdict[str, list[float]](list)
+    for turn in range(rounds + 1):
+        for name, llm in engines.items():
+            seconds = measure_prompt(llm, tokens, f"{name}-{tokens}-{turn}", time.perf_counter)[0]["whole"]
+            if turn:
+                times[name].append(1e3 * seconds)
+    first = times[next(iter(engines))]
+    for name, own in times.items():
+        ratio = statistics.median(x / y for x, y in zip(own, first, strict=True))
+        print(f"| {tokens} | {name} | {statistics.median(own):.1f} | {min(own):.1f} | {ratio:.2f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--prompts", default="16,128,512")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
@@ -41,9 +59,12 @@ def main() -> None:
         }
         for name, llm in engines.items():
             print(f"{name}: {llm.engine.info.chosen['step']}")
+        print("\n| tokens | way | ms, median | least | share of the first way's |\n| --- | --- | --- | --- | --- |")
+        for tokens in map(int, filter(None, arguments.prompts.split(","))):
+            compare_prompts(engines, tokens, arguments.rounds)
         print("\n| batch | way | model ms, median | least | step ms, median | model: share of the first way's |")
         print("| --- | --- | --- | --- | --- | --- |")
-        for batch in map(int, arguments.batches.split(",")):
+        for batch in map(int, filter(None, arguments.batches.split(","))):
             model, step = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
             for _ in range(arguments.rounds):
                 for name, llm in engines.items():

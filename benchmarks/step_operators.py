@@ -40,10 +40,9 @@ def recorded(llm: fwk.LLM, batch: int, context: int) -> Tape:
     for i in range(batch):
         engine.abort(f"b{batch}-{i}")
     model = engine.executor._worker._runner.model  # type: ignore[attr-defined]
-    graph = model._graphs.get(batch)
-    if graph is None:
-        raise SystemExit(f"a step of {batch} sequences is not recorded: {model.refusal or 'too many'}")
-    return graph._tape
+    if model.graph is None:
+        raise SystemExit(f"steps are not recorded: {model.refusal}")
+    return model.graph.tape
 
 
 def timed(tape: Tape, threads: list[int], repeat: int) -> dict[str, list[float]]:
@@ -53,9 +52,9 @@ def timed(tape: Tape, threads: list[int], repeat: int) -> dict[str, list[float]]
     found: dict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in threads])
     for turn in range(repeat + 2):
         for place, size in enumerate(threads):
-            library.run_timed(tape.calls(), ctypes.c_int64(len(tape)), size, times)
+            library.run_timed(tape.array(), ctypes.c_int64(len(tape)), size, times)
             sums: dict[str, float] = defaultdict(float)
-            for (_, args), nanoseconds in zip(tape._calls, times, strict=True):
+            for (_, args), nanoseconds in zip(tape.calls, times, strict=True):
                 sums[label_of(args)] += nanoseconds / 1e3
             sums["whole"] = sum(sums.values())
             for name, value in sums.items() if turn > 1 else ():
@@ -81,7 +80,7 @@ def main() -> None:
         for batch in map(int, arguments.batches.split(",")):
             tape = recorded(llm, batch, arguments.context)
             calls: dict[str, int] = defaultdict(int)
-            for _, args in tape._calls:
+            for _, args in tape.calls:
                 calls[label_of(args)] += 1
             found = timed(tape, threads, arguments.repeat)
             heads = " | ".join(f"us on {size}" for size in threads)

@@ -25,20 +25,20 @@ class Tape:
     """Calls of operators in their order. Arguments are kept; what they point at must stay where it is."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[int, ctypes.Structure]] = []
+        self.calls: list[tuple[int, ctypes.Structure]] = []
         self._array: Any = None
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self.calls)
 
     def append(self, op: int, args: ctypes.Structure) -> None:
-        self._calls.append((op, args))
+        self.calls.append((op, args))
         self._array = None
 
-    def calls(self) -> Any:
+    def array(self) -> Any:
         """The calls as ``team.cpp`` wants them."""
         if self._array is None:
-            calls = [_Call(op, ctypes.addressof(args)) for op, args in self._calls]
+            calls = [_Call(op, ctypes.addressof(args)) for op, args in self.calls]
             self._array = (_Call * len(calls))(*calls)
         return self._array
 
@@ -47,7 +47,7 @@ class Team:
     """One per worker. size: threads, the caller's included; None: as many as torch uses.
 
     The threads are started by the first operator that needs them, sleep while there is none, and end with the team.
-    ``tape`` is set while a step is recorded: what is run is then appended to it as well.
+    ``tape`` is set while a step is recorded: what would be run is then appended to it instead.
     """
 
     def __init__(self, size: int | None = None) -> None:
@@ -70,11 +70,12 @@ class Team:
         """
         if self.tape is not None:
             self.tape.append(op, args)
+            return
         self._library.team_run_one(self._pool, op, ctypes.addressof(args), 1 if is_small else self.size)
 
     def replay(self, tape: Tape) -> None:
         """Run the calls of a tape in one region."""
-        self._library.team_run(self._pool, tape.calls(), len(tape), self.size)
+        self._library.team_run(self._pool, tape.array(), len(tape), self.size)
 
     @cached_property
     def _library(self) -> ctypes.CDLL:

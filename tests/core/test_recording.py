@@ -1,8 +1,8 @@
-"""Recorded steps: what goes on a tape, what cannot, and whose memory it uses."""
+"""Recorded steps: one tape for steps of all sizes, what cannot be on it, and whose memory it uses."""
 
 from __future__ import annotations
 
-import logging
+import ctypes
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.plugins import discover, find, load_object
 from fwk.team import Team
 from fwk.types import ForwardBatch
-from fwk.worker.graphs import Captured, CapturedStepModel, Graph, GraphCapture, StepOutput
+from fwk.worker.graphs import CapturedStepModel, Graph, GraphCapture, NotCapturable, StepOutput, StepSize
 from fwk.worker.recording import TapeCapture
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
@@ -27,8 +27,11 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+MOST = StepSize(40, 24, 4)
 TABLE, WEIGHT, HEADS = random(50, 128), random(64, seed=1), random(4, 16, seed=2)
-COS, SIN = random(8, 1, 16, seed=3), random(8, 1, 16, seed=4)
+COS, SIN = random(40, 1, 16, seed=3), random(40, 1, 16, seed=4)
+IDS, AT = torch.zeros(40, dtype=torch.int64), torch.zeros(40, dtype=torch.int64)
+"""Where inputs lie: token ids, and the tokens whose logits are wanted."""
 
 
 @pytest.fixture
@@ -42,52 +45,74 @@ def operators(team: Team) -> Operators:
     return cls(OperatorContext(torch.device("cpu"), torch.float32, team=team))
 
 
-def compute(operators: Operators, ids: Tensor) -> StepOutput:
-    """[n] to two times [n, 64], by native operators, views and memory alone."""
-    n = len(ids)
-    residual = operators.gate(operators.rows(TABLE, ids), "silu")
+def compute(operators: Operators, size: StepSize) -> tuple[Tensor, Tensor]:
+    """[num_tokens, 64] and [num_logits, 64], by native operators, views and memory alone."""
+    n = size.num_tokens
+    residual = operators.gate(operators.rows(TABLE, IDS[:n]), "silu")
     x = operators.rms_norm(residual, WEIGHT, 1e-5)
     for _ in range(6):
         heads = operators.rms_norm(x.view(n, 4, 16), HEADS, 1e-5)
         operators.rotate(heads[:, :3], COS[:n], SIN[:n])
         x = operators.add_rms_norm(heads.reshape(n, -1), residual, WEIGHT, 1e-5)
-    return residual, x
+    return residual, operators.rms_norm(operators.rows(x, AT[: size.num_logits]), WEIGHT, 1e-5)
 
 
 @torch.inference_mode()
-def test_a_replay_computes_with_the_inputs_of_its_time(team: Team, operators: Operators) -> None:
-    capture, buffer = TapeCapture(team), torch.zeros(8, dtype=torch.int64)
-    graphs: dict[int, Graph] = {}
-    for size in (3, 1, 8):
-        buffer[:size] = torch.arange(size)
-        captured = capture.capture(lambda size=size: compute(operators, buffer[:size]))
-        assert captured.graph is not None, captured.refusal
-        graphs[size] = captured.graph
-        wanted = compute(operators, buffer[:size])
-        assert all(torch.equal(x, y) for x, y in zip(captured.output, wanted, strict=True))  # type: ignore[arg-type]
+def test_a_tape_serves_steps_of_all_sizes_with_the_inputs_of_their_time(team: Team, operators: Operators) -> None:
+    graph = TapeCapture(team).capture(lambda size: compute(operators, size), MOST)
     assert team.tape is None
-    for turn in range(4):
-        for size, graph in graphs.items():
-            buffer[:size] = torch.from_numpy(np.random.default_rng(turn).integers(0, 50, size))
-            found = graph.replay()
-            wanted = compute(operators, buffer[:size])
-            assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    for tokens, logits in ((3, 1), (1, 1), (1, 1), (40, 24), (8, 8), (17, 0), (24, 24), (2, 2)):
+        IDS[:tokens] = torch.from_numpy(rng.integers(0, 50, tokens))
+        AT[:logits] = torch.from_numpy(rng.integers(0, tokens, logits))
+        hidden, found = graph.replay(StepSize(tokens, logits, 1))
+        wanted = compute(operators, StepSize(tokens, logits, 1))
+        assert torch.equal(hidden, wanted[0])
+        if logits:
+            assert torch.equal(cast(Tensor, found), wanted[1])
+        else:
+            assert found is None
 
 
 @torch.inference_mode()
-def test_steps_share_memory_and_give_it_back(team: Team, operators: Operators) -> None:
-    """Six layers need what one needs, and steps of other sizes what the largest needs, and again as much."""
-    capture = TapeCapture(team)
-    ids = torch.arange(8)
-    first = capture.capture(lambda: compute(operators, ids)).graph
-    whole = capture.arena.num_bytes
-    assert whole <= 2 * 4 * 8 * (128 + 6 * 64 + 64)
-    for size in (1, 2, 3, 5, 7, 8):
-        graph = capture.capture(lambda size=size: compute(operators, ids[:size])).graph
-        assert graph is not None
-    assert capture.arena.num_bytes <= 2 * whole
-    assert first is not None
-    assert torch.equal(cast(Tensor, first.replay()[1]), cast(Tensor, compute(operators, ids)[1]))
+def test_the_same_tensors_come_back_while_the_size_is_the_same(team: Team, operators: Operators) -> None:
+    graph = TapeCapture(team).capture(lambda size: compute(operators, size), MOST)
+    first, again, other = (graph.replay(StepSize(tokens, 2, 1)) for tokens in (3, 3, 4))
+    assert first[1] is again[1]
+    assert first[1] is not other[1]
+
+
+@torch.inference_mode()
+def test_nothing_is_computed_while_a_step_is_recorded(team: Team, operators: Operators) -> None:
+    x = torch.zeros(4, 8)
+
+    def step(size: StepSize) -> StepOutput:
+        operators.scale(x, 2.0)
+        return compute(operators, size)
+
+    x += 1
+    graph = TapeCapture(team).capture(step, MOST)
+    assert torch.equal(x, torch.ones(4, 8))
+    graph.replay(StepSize(3, 1, 1))
+    assert torch.equal(x, torch.full((4, 8), 2.0))
+
+
+@torch.inference_mode()
+def test_a_step_shares_memory_among_its_layers(team: Team, operators: Operators) -> None:
+    """Six layers need what one needs."""
+    graph = TapeCapture(team).capture(lambda size: compute(operators, size), MOST)
+    assert graph.arena.num_bytes <= 4 * (MOST.num_tokens * (128 + 6 * 64) + MOST.num_logits * 2 * 64)
+
+
+@torch.inference_mode()
+def test_arguments_may_count_sequences(team: Team, operators: Operators) -> None:
+    def step(size: StepSize) -> StepOutput:
+        operators.scale(x[: size.num_seqs], 3.0)
+        return compute(operators, size)
+
+    x = torch.ones(4, 8)
+    TapeCapture(team).capture(step, MOST).replay(StepSize(5, 1, 3))
+    assert x[:, 0].tolist() == [3, 3, 3, 1]
 
 
 HELD = torch.ones(2, 3)
@@ -104,28 +129,51 @@ COMPUTING: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", COMPUTING)
 @torch.inference_mode()
-def test_what_torch_computes_is_named_and_the_step_is_right_all_the_same(
-    team: Team, operators: Operators, name: str
-) -> None:
-    ids = torch.tensor([4, 2])
-
-    def step() -> StepOutput:
+def test_what_torch_computes_is_named(team: Team, operators: Operators, name: str) -> None:
+    def step(size: StepSize) -> StepOutput:
         COMPUTING[name](HELD)
-        return compute(operators, ids)
+        return compute(operators, size)
 
-    captured = TapeCapture(team).capture(step)
-    assert captured.graph is None
-    assert name.rpartition(".")[0] in captured.refusal
-    assert "which a recorded step cannot hold" in captured.refusal
-    assert torch.equal(cast(Tensor, captured.output[1]), cast(Tensor, compute(operators, ids)[1]))
+    with pytest.raises(NotCapturable, match="which a recorded step cannot hold") as caught:
+        TapeCapture(team).capture(step, MOST)
+    assert name.rpartition(".")[0] in str(caught.value)
+    assert team.tape is None
+
+
+class Wide(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_int64), ("second", ctypes.c_int64))
+
+
+DIFFERENT: dict[str, tuple[str, Callable[[Operators, StepSize], object]]] = {
+    "square": ("Wide does not grow", lambda o, size: o.context.team.run(1, Wide(5, size.num_tokens**2))),
+    "parts": ("Wide does not grow", lambda o, size: o.context.team.run(1, Wide(5, -(-size.num_tokens // 16)))),
+    "fewer": ("Wide does not grow", lambda o, size: o.context.team.run(1, Wide(5, 7 - size.num_seqs))),
+    "address": ("Wide does not grow", lambda o, size: o.context.team.run(1, Wide(5, size.num_logits << 40))),
+    "branch": ("are others for few", lambda o, size: size.num_tokens > 20 and o.scale(HELD, 1.0)),
+    "memory": ("memory of a step", lambda o, size: torch.empty(400 - size.num_tokens)),
+    "more memory": ("memory of a step", lambda o, size: size.num_tokens > 20 or torch.empty(20000)),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+@torch.inference_mode()
+def test_a_step_that_is_another_one_at_another_size_is_refused(team: Team, operators: Operators, name: str) -> None:
+    reason, change = DIFFERENT[name]
+
+    def step(size: StepSize) -> StepOutput:
+        change(operators, size)
+        return compute(operators, size)
+
+    with pytest.raises(NotCapturable, match=reason):
+        TapeCapture(team).capture(step, MOST)
 
 
 def test_a_step_that_fails_leaves_nothing_behind(team: Team, operators: Operators) -> None:
-    def step() -> StepOutput:
+    def step(size: StepSize) -> StepOutput:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        TapeCapture(team).capture(step)
+        TapeCapture(team).capture(step, MOST)
     assert team.tape is None
     operators.rows(TABLE, torch.tensor([1]))
 
@@ -145,90 +193,89 @@ class Counting(Model):
 
 
 class Replays(Graph):
-    def __init__(self, output: StepOutput) -> None:
-        self.output, self.count = output, 0
+    def __init__(self) -> None:
+        self.sizes: list[StepSize] = []
 
-    def replay(self) -> StepOutput:
-        self.count += 1
-        return self.output
+    def replay(self, size: StepSize) -> StepOutput:
+        self.sizes.append(size)
+        return torch.zeros(size.num_tokens, 4), torch.zeros(size.num_logits, 4)
 
 
 class Capture(GraphCapture):
-    """Captures steps of fewer than five sequences."""
+    """Captures if it is told no reason not to."""
 
-    def __init__(self) -> None:
-        self.graphs: list[Replays] = []
+    def __init__(self, refusal: str = "") -> None:
+        self.graph, self.refusal = Replays(), refusal
 
-    def capture(self, step: Callable[[], StepOutput]) -> Captured:
-        output = step()
-        if len(output[0]) >= 5:
-            return Captured(output, None, "five are too many")
-        self.graphs.append(Replays(output))
-        return Captured(output, self.graphs[-1])
+    def capture(self, step: Callable[[StepSize], StepOutput], most: StepSize) -> Graph:
+        if self.refusal:
+            raise NotCapturable(self.refusal)
+        hidden, logits = step(most)
+        assert logits is not None
+        assert (len(hidden), len(logits)) == most[:2]
+        return self.graph
 
 
-def decode(size: int, **changes: Any) -> ForwardBatch:
-    whole = torch.arange(size)
+def batch(size: StepSize, **changes: Any) -> ForwardBatch:
+    starts = np.arange(size.num_seqs + 1) * size.num_tokens // size.num_seqs
     values = {
-        "token_ids": whole,
-        "positions": whole,
-        "query_start": torch.arange(size + 1),
-        "seq_lens": whole + 1,
-        "logits_at": whole,
+        "token_ids": torch.arange(size.num_tokens),
+        "positions": torch.arange(size.num_tokens),
+        "query_start": torch.from_numpy(starts),
+        "seq_lens": torch.from_numpy(np.diff(starts)),
+        "logits_at": torch.arange(size.num_logits),
         "kv_groups": [],
-        "query_start_np": np.arange(size + 1),
-        "seq_lens_np": np.arange(size) + 1,
-        "is_decode": True,
+        "query_start_np": starts,
+        "seq_lens_np": np.diff(starts),
+        "is_decode": size.num_tokens == size.num_seqs,
     }
     return ForwardBatch(**{**values, **changes})
 
 
-def test_the_first_step_of_a_size_is_captured_and_the_others_are_replayed() -> None:
-    model, capture = Counting(), Capture()
-    steps = CapturedStepModel(model, capture, 8)
-    for _ in range(3):
-        hidden, logits = steps.run(decode(2))
-        assert hidden.shape == (2, 4)
-        assert logits is not None
-    steps.run(decode(4))
-    assert model.calls == 2
-    assert [graph.count for graph in capture.graphs] == [2, 0]
-    assert steps.sizes == [2, 4]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"is_decode": False},
-        {"logits_at": torch.tensor([1])},
-        {"tree_mask": torch.ones(2, 2, dtype=torch.bool)},
-        {"adapter_ids": torch.tensor([0, -1])},
-        {"extras": {"image": 1}},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_other_steps_are_computed_operator_by_operator(changes: dict[str, Any]) -> None:
-    model, capture = Counting(), Capture()
-    steps = CapturedStepModel(model, capture, 8)
-    for _ in range(2):
-        hidden, logits = steps.run(decode(2, **changes))
-        assert logits is not None
-        assert len(logits) == len(changes.get("logits_at", [0, 0]))
-        assert len(hidden) == 2
-    assert steps.run(decode(2, logits_at=torch.tensor([], dtype=torch.int64)))[1] is None
-    steps.run(decode(9))
-    assert model.calls == 4
-    assert capture.graphs == []
-
-
-def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def prepared(operators: Operators, capture: Capture) -> tuple[CapturedStepModel, Counting]:
     model = Counting()
-    steps = CapturedStepModel(model, Capture(), 8)
-    with caplog.at_level(logging.INFO):
-        for size in (5, 6, 5, 6):
-            steps.run(decode(size))
-    assert model.calls == 4
-    assert [record.getMessage() for record in caplog.records] == [
-        "decode steps of 5 sequences are computed operator by operator: five are too many"
-    ]
-    assert steps.refusal == "five are too many"
+    steps = CapturedStepModel(model, operators, capture, MOST)
+    steps.prepare(batch)
+    return steps, model
+
+
+def test_steps_of_all_sizes_are_replayed(operators: Operators) -> None:
+    capture = Capture()
+    steps, model = prepared(operators, capture)
+    sizes = [StepSize(2, 2, 2), StepSize(40, 0, 1), StepSize(7, 2, 3), StepSize(7, 2, 3)]
+    for size in sizes:
+        hidden, _ = steps.run(batch(size))
+        assert hidden.shape == (size.num_tokens, 4)
+    assert capture.graph.sizes == sizes
+    assert model.calls == 1
+    assert steps.refusal == ""
+
+
+OTHERS: dict[str, tuple[StepSize, dict[str, Any]]] = {
+    "tokens": (StepSize(41, 1, 1), {}),
+    "logits": (StepSize(30, 25, 1), {}),
+    "sequences": (StepSize(30, 5, 5), {}),
+    "adapters": (StepSize(2, 2, 2), {"adapter_ids": torch.tensor([0, -1])}),
+    "images": (StepSize(2, 2, 2), {"extras": {"image": 1}}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_steps_are_computed_operator_by_operator(operators: Operators, name: str) -> None:
+    size, changes = OTHERS[name]
+    capture = Capture()
+    steps, model = prepared(operators, capture)
+    hidden, logits = steps.run(batch(size, **changes))
+    assert logits is not None
+    assert (len(hidden), len(logits)) == size[:2]
+    assert steps.run(batch(size._replace(num_logits=0), adapter_ids=torch.tensor([0])))[1] is None
+    assert model.calls == 3
+    assert capture.graph.sizes == []
+
+
+def test_a_model_that_cannot_be_captured_runs_and_says_why(operators: Operators) -> None:
+    steps, model = prepared(operators, Capture("it is too odd"))
+    hidden, logits = steps.run(batch(StepSize(5, 2, 1)))
+    assert logits is not None
+    assert (len(hidden), len(logits), model.calls) == (5, 2, 1)
+    assert steps.refusal == "it is too odd"

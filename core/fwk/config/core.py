@@ -101,14 +101,13 @@ class EngineOptions(Options):
     )
     disable_cuda_graph: bool = option(
         False,
-        "Compute every step operator by operator; otherwise a decode step is captured once and replayed, on a CPU as a "
-        "tape of native operators.",
+        "Compute every step operator by operator; otherwise steps, of prompts as of next tokens, are captured once "
+        "and replayed, on a CPU as a tape of native operators.",
         aliases=["disable-cudagraph", "enforce-eager"],
     )
     cuda_graph_max_bs: int = option(
-        160,
-        "Most sequences of a decode step that is captured, each number of them for itself; larger steps are computed "
-        "operator by operator.",
+        256,
+        "Most sequences of a step that is replayed from its capture; larger steps are computed operator by operator.",
         aliases=["graph-max-batch-size"],
         ge=1,
         le=4096,

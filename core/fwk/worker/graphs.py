@@ -1,22 +1,20 @@
-"""A step's model: computed operator by operator, or replayed from what was captured of a step of the same size.
+"""A step's model: computed operator by operator, or replayed from what was captured once for steps of all sizes.
 
 ``StepModel`` is what the runner calls. A ``GraphCapture`` knows how a device captures: a CPU records a tape of native
-operators (``worker.recording``); a CUDA graph has the same shape.
+operators (``worker.recording``); CUDA graphs, one for each of some sizes, have the same shape.
 """
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from fwk.interfaces.model import Model
+from fwk.interfaces.operators import Operators
 from fwk.types import ForwardBatch
-
-log = logging.getLogger(__name__)
 
 StepOutput = tuple[Tensor, Tensor | None]
 """Hidden states [num_tokens, hidden_size], and logits [num_logits, vocab_size] where ``batch.logits_at`` asks for some.
@@ -25,29 +23,39 @@ Valid until the next step.
 """
 
 
+class StepSize(NamedTuple):
+    """All that sets a step apart from another, besides what is in the input buffers and the plan of attention."""
+
+    num_tokens: int
+    num_logits: int
+    num_seqs: int
+
+    @staticmethod
+    def of(batch: ForwardBatch) -> StepSize:
+        return StepSize(batch.num_tokens, len(batch.logits_at), batch.num_seqs)
+
+
+class NotCapturable(Exception):
+    """Why steps of this model cannot be captured, as a sentence goes on after "computed operator by operator:"."""
+
+
 class Graph(ABC):
     """A captured step. Its inputs are read where they were when it was captured."""
 
     @abstractmethod
-    def replay(self) -> StepOutput:
-        """Compute the step anew, with one call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """A step that was computed while it was captured. ``graph`` is None where that was not possible: ``refusal``."""
-
-    output: StepOutput
-    graph: Graph | None
-    refusal: str = ""
+    def replay(self, size: StepSize) -> StepOutput:
+        """Compute a step of that size, with one call. The same tensors come back as long as the size is the same."""
 
 
 class GraphCapture(ABC):
     """How a device captures steps."""
 
     @abstractmethod
-    def capture(self, step: Callable[[], StepOutput]) -> Captured:
-        """Compute a step once, and make of it what can be replayed."""
+    def capture(self, step: Callable[[StepSize], StepOutput], most: StepSize) -> Graph:
+        """Make what replays steps up to ``most``. ``step`` computes one of any size, on inputs that mean nothing.
+
+        Raises ``NotCapturable``.
+        """
 
 
 class StepModel:
@@ -63,54 +71,47 @@ class StepModel:
             return hidden, None
         return hidden, self.model.logits(hidden.index_select(0, batch.logits_at))
 
+    def prepare(self, blank: Callable[[StepSize], ForwardBatch]) -> None:
+        """Capture, where that is done, before the first step.
+
+        ``blank`` makes a batch of a size, whose numbers mean nothing and whose attention is planned.
+        """
+
 
 class CapturedStepModel(StepModel):
-    """Decode steps are captured with the first of their size, and replayed from the second on.
+    """Steps are captured once, prompts and next tokens alike, and replayed from then on.
 
-    Captured is what depends on the number of sequences alone: one token each, all sampled, no drafts, no adapters.
-    Everything else runs as in ``StepModel``.
+    A step in which a sequence has an adapter or something else than tokens, or which is larger than ``most``, runs as
+    in ``StepModel``; so does every step of a model that cannot be captured (``refusal``).
     """
 
-    def __init__(self, model: Model, capture: GraphCapture, max_seqs: int) -> None:
+    def __init__(self, model: Model, operators: Operators, capture: GraphCapture, most: StepSize) -> None:
         super().__init__(model)
+        self._operators = operators
         self._capture = capture
-        self._max_seqs = max_seqs
-        self._graphs: dict[int, Graph | None] = {}
+        self._most = most
+        self.graph: Graph | None = None
         self.refusal = ""
-        """Why the latest capture failed; empty if none has."""
+        """Why steps are not replayed; empty if they are."""
 
-    @property
-    def sizes(self) -> list[int]:
-        """Numbers of sequences whose steps are replayed."""
-        return sorted(size for size, graph in self._graphs.items() if graph is not None)
+    def prepare(self, blank: Callable[[StepSize], ForwardBatch]) -> None:
+        def step(size: StepSize) -> StepOutput:
+            batch = blank(size)
+            hidden = self.model.forward(batch)
+            return hidden, self.model.logits(self._operators.rows(hidden.contiguous(), batch.logits_at))
+
+        try:
+            self.graph = self._capture.capture(step, self._most)
+        except NotCapturable as reason:
+            self.refusal = str(reason)
 
     def run(self, batch: ForwardBatch) -> StepOutput:
-        size = batch.num_seqs
-        if size > self._max_seqs or not _is_plain_decode(batch):
+        size = StepSize.of(batch)
+        if self.graph is None or not self._is_capturable(batch, size):
             return super().run(batch)
-        if size not in self._graphs:
-            return self._first(batch)
-        graph = self._graphs[size]
-        return super().run(batch) if graph is None else graph.replay()
+        return self.graph.replay(size)
 
-    def _first(self, batch: ForwardBatch) -> StepOutput:
-        def step() -> StepOutput:
-            hidden = self.model.forward(batch)
-            return hidden, self.model.logits(hidden)  # every token is asked for its logits
-
-        captured = self._capture.capture(step)
-        self._graphs[batch.num_seqs] = captured.graph
-        if captured.graph is None and captured.refusal != self.refusal:
-            self.refusal = captured.refusal
-            log.info("decode steps of %d sequences are computed operator by operator: %s", batch.num_seqs, self.refusal)
-        return captured.output
-
-
-def _is_plain_decode(batch: ForwardBatch) -> bool:
-    return (
-        batch.is_decode
-        and len(batch.logits_at) == batch.num_seqs
-        and batch.tree_mask is None
-        and batch.adapter_ids is None
-        and not batch.extras
-    )
+    def _is_capturable(self, batch: ForwardBatch, size: StepSize) -> bool:
+        if batch.adapter_ids is not None or batch.extras:
+            return False
+        return all(count <= most for count, most in zip(size, self._most, strict=True))

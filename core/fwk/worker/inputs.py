@@ -56,6 +56,10 @@ class _DecodeStep:
         )
 
 
+LEAST = 16
+"""Sequences and tokens that there is room for, however few are served: steps of so many can be captured."""
+
+
 class InputBuffers:
     """Tensors allocated once and filled in place each step; on a device, from a pinned twin on the CPU.
 
@@ -69,6 +73,7 @@ class InputBuffers:
         self._pairs: dict[str, tuple[np.ndarray, torch.Tensor]] = {}
         self._views: dict[str, tuple[np.ndarray, torch.Tensor]] = {}  # of the buffers' used parts, of the last step
         self._last: _DecodeStep | None = None  # whose inputs are in the buffers
+        num_slots = max(num_slots, LEAST)
         rows = max(max_tokens, num_slots)
         for name, shape, dtype in (
             ("token_ids", (rows,), np.int64),
@@ -81,6 +86,12 @@ class InputBuffers:
             ("block_table", (num_slots * table.block_table.shape[1],), np.int32),
         ):
             self._pairs[name] = self._pair(shape, dtype)
+        self.max_tokens = min(rows, num_slots * self._longest)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens that a sequence may have."""
+        return self.table.token_ids.shape[1] - 1
 
     def _pair(self, shape: tuple[int, ...], dtype: type) -> tuple[np.ndarray, torch.Tensor]:
         if self._device.type == "cpu":
@@ -178,6 +189,14 @@ class InputBuffers:
         slot_mapping = self.table.kv_slots(slots, positions)
         starts = np.arange(len(slots) + 1)
         return self._forward(slots, token_ids, positions, slot_mapping, starts, positions + 1, starts[:-1])
+
+    def blank(self, num_tokens: int, num_logits: int, num_seqs: int) -> ForwardBatch:
+        """A batch whose numbers mean nothing; of more sequences where the tokens are too many for so few."""
+        num_seqs = max(num_seqs, -(-num_tokens // self._longest))
+        starts = np.arange(num_seqs + 1) * num_tokens // num_seqs
+        nothing = np.zeros(num_tokens, np.int64)
+        slots, logits_at = np.zeros(num_seqs, np.int64), np.zeros(num_logits, np.int64)
+        return self._forward(slots, nothing, nothing, nothing, starts, np.diff(starts), logits_at)
 
     def _forward(
         self,

@@ -59,9 +59,7 @@ class ModelRunner:
         trees = self._drafting.trees(batch.sequences)
         forward, rows = self._inputs.prepare(batch, trees)
         launched = time.perf_counter()
-        self._adapters.plan(forward)
-        forward.plan = self._attention.plan(forward, self._layers)
-        hidden, logits = self.model.run(forward)
+        hidden, logits = self.model.run(self._planned(forward))
         computed = time.perf_counter()
         self._drafting.follow(forward)
         results = self._results(batch, rows, logits, failed, trees)
@@ -72,12 +70,16 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run a decode step of one token before there is any; its K and V go where nobody reads them yet."""
+        """Capture, and run a decode step of one token before there is any; nobody reads yet where its K and V go."""
+        self.model.prepare(lambda size: self._planned(self._inputs.blank(*size)))
         first = np.zeros(1, np.int64)
-        forward = self._inputs.prepare_one(first, first, first)
+        self.model.run(self._planned(self._inputs.prepare_one(first, first, first)))
+
+    def _planned(self, forward: ForwardBatch) -> ForwardBatch:
+        """The same batch, ready for the model."""
         self._adapters.plan(forward)
         forward.plan = self._attention.plan(forward, self._layers)
-        self.model.run(forward)
+        return forward
 
     def _begin(self, batch: Batch) -> dict[int, str]:
         """Take in the plan; returns the slots whose sampling settings a processor could not take, and why."""

@@ -32,7 +32,7 @@ from fwk.worker import kv_cache
 from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.grammar import GrammarMasks, GrammarStore
-from fwk.worker.graphs import CapturedStepModel, StepModel
+from fwk.worker.graphs import CapturedStepModel, StepModel, StepSize
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_setup import ModelSetup, check_layers, check_quantizers
 from fwk.worker.opened_model import OpenedModel, open_model
@@ -150,7 +150,7 @@ class LocalWorker(Worker):
         sampling = self._sampling(table)
         drafting = Drafting(decoder, table, inputs, attention, layers, sampling) if decoder else NoDrafting()
         runner = self._runner = ModelRunner(
-            model=self._step_model(model),
+            model=self._step_model(model, inputs.max_tokens, drafting.max_drafts),
             attention=attention,
             layers=layers,
             table=table,
@@ -337,14 +337,15 @@ class LocalWorker(Worker):
         self._pipeline = pipeline
         return pipeline
 
-    def _step_model(self, model: Model) -> StepModel:
-        options = self._config.engine
+    def _step_model(self, model: Model, max_tokens: int, max_drafts: int) -> StepModel:
         if self._why_not_captured():
             return StepModel(model)
-        return CapturedStepModel(model, TapeCapture(self._team), options.cuda_graph_max_bs)
+        max_seqs = self._config.engine.cuda_graph_max_bs
+        most = StepSize(max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
+        return CapturedStepModel(model, self._operators, TapeCapture(self._team), most)
 
     def _why_not_captured(self) -> str:
-        """Why decode steps are not even tried to be captured; empty when they are."""
+        """Why steps are not even tried to be captured; empty when they are."""
         if self._config.engine.disable_cuda_graph:
             return "--disable-cuda-graph"
         if self._device.type != "cpu":
@@ -354,7 +355,7 @@ class LocalWorker(Worker):
         return ""
 
     def _how_steps_run(self, model: StepModel) -> str:
-        """How decode steps run, for those who look: ``captured``, or ``eager`` and why."""
+        """How steps run, for those who look: ``captured``, or ``eager`` and why."""
         refusal = model.refusal if isinstance(model, CapturedStepModel) else self._why_not_captured()
         return f"eager ({refusal})" if refusal else "captured"
 
