@@ -1,13 +1,19 @@
-"""De-quantisation against the reference of the gguf package, bit for bit."""
+"""De-quantisation by torch and by the native operator against the reference of the gguf package, bit for bit."""
+
+from collections.abc import Callable
 
 import gguf
 import numpy as np
 import pytest
 import torch
 
+from fwk import native
 from fwk_loaders.gguf import quants
+from fwk_loaders.gguf.native_blocks import NativeBlocks
 from fwk_loaders.gguf.quants import DamagedBlock, dequantise
-from fwk_loaders.gguf.types import TENSOR_TYPES
+from fwk_loaders.gguf.types import TENSOR_TYPES, TensorType
+
+Dequantise = Callable[[torch.Tensor, TensorType], torch.Tensor]
 
 QUANTISED = [number for number, stored in TENSOR_TYPES.items() if stored.block_size > 1]
 FACTORS = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 12: (0, 2), 13: (0, 2), 14: (208,)}
@@ -32,9 +38,18 @@ def random_blocks(number: int, num_blocks: int, seed: int) -> np.ndarray:
     return blocks
 
 
-def assert_same(blocks: np.ndarray, number: int) -> None:
+@pytest.fixture(params=["torch", "native"])
+def way(request: pytest.FixtureRequest) -> Dequantise:
+    if request.param == "torch":
+        return dequantise
+    if native.refusal() is not None:
+        pytest.skip("no C++ compiler")
+    return NativeBlocks().dequantise
+
+
+def assert_same(way: Dequantise, blocks: np.ndarray, number: int) -> None:
     expected = reference(blocks, number).reshape(-1)
-    found = dequantise(torch.from_numpy(blocks), TENSOR_TYPES[number])
+    found = way(torch.from_numpy(blocks), TENSOR_TYPES[number])
     assert found.dtype == torch.float32
     np.testing.assert_array_equal(found.numpy(), expected)
 
@@ -48,23 +63,23 @@ def test_sizes_are_ggmls(number: int):
 
 @pytest.mark.parametrize("number", QUANTISED, ids=names)
 @pytest.mark.parametrize("seed", range(3))
-def test_random_blocks(number: int, seed: int):
-    assert_same(random_blocks(number, 1 + 97 * seed, seed), number)
+def test_random_blocks(way: Dequantise, number: int, seed: int):
+    assert_same(way, random_blocks(number, 1 + 97 * seed, seed), number)
 
 
 @pytest.mark.parametrize("number", QUANTISED, ids=names)
 @pytest.mark.parametrize("fill", [0x00, 0x0F, 0x55, 0x7F, 0x80, 0xAA, 0xF0, 0xFF])
-def test_extreme_blocks(number: int, fill: int):
+def test_extreme_blocks(way: Dequantise, number: int, fill: int):
     blocks = np.full((2, TENSOR_TYPES[number].block_bytes), fill, np.uint8)
     for start in FACTORS[number]:
         blocks[:, start : start + 2] = np.array([0.5, -0.125], "<f2").view(np.uint8).reshape(2, 2)
-    assert_same(blocks, number)
+    assert_same(way, blocks, number)
 
 
 @pytest.mark.parametrize("number", QUANTISED, ids=names)
 def test_chunks_join(number: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(quants, "CHUNK_VALUES", 3 * TENSOR_TYPES[number].block_size)
-    assert_same(random_blocks(number, 10, 7), number)
+    assert_same(dequantise, random_blocks(number, 10, 7), number)
 
 
 @pytest.mark.parametrize("number", [2, 3, 6, 7, 8], ids=names)
@@ -78,9 +93,9 @@ def test_quantised_values_come_back_close(number: int):
 
 @pytest.mark.parametrize("number", QUANTISED, ids=names)
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_factors_that_are_no_numbers_are_refused(number: int, bad: float):
+def test_factors_that_are_no_numbers_are_refused(way: Dequantise, number: int, bad: float):
     for start in FACTORS[number]:
         blocks = random_blocks(number, 5, 2)
         blocks[3, start : start + 2] = np.array([bad], "<f2").view(np.uint8)
         with pytest.raises(DamagedBlock):
-            dequantise(torch.from_numpy(blocks), TENSOR_TYPES[number])
+            way(torch.from_numpy(blocks), TENSOR_TYPES[number])

@@ -36,6 +36,9 @@ CHUNK_VALUES = 2**19
 class DamagedBlock(ValueError):
     """A factor of a block is infinite or not a number."""
 
+    def __init__(self) -> None:
+        super().__init__("the scale of a block is infinite or not a number")
+
 
 def dequantise(blocks: Tensor, stored: TensorType) -> Tensor:
     """blocks: [num_blocks, block_bytes] uint8 to [num_blocks * block_size] float32.
@@ -55,7 +58,7 @@ def _factor(blocks: Tensor, start: int) -> Tensor:
     """The float16 at byte ``start`` of each block: [num_blocks, 1, 1] float32."""
     factor = blocks[:, start : start + 2].view(torch.float16).float()
     if not torch.isfinite(factor).all():
-        raise DamagedBlock("the scale of a block is infinite or not a number")
+        raise DamagedBlock
     return factor.unsqueeze(-1)
 
 

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from fwk import native
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import WeightSource
 from fwk.interfaces.quant import PLAIN
 from fwk_loaders.gguf.architectures import Architecture
+from fwk_loaders.gguf.native_blocks import NativeBlocks
 from fwk_loaders.gguf.quants import DamagedBlock, dequantise
 from fwk_loaders.gguf.reader import GGUFFile, TensorInfo
 
@@ -25,6 +27,7 @@ class GGUFWeights(WeightSource):
         self._architecture = architecture
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
+        self._dequantise = dequantise if native.refusal() is not None else NativeBlocks().dequantise
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor of its own memory: float16 and bfloat16 as stored, everything else float32."""
@@ -39,7 +42,7 @@ class GGUFWeights(WeightSource):
             values = rows.clone().view(_PLAIN[info.type.name])
         else:
             try:
-                values = dequantise(rows.view(-1, info.type.block_bytes), info.type)
+                values = self._dequantise(rows.view(-1, info.type.block_bytes), info.type)
             except DamagedBlock as error:
                 raise ModelLoadError(
                     f"{self._file.path}: tensor {info.name!r}: {error}; the file is damaged, fetch it again"
