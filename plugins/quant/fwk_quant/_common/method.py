@@ -13,7 +13,7 @@ from fwk.errors import ModelLoadError
 from fwk.interfaces.quant import ALL, PLAIN, LinearShape, ParamSpec, QuantContext, QuantMethod
 from fwk_quant._common.activations import integer_kernel
 from fwk_quant._common.cpu.kernel import PackedMatrix
-from fwk_quant._common.integers import IntegerMatrix, pack, quantise
+from fwk_quant._common.integers import MIDDLE, IntegerMatrix, pack, quantise
 from fwk_quant._common.layouts import params, unpack
 from fwk_quant._common.options import Activations
 
@@ -62,6 +62,9 @@ class IntegerMethod(QuantMethod):
             )
         # Scales are rounded to the type they are kept in before numbers are, so that one makes up for the other.
         weight = weight.to(self.context.dtype)
+        if self._kernel is not None:
+            middle = None if self.has_zeros else MIDDLE if self.bits == 4 else 0
+            return self._kernel.packing.quantise(weight, self.bits, size, middle)
         return quantise(weight, self.bits, size, has_zeros=self.has_zeros)
 
     def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> list[IntegerMatrix | PackedMatrix]:

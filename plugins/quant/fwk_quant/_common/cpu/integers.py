@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fwk_quant._common.cpu.kernel import Header, LinearKernel, PackedMatrix, pack_entries, pack_words
-from fwk_quant._common.cpu.pages import HugePages
+from fwk_quant._common.cpu.kernel import Header, LinearKernel, PackedMatrix
+from fwk_quant._common.cpu.packing import Packing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ class IntegerKernel(LinearKernel):
         rows, columns = matrix.numbers.shape
         group = rounded_together(matrix.bits, columns, matrix.group)
         assert group is not None, "groups the kernel does not do"
-        words = pack_words(_bytes(matrix.numbers, matrix.bits, group), self._pages, 4)
+        words = self.packing.words(_bytes(matrix.numbers, matrix.bits, group), 4)
         header = Header(
             words=words.data_ptr(),
             out_features=rows,
@@ -84,27 +84,27 @@ class IntegerKernel(LinearKernel):
             scale_every=max(1, -(-min(matrix.group, columns) // group)),
             nest=matrix.scales.size if isinstance(matrix.scales, Nested) else 1,
         )
-        scales, header.scale_kind = _packed(matrix.scales, self._pages)
+        scales, header.scale_kind = _packed(matrix.scales, self.packing)
         header.scales, header.scale_bytes = _addresses(scales)
         zeros: list[Tensor] = []
         if matrix.offsets is not None:
-            zeros, kind = _packed(matrix.offsets, self._pages)
+            zeros, kind = _packed(matrix.offsets, self.packing)
             assert kind == header.scale_kind, "scales and offsets are stored alike"
             header.zero_kind = OFFSETS
         elif isinstance(matrix.zero, int):
             header.zero_kind, header.zero = CONSTANT, matrix.zero
         else:
-            zeros, header.zero_kind = [pack_entries(matrix.zero, self._pages)], BYTES
+            zeros, header.zero_kind = [self.packing.entries(matrix.zero)], BYTES
         header.zeros, header.zero_bytes = _addresses(zeros)
         return PackedMatrix(words, (rows, columns), (torch.float32, torch.bfloat16), header, (*scales, *zeros))
 
 
-def _packed(numbers: Tensor | Nested, pages: HugePages) -> tuple[list[Tensor], int]:
+def _packed(numbers: Tensor | Nested, packing: Packing) -> tuple[list[Tensor], int]:
     if isinstance(numbers, Nested):
-        return [pack_entries(numbers.factors, pages), pack_entries(numbers.bytes, pages)], NESTED
+        return [packing.entries(numbers.factors), packing.entries(numbers.bytes)], NESTED
     if numbers.dtype == torch.float16:
-        return [pack_entries(numbers, pages)], HALF
-    return [pack_entries(numbers.float(), pages)], SINGLE
+        return [packing.entries(numbers)], HALF
+    return [packing.entries(numbers.float())], SINGLE
 
 
 def _addresses(tensors: list[Tensor]) -> tuple[int | None, int | None]:

@@ -11,13 +11,10 @@ import torch
 
 from fwk import native
 from fwk.team import Team, operator
-from fwk_quant._common.cpu.pages import HugePages
+from fwk_quant._common.cpu.packing import Packing
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-PANEL = 32
-"""Outputs that are packed together."""
 
 FEW_ROWS = 4
 """Up to here each thread prepares the rows it needs by itself."""
@@ -82,7 +79,7 @@ class LinearKernel:
     def __init__(self, team: Team, instructions: str | None = None) -> None:
         """instructions: one of ``native.testable_isas()``. Raises ``PluginError`` when the kernel cannot be built."""
         self._team = team
-        self._pages = HugePages()
+        self.packing = Packing(team, instructions)
         library = native.load(self.source, instructions)
         self._operator = operator(library, "linear")
         self._rows = operator(library, "linear_rows")
@@ -137,7 +134,7 @@ class FloatKernel(LinearKernel):
 
     def pack(self, weight: Tensor) -> PackedMatrix:
         """weight: [out_features, in_features] of one of ``formats``, which is not kept."""
-        words = pack_words(weight, self._pages, WORDS_A_STEP * 4 // weight.element_size())
+        words = self.packing.words(weight, WORDS_A_STEP * 4 // weight.element_size())
         size = (weight.shape[0], weight.shape[1])
         header = Header(
             words=words.data_ptr(),
@@ -147,23 +144,3 @@ class FloatKernel(LinearKernel):
             format=self.formats[weight.dtype],
         )
         return PackedMatrix(words, size, (weight.dtype,), header)
-
-
-def pack_words(weight: Tensor, pages: HugePages, multiple: int) -> Tensor:
-    """[rows, columns] of 4, 2 or 1 bytes to words of neighbouring columns, [panels, words, PANEL] int32.
-
-    Zeros fill each row up to a multiple of so many columns, which are whole words, and the rows of the last panel.
-    """
-    padded = _padded(weight, (0, -weight.shape[1] % multiple)).contiguous()
-    return pack_entries(padded.view(torch.int32), pages)
-
-
-def pack_entries(entries: Tensor, pages: HugePages) -> Tensor:
-    """[rows, entries] to [panels, entries, PANEL]; zeros fill the rows of the last panel."""
-    panels = _padded(entries, (0, 0, 0, -entries.shape[0] % PANEL)).unflatten(0, (-1, PANEL)).transpose(1, 2)
-    return pages.empty(tuple(panels.shape), panels.dtype).copy_(panels)
-
-
-def _padded(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Zeros added; ``x`` itself where there are none to add: another copy of a large head would be a start's peak."""
-    return torch.nn.functional.pad(x, sizes) if any(sizes) else x

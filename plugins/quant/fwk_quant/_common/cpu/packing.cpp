@@ -1,0 +1,126 @@
+// Matrices into the panels that linear kernels read (matrix.h), and numbers into integers with scales.
+
+#include <cmath>
+#include <cstring>
+
+#include "fwk/team.h"
+
+namespace {
+
+constexpr int PANEL = 32, ENTRIES = 16;
+
+struct Pack {
+    const char* from;  // [rows, entries] of `size` bytes each
+    char* to;          // [panels, entries, PANEL]
+    int64_t rows, entries, size;
+};
+
+template <class T>
+void pack_panel(const Pack& call, int64_t panel) {
+    const T* from = (const T*)call.from + panel * PANEL * call.entries;
+    T* to = (T*)call.to + panel * PANEL * call.entries;
+    const int64_t left = call.rows - panel * PANEL;
+    const int rows = left < PANEL ? int(left) : PANEL;
+    T block[ENTRIES * PANEL] = {};  // rows that are not there are zeros
+    for (int64_t first = 0; first < call.entries; first += ENTRIES) {
+        const int64_t rest = call.entries - first;
+        const int count = rest < ENTRIES ? int(rest) : ENTRIES;
+        for (int row = 0; row < rows; row++)
+            for (int i = 0; i < count; i++) block[i * PANEL + row] = from[row * call.entries + first + i];
+        memcpy(to + first * PANEL, block, size_t(count) * PANEL * sizeof(T));
+    }
+}
+
+struct Quantise {
+    const void* weight;  // [rows, groups, group]
+    int8_t* numbers;     // like weight
+    void* scales;        // [rows, groups] of the type of weight
+    uint8_t* zeros;      // [rows, groups], or null: numbers are symmetric about `middle`
+    int64_t rows, groups, group, bits, middle;
+    int64_t is_bfloat16;  // weight; otherwise it is float32
+};
+
+struct Bfloat16 {
+    uint16_t bits;
+
+    float wide() const {
+        const uint32_t value = uint32_t(bits) << 16;
+        float number;
+        memcpy(&number, &value, 4);
+        return number;
+    }
+
+    static Bfloat16 rounded(float number) {
+        uint32_t value;
+        memcpy(&value, &number, 4);
+        return {uint16_t((value + 0x7fff + (value >> 16 & 1)) >> 16)};
+    }
+};
+
+struct Float32 {
+    float number;
+
+    float wide() const { return number; }
+    static Float32 rounded(float number) { return {number}; }
+};
+
+// The scale as it is stored, which numbers are rounded by; a group of zeros has a scale of one.
+template <class T>
+float usable(float scale, T& stored) {
+    stored = T::rounded(scale);
+    if (!(stored.wide() > 0)) stored = T::rounded(1);
+    return stored.wide();
+}
+
+template <class T>
+void quantise_group(const Quantise& call, int64_t index) {
+    const T* from = (const T*)call.weight + index * call.group;
+    int8_t* to = call.numbers + index * call.group;
+    float least = 0, most = 0;
+#pragma omp simd reduction(min : least) reduction(max : most)
+    for (int64_t i = 0; i < call.group; i++) {
+        const float x = from[i].wide();
+        least = x < least ? x : least;
+        most = x > most ? x : most;
+    }
+    T& stored = ((T*)call.scales)[index];
+    float zero = 0, low, high;
+    float scale;
+    if (call.zeros) {
+        low = 0, high = float((1 << call.bits) - 1);
+        scale = usable<T>((most - least) / high, stored);
+        zero = std::nearbyint(-least / scale);
+        zero = zero < low ? low : zero > high ? high : zero;
+        call.zeros[index] = uint8_t(zero);
+    } else {
+        high = float((1 << (call.bits - 1)) - 1), low = -high;
+        scale = usable<T>((-least > most ? -least : most) / high, stored);
+    }
+    const int middle = int(call.middle);
+    for (int64_t i = 0; i < call.group; i++) {
+        float number = std::nearbyint(from[i].wide() / scale) + zero;
+        number = number < low ? low : number > high ? high : number;
+        to[i] = int8_t(int(number) + middle);
+    }
+}
+
+}  // namespace
+
+extern "C" void pack(const void* args, fwk::Member& member) {
+    const Pack& call = *(const Pack*)args;
+    member.chunks((call.rows + PANEL - 1) / PANEL, [&](int64_t panel) {
+        if (call.size == 4) pack_panel<uint32_t>(call, panel);
+        if (call.size == 2) pack_panel<uint16_t>(call, panel);
+        if (call.size == 1) pack_panel<uint8_t>(call, panel);
+    });
+}
+
+extern "C" void quantise(const void* args, fwk::Member& member) {
+    const Quantise& call = *(const Quantise*)args;
+    constexpr int64_t ROWS = 8;  // of a task
+    member.chunks((call.rows + ROWS - 1) / ROWS, [&](int64_t chunk) {
+        const int64_t last = (chunk + 1) * ROWS < call.rows ? (chunk + 1) * ROWS : call.rows;
+        for (int64_t index = chunk * ROWS * call.groups; index < last * call.groups; index++)
+            call.is_bfloat16 ? quantise_group<Bfloat16>(call, index) : quantise_group<Float32>(call, index);
+    });
+}

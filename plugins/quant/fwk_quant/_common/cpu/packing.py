@@ -1,0 +1,86 @@
+"""Matrices into panels, and numbers into integers, by native operators."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fwk import native
+from fwk.team import Team, operator
+from fwk_quant._common.cpu.pages import HugePages
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SOURCE = Path(__file__).with_name("packing.cpp")
+
+PANEL = 32
+"""Outputs that are packed together."""
+
+
+class _Pack(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("entries", "panels")),
+        *((name, ctypes.c_int64) for name in ("rows", "count", "size")),
+    ]
+
+
+class _Quantise(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weight", "numbers", "scales", "zeros")),
+        *((name, ctypes.c_int64) for name in ("rows", "groups", "group", "bits", "middle", "is_bfloat16")),
+    ]
+
+
+class Packing:
+    """What a start does with every matrix, on the threads of ``team``. Panels lie in huge pages."""
+
+    def __init__(self, team: Team, instructions: str | None = None) -> None:
+        """instructions: one of ``native.isas()``. Raises ``PluginError`` when the operators cannot be built."""
+        self._team = team
+        self._pages = HugePages()
+        library = native.load(SOURCE, instructions)
+        self._pack = operator(library, "pack")
+        self._quantise = operator(library, "quantise")
+
+    def words(self, weight: Tensor, multiple: int) -> Tensor:
+        """[rows, columns] of 4, 2 or 1 bytes to words of neighbouring columns, [panels, words, PANEL] int32.
+
+        Zeros fill each row up to a multiple of so many columns, which are whole words, and the rows of the last panel.
+        """
+        missing = -weight.shape[1] % multiple
+        padded = torch.nn.functional.pad(weight, (0, missing)) if missing else weight  # a copy of a head takes memory
+        return self.entries(padded.contiguous().view(torch.int32))
+
+    def entries(self, entries: Tensor) -> Tensor:
+        """[rows, entries] of 4, 2 or 1 bytes to [panels, entries, PANEL]; zeros fill the rows of the last panel."""
+        entries = entries.contiguous()
+        rows, count = entries.shape
+        panels = self._pages.empty((-(-rows // PANEL), count, PANEL), entries.dtype)
+        self._team.run(self._pack, _Pack(entries.data_ptr(), panels.data_ptr(), rows, count, entries.dtype.itemsize))
+        return panels
+
+    def quantise(self, weight: Tensor, bits: int, group_size: int, middle: int | None) -> dict[str, Tensor]:
+        """What ``fwk_quant._common.integers.quantise`` computes, to the bit, for finite numbers.
+
+        weight: [rows, columns], bfloat16 or float32. middle: what is added to symmetric numbers; None: groups have
+        zeros.
+        """
+        weight = weight.contiguous()
+        rows, groups = weight.shape[0], weight.shape[1] // group_size
+        found = {
+            "numbers": torch.empty(weight.shape, dtype=torch.int8),
+            "scales": torch.empty(rows, groups, dtype=weight.dtype),
+        }
+        if middle is None:
+            found["zeros"] = torch.empty(rows, groups, dtype=torch.uint8)
+        call = _Quantise(
+            *(weight.data_ptr(), found["numbers"].data_ptr(), found["scales"].data_ptr()),
+            None if middle is not None else found["zeros"].data_ptr(),
+            *(rows, groups, group_size, bits, middle or 0, weight.dtype == torch.bfloat16),
+        )
+        self._team.run(self._quantise, call)
+        return found
