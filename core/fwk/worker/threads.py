@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 
 SPIN_COUNT = "3000"
 """Turns a thread waits by spinning before it sleeps (GNU OpenMP's ``GOMP_SPINCOUNT``).
@@ -18,3 +19,20 @@ def settle_waiting(environment: MutableMapping[str, str]) -> None:
     """Set the variables before torch is imported; a user's own choice stands."""
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+@contextmanager
+def half_of_torchs_threads() -> Iterator[None]:
+    """Torch's own operators run on half of the threads, at least one.
+
+    They are cut into as many equal parts as there are threads, and a part whose core another process has makes all
+    wait for its time slice, 5 ms or more. While a model is loaded the API process imports and reads a tokenizer.
+    """
+    import torch  # noqa: PLC0415 - this module is imported before torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

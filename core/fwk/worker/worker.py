@@ -42,6 +42,7 @@ from fwk.worker.recording import TapeCapture
 from fwk.worker.runner import ModelRunner
 from fwk.worker.sampling import Place, SamplingPipeline
 from fwk.worker.table import SequenceTable
+from fwk.worker.threads import half_of_torchs_threads
 from fwk.worker.transfer import BlockStore, open_store
 from fwk.worker.weights import TrackedWeights
 
@@ -91,7 +92,7 @@ class LocalWorker(Worker):
         self._tp = group
         if config.engine.cpu_threads is not None:
             torch.set_num_threads(config.engine.cpu_threads)
-        self._team = Team(config.engine.cpu_threads)
+        self._team = Team(torch.get_num_threads())
         self._runner: ModelRunner | PoolingRunner | None = None
         self._moe: Registered | None = None
         self._store: BlockStore | None = None
@@ -111,6 +112,10 @@ class LocalWorker(Worker):
 
     @torch.inference_mode()
     def load(self) -> WorkerInfo:
+        with half_of_torchs_threads():
+            return self._load()
+
+    def _load(self) -> WorkerInfo:
         options = self._config.engine
         opened = self._setup.opened
         settled = self._setup.settlement

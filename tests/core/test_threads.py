@@ -1,0 +1,25 @@
+"""How many threads compute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fwk.worker.threads import half_of_torchs_threads
+
+
+@pytest.mark.parametrize(("count", "half"), [(1, 1), (2, 1), (5, 2)])
+def test_torch_gets_its_threads_back(count: int, half: int) -> None:
+    def load() -> None:
+        with half_of_torchs_threads():
+            assert torch.get_num_threads() == half
+            raise ValueError("no such model")
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(count)
+        with pytest.raises(ValueError, match="no such model"):
+            load()
+        assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
