@@ -237,16 +237,16 @@ def _folder() -> Path:
 
 def _compiler() -> tuple[str, ...] | None:
     """The command that compiles, with the arguments ``CXX`` may hold."""
-    return _found_compiler(os.environ.get("CXX", ""), os.environ.get("PATH"))
+    return _found_compiler(os.environ.get("CXX", ""), os.environ.get("PATH"), COMPILERS)
 
 
 @functools.cache
-def _found_compiler(named: str, path: str | None) -> tuple[str, ...] | None:
+def _found_compiler(named: str, path: str | None, known: tuple[str, ...]) -> tuple[str, ...] | None:
     """Looked for once: dozens of declarations ask in a start."""
     command = tuple(shlex.split(named))
     if command:
         return command if shutil.which(command[0], path=path) else None
-    found = (shutil.which(name, path=path) for name in COMPILERS)
+    found = (shutil.which(name, path=path) for name in known)
     return next(((name,) for name in found if name), None)
 
 
