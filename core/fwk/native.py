@@ -147,6 +147,11 @@ def has_pairs(instructions: str) -> bool:
     return "-mavx512bf16" in flags_of(instructions)
 
 
+def has_tiles(instructions: str) -> bool:
+    """Whether kernels multiply blocks by AMX or its emulation."""
+    return instructions in ("amx", EMULATED_AMX)
+
+
 def load(source: Path, instructions: str | None = None) -> ctypes.CDLL:
     """The library of one C++ file, built if nobody has; instructions: by default ``isa()``.
 

@@ -100,6 +100,7 @@ CASES = {
     "large heads": Case([200, 0], [1, 40], (4, 1), 160),
     "block of 7, window, cap": Case([300, 5, 640], [40, 1, 1], block_size=7, window=75, cap=20.0),
     "tree": Case([60, 600, 3], [4, 3, 1], parents=[[-1, -1, 0, 1], [-1, 0, 0], None], window=50),
+    "window that begins with a tile": Case([311], [20], window=200),
     "shared prefix": Case([530, 700, 513, 900], [1, 3, 1, 2], shared=512),
     "shared prefix, tree": Case([600, 530], [4, 3], parents=[[-1, 0, 0, 1], [-1, 0, 0]], shared=512),
     "int8": Case([0, 33, 700], [20, 1, 3], kv_dtype="int8"),
@@ -237,19 +238,19 @@ def test_what_a_block_held_before_changes_no_bit(
 
 @pytest.mark.parametrize("isa", [native.isas()[-1], native.EMULATED_AMX])
 def test_a_token_is_the_same_alone_and_in_a_chunk(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit, whatever the number of rows that are multiplied together."""
+    """To the bit, whatever the number of rows that are multiplied together, in several tiles of keys."""
     monkeypatch.setenv(native.ISA_VARIABLE, isa)
     outcomes: list[torch.Tensor] = []
-    for cuts in ([50], [7, 1, 42], [33, 16, 1]):
+    for cuts in ([200], [7, 1, 192], [133, 66, 1]):
         random = torch.Generator().manual_seed(3)
-        q, k, v = (torch.randn(50, heads, 32, generator=random).bfloat16() for heads in (6, 2, 2))
+        q, k, v = (torch.randn(200, heads, 32, generator=random).bfloat16() for heads in (6, 2, 2))
         backend = build("cpu", torch.bfloat16)
         layer = AttentionLayer(0, 6, 2, 32, 32**-0.5)
         form = backend.block_format(layer.kv_spec)
-        layer.kv_cache = torch.zeros(4, *form.block_shape, dtype=form.dtype)
+        layer.kv_cache = torch.zeros(13, *form.block_shape, dtype=form.dtype)
         parts: list[torch.Tensor] = []
         for past, end in itertools.pairwise(itertools.accumulate(cuts, initial=0)):
-            batch = make_batch([past], [end - past], [[0, 1, 2, 3]])
+            batch = make_batch([past], [end - past], [list(range(13))])
             batch.plan = backend.plan(batch, [layer])
             parts.append(backend.forward(q[past:end], k[past:end], v[past:end], layer, batch))
         outcomes.append(torch.cat(parts))

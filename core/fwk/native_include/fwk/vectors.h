@@ -23,9 +23,13 @@ typedef uint16_t vh __attribute__((vector_size(W * 2), aligned(2)));
 inline vf splat(float x) { return x - vf{}; }
 
 inline float sum_of(vf x) {
+#ifdef __AVX512F__
+    return _mm512_reduce_add_ps((__m512)x);
+#else
     float sum = x[0];
     for (int i = 1; i < W; i++) sum += x[i];
     return sum;
+#endif
 }
 
 inline vf larger(vf a, vf b) {  // where one is not a number: b

@@ -36,6 +36,7 @@ struct Step {
     static constexpr int N = P::PER_WORD;
     static constexpr bool IS_EXACT = N == 1;
     static constexpr bool IS_DIRECT = N * sizeof(S) == 4;  // tiles are computed with where they are
+    static constexpr int KEYS = IS_DIRECT ? TILE : TILE / 2;  // of a tile; one that is made has to fit the first cache
     int group = int(layer.num_heads / layer.num_kv_heads), size = int(layer.head_size), wide = padded(layer.head_size);
     int words = cache.words;
 
@@ -66,7 +67,7 @@ struct Step {
         const int rows = tokens * group;
         scratch.begin(size_t(padded(rows)) * (words + TILE * 2 + wide + W + 3) * 4 + size_t(TILE) * (words + wide + 2) * 4 +
                       wide * 4 + 64 * 13);
-        const int last_tile = task.first_key + (task.last_key - task.first_key - 1) / TILE * TILE;
+        const int last_tile = task.first_key + (task.last_key - task.first_key - 1) / KEYS * KEYS;
         Work work{task, members, head, rows, last_tile,
                   scratch.take<int32_t>(rows * words), scratch.take<float>(rows * TILE),
                   scratch.take<int32_t>(rows * TILE / N), scratch.take<float>(rows * wide),
@@ -86,12 +87,12 @@ struct Step {
                 }
         for (int r = 0; r < padded(rows); r++) work.largest[r] = work.peaks[r] = NONE;
         memset(work.totals, 0, size_t(rows) * W * 4);
-        for (int start = task.first_key; start < task.last_key; start += TILE) tile(work, start);
+        for (int start = task.first_key; start < task.last_key; start += KEYS) tile(work, start);
         finish(work);
     }
 
     void tile(Work& work, int start) const {
-        const int count = std::min(TILE, work.task.last_key - start), columns = computed(count);
+        const int count = std::min(KEYS, work.task.last_key - start), columns = computed(count);
         const int32_t* table = plan.table + work.members->seq * plan.table_width;
         const int32_t *keys[TILE / W], *next_keys[TILE / W];
         Values values[TILE / GROUP + 1];
@@ -114,11 +115,11 @@ struct Step {
                 if constexpr (IS_DIRECT) {
                     k = (const int32_t*)from_k + offset;
                     v = (const int32_t*)from_v + offset / N * size;
-                    S* const next = next_of(work, place + TILE);
+                    S* const next = next_of(work, place + KEYS);
                     next_k = (const int32_t*)next + offset;
                     next_v = (const int32_t*)(next + cache.half) + offset / N * size;
                 } else {
-                    const S* const next = next_of(work, place + TILE);
+                    const S* const next = next_of(work, place + KEYS);
                     for (int w = 0; w < words; w++) {
                         const int64_t at = (w * layer.block_size + offset) * N;
                         fetch(next + at);
@@ -138,7 +139,9 @@ struct Step {
             }
             if (present >= N) values[num_values++] = {v, next_v, present / N};
             if (present % N) {  // the other half of the last words is nobody's
-                for (int i = 0; i < wide; i++) work.last[i] = v[present / N * wide + i] & 0xffff;
+                const int32_t* from = v + present / N * wide;
+                int32_t* to = work.last;
+                for (int i = 0; i < wide; i++) to[i] = from[i] & 0xffff;
                 values[num_values++] = {work.last, work.last, 1};
             }
         }
@@ -176,7 +179,7 @@ struct Step {
         const Tokens* member = work.members;
         int64_t head = work.head;
         if (place >= task->last_key) {
-            place += task->first_key - (work.last_tile + TILE);
+            place += task->first_key - (work.last_tile + KEYS);
             head++;
             if (head == layer.num_kv_heads) {
                 head = 0;
@@ -253,26 +256,11 @@ struct Step {
     // Scores of a tile become weights; factors say what was summed before is to be multiplied with. Three passes, so that
     // rows do not wait for one another's largest score.
     void soften(Work& work, int start, int count) const {
-        const bool is_shared = work.task.num_members > 1;
-        const bool needs_tree = plan.tree && !is_shared && (layer.window || start + count > work.members->past);
         const bool is_scaled = IS_QUANTISED<S> || layer.soft_cap != 0;
         const float scale = is_scaled ? 1.0f : layer.scale * LOG2_E;  // to units of the binary logarithm
         const int columns = computed(count);
-        int low = 0, high = count;
-        for (int r = 0; r < work.rows; r++) {
-            float* s = work.scores + r * TILE;
-            if (is_scaled) scale_row(work, s, columns);
-            if (!is_shared) range(*work.members, r / group, start, count, low, high);
-            for (int j = 0; j < std::min(low, columns); j++) s[j] = NONE;
-            for (int j = std::max(high, 0); j < columns; j++) s[j] = NONE;
-            if (needs_tree) hide_by_tree(*work.members, r / group, start, count, s);
-            vf most = load(s);
-            for (int i = W; i < columns; i += W) {
-                const vf x = load(s + i);
-                most = larger(x, most);
-            }
-            work.peaks[r] = max_of(most) * scale;
-        }
+        hide(work, start, count);
+        find_peaks(work, scale, columns);
         for (int r = 0; r < work.rows; r += W) {
             const vf none = splat(NONE), before = load(work.largest + r), peak = load(work.peaks + r);
             const vf top = peak < before ? before : peak;  // what is not a number goes on and shows
@@ -280,6 +268,23 @@ struct Step {
             store(work.largest + r, top);
             store(work.peaks + r, top == none ? vf{} : top);  // all hidden so far: any finite number serves
         }
+        if (columns == KEYS) exponents(work, scale, KEYS);
+        else exponents(work, scale, columns);
+    }
+
+    void find_peaks(Work& work, float scale, int columns) const {
+        int row = 0;
+        for (; row + W <= work.rows && columns == KEYS; row += W)
+            store(work.peaks + row, largest_of<KEYS>(work.scores + row * TILE, TILE) * scale);
+        for (; row < work.rows; row++) {
+            const float* s = work.scores + row * TILE;
+            vf most = load(s);
+            for (int i = W; i < columns; i += W) most = larger(load(s + i), most);
+            work.peaks[row] = max_of(most) * scale;
+        }
+    }
+
+    __attribute__((always_inline)) void exponents(Work& work, float scale, int columns) const {
         for (int r = 0; r < work.rows; r++) {
             const float* s = work.scores + r * TILE;
             const float middle = work.peaks[r];
@@ -292,6 +297,27 @@ struct Step {
             };
             for (int i = 0; i < columns; i += N * W) P::pack(work.weights + (r * TILE + i) / N, i, columns, weigh);
             store(work.totals + r * W, total);
+        }
+    }
+
+    // Scale scores that want more than one factor for all, and set those that are not seen to NONE.
+    void hide(Work& work, int start, int count) const {
+        const Tokens& first = *work.members;
+        const bool is_shared = work.task.num_members > 1, is_scaled = IS_QUANTISED<S> || layer.soft_cap != 0;
+        const bool needs_tree = plan.tree && !is_shared && (layer.window || start + count > first.past);
+        const bool starts_whole = !layer.window || first.place + first.count - layer.window <= start;
+        const bool ends_whole = start + count <= first.place + 1;  // the first token sees the last key
+        const int columns = computed(count);
+        const bool is_whole = count == columns && (is_shared || (!plan.tree && starts_whole && ends_whole));
+        if (is_whole && !is_scaled) return;
+        int low = 0, high = count;
+        for (int r = 0; r < work.rows; r++) {
+            float* s = work.scores + r * TILE;
+            if (is_scaled) scale_row(work, s, columns);
+            if (!is_shared) range(first, r / group, start, count, low, high);
+            for (int j = 0; j < std::min(low, columns); j++) s[j] = NONE;
+            for (int j = std::max(high, 0); j < columns; j++) s[j] = NONE;
+            if (needs_tree) hide_by_tree(first, r / group, start, count, s);
         }
     }
 

@@ -28,6 +28,42 @@ inline vf capped(vf x, float cap) {
     return (negative ? -z : z) * cap;
 }
 
+// The largest of N numbers of each of W rows, which begin `stride` numbers apart.
+template <int N>
+inline vf largest_of(const float* rows, int stride) {
+    auto most_of = [&](int r) {
+        vf most = load(rows + r * stride);
+#pragma GCC unroll 8
+        for (int i = W; i < N; i += W) most = larger(load(rows + r * stride + i), most);
+        return most;
+    };
+#ifdef __AVX512F__
+    auto merge = [](vf a, vf b, auto first, auto second) {
+        return larger((vf)first((__m512)a, (__m512)b), (vf)second((__m512)a, (__m512)b));
+    };
+    auto by_quarters = [&](vf a, vf b) {
+        return merge(a, b, [](__m512 x, __m512 y) { return _mm512_shuffle_f32x4(x, y, 0x88); },
+                     [](__m512 x, __m512 y) { return _mm512_shuffle_f32x4(x, y, 0xdd); });
+    };
+    vf fours[4];  // of four rows each, within every quarter
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        auto pair = [&](int r) {
+            return merge(most_of(r), most_of(r + 1), [](__m512 x, __m512 y) { return _mm512_unpacklo_ps(x, y); },
+                         [](__m512 x, __m512 y) { return _mm512_unpackhi_ps(x, y); });
+        };
+        fours[i] = merge(pair(i * 4), pair(i * 4 + 2),
+                         [](__m512 x, __m512 y) { return (__m512)_mm512_unpacklo_pd((__m512d)x, (__m512d)y); },
+                         [](__m512 x, __m512 y) { return (__m512)_mm512_unpackhi_pd((__m512d)x, (__m512d)y); });
+    }
+    return by_quarters(by_quarters(fours[0], fours[1]), by_quarters(fours[2], fours[3]));
+#else
+    vf largest{};
+    for (int r = 0; r < W; r++) largest[r] = max_of(most_of(r));
+    return largest;
+#endif
+}
+
 inline float widen(float x) { return x; }
 inline float widen(uint16_t x) {
     uint32_t bits = uint32_t(x) << 16;

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from fwk.interfaces.attention import AttentionLayer
     from fwk.types import ForwardBatch
 
-MAX_ROWS = 96
+MAX_ROWS = 48
 """Rows of a task (query tokens times the query heads of a KV head): a tile of keys is fetched once for all of them, and
-their sums and scores stay within a core's cache."""
+their sums and scores stay within a core's cache. The fewer, the fewer keys are computed that its first tokens do not
+see."""
+
+MORE_ROWS = 96
+"""The same where products take blocks of 32 rows, or tiles are made of 8-bit numbers first."""
 
 FEW_ROWS = 48
 """Up to here the keys are cut into ranges, so that one long sequence keeps all threads busy, and sequences that share
@@ -138,11 +142,12 @@ class Planner:
     blocks.
     """
 
-    def __init__(self, library: ctypes.CDLL, block_size: int) -> None:
+    def __init__(self, library: ctypes.CDLL, block_size: int, max_rows: int) -> None:
         self._plan = library.plan_attention
         self._plan.argtypes = (ctypes.c_void_p,) * 4
         self._plan.restype = None
         self._block_size = block_size
+        self._max_rows = max_rows
         self._plans: dict[LayerKind, Plan] = {}
 
     def make(self, kind: LayerKind, batch: ForwardBatch) -> Plan:
@@ -168,7 +173,7 @@ class Planner:
         question = Question(
             *(starts.ctypes.data, lens.ctypes.data, table.ctypes.data),
             *(len(lens), table.shape[1], self._block_size, kind.num_heads // kind.num_kv_heads),
-            *(kind.sliding_window or 0, tree is not None, MAX_ROWS, FEW_ROWS, RANGE),
+            *(kind.sliding_window or 0, tree is not None, self._max_rows, FEW_ROWS, RANGE),
         )
         struct.__init__(
             members=members.ctypes.data,

@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int TILE = 64;   // keys at a time
+constexpr int TILE = 128;  // keys at a time, at most
 constexpr int ROWS = 6;    // rows of a product kept in registers at a time
 constexpr int COLS = W == 16 ? 4 : 2;  // vectors of a product's row kept in registers at a time
 
