@@ -77,19 +77,19 @@ void run(const Linear& call, fwk::Member& member) {
         const int64_t panel = i / blocks, block = i % blocks;
         const int64_t first = part(call.rows, block, blocks, x.side), end = part(call.rows, block + 1, blocks, x.side);
         const int64_t tiles = (end - first + K::ROWS - 1) / K::ROWS;
-        // Meanwhile the panel that this thread will probably take next is fetched, half of it by each of the last two
-        // tiles of rows: memory takes longer for a panel than a tile does.
+        // Meanwhile the panel that this thread will probably take next is fetched, a part by each tile of rows: memory
+        // takes longer for a panel than a tile does.
         const int64_t next = std::min(panel + (blocks == 1 ? member.size : block + 1 == blocks), panels - 1);
         const char* ahead = (const char*)m.words + next * m.num_words * PANEL * 4;
+        const int64_t share = (PANEL * 4 + tiles - 1) / tiles;
         const typename K::Panel opened(m, panel, tiles > 1);
         for (int64_t tile = 0; tile < tiles; tile++) {
             const int64_t at = first + part(end - first, tile, tiles, x.side);
             const int64_t last = first + part(end - first, tile + 1, tiles, x.side);
-            const int64_t half = tile + 2 - tiles;
             alignas(64) float sums[K::ROWS * PANEL];
             for (int column = 0; column < PANEL; column += K::COLUMNS)
                 opened.multiply(int(last - at), x.from(at), column, sums + column,
-                                tiles == 1 ? Ahead{ahead, 2} : Ahead{ahead + half * m.num_words * 64, half >= 0});
+                                {ahead + tile * share * m.num_words, share});
             put<T>(call, sums, at, int(last - at), panel * PANEL);
         }
     });

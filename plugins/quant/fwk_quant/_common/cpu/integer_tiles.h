@@ -29,46 +29,44 @@ struct Rounded {
     float* total(const char* row) const { return sums(row) + groups; }
 };
 
-// W numbers of x from `at` on; zeros from `end` on.
-template <class T>
-inline vf some(const T* x, int64_t at, int64_t end) {
-    if (at + W <= end) return widen(x + at);
+// f(where W numbers of x lie from `at` on); zeros from `end` on.
+template <class T, class F>
+inline auto some(const T* x, int64_t at, int64_t end, F f) {
+    if (at + W <= end) return f(x + at);
     T last[W] = {};
     if (at < end) memcpy(last, x + at, (end - at) * sizeof(T));
-    return widen(last);
+    return f(last);
 }
 
 // In three passes, so that groups do not wait for one another's largest number.
 template <class T>
 void round_row(const Matrix& m, const T* x, char* to) {
     const Rounded form(m);
+    const int64_t group = m.group, size = m.in_features;
     float *scales = form.scales(to), *inverses = form.sums(to);
     for (int64_t g = 0; g < form.groups; g++) {
-        const int64_t start = g * m.group, end = std::min(start + m.group, m.in_features);
-        vi top = vi{};  // bits without the sign: what is not finite has the largest
-        for (int64_t i = start; i < end; i += W) {
-            const vi size = (vi)some(x, i, end) & 0x7fffffff;
-            top = size > top ? size : top;
-        }
-        const int32_t bits = max_of(top);
-        memcpy(scales + g, &bits, 4);
+        const int64_t start = g * group, end = std::min(start + group, size);
+        auto top = sizes(x + start) & 0;
+        for (int64_t i = start; i < end; i += W)
+            top = some(x, i, end, [&](const T* from) { return larger(top, sizes(from)); });
+        scales[g] = largest(top);
     }
     for (int64_t g = 0; g < form.groups; g++) {
         const float most = scales[g];
         const bool is_usable = most > 1e-30f && most <= 3e38f;
         inverses[g] = is_usable ? 127.0f / most : 0.0f;
-        scales[g] = is_usable ? most / 127.0f : most * 0.0f;  // not a number where one of x is not finite
+        scales[g] = most * (is_usable ? 1 / 127.0f : 0.0f);  // not a number where one of x is not finite
     }
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
     float whole_sum = 0;
     for (int64_t g = 0; g < form.groups; g++) {
-        const int64_t start = g * m.group, end = std::min(start + m.group, m.in_features);
+        const int64_t start = g * group, end = std::min(start + group, size);
         const vf inverse = splat(inverses[g]);
         vi sum = vi{};
-        for (int64_t i = start; i < start + m.group; i += W) {
-            const vi q = (vi)fma(some(x, i, end), inverse, magic) - (vi)magic;
-            sum += q;
-            *(vb*)(to + i) = __builtin_convertvector(q, vb);
+        for (int64_t i = start; i < start + group; i += W) {
+            const vi bits = some(x, i, end, [&](const T* from) { return (vi)fma(widen(from), inverse, magic); });
+            *(vb*)(to + i) = __builtin_convertvector(bits, vb);
+            sum += bits - (vi)magic;
         }
         const int32_t total = sum_of(sum);
         if (m.zero_kind == CONSTANT) form.starts(to)[g] = -int32_t(m.zero) * total;
@@ -139,7 +137,15 @@ inline void read_factors(const Matrix& m, int64_t at, int64_t nest, Factors& to)
     }
 }
 
-// A panel as tiles read it. For several of them, factors are read once, and integers of less than 8 bits become bytes.
+// Whether integers become bytes beside their products, which other units of the processor compute.
+#if defined(__AVX512VNNI__)
+constexpr bool UNPACKS_BESIDE = true;
+#else
+constexpr bool UNPACKS_BESIDE = false;
+#endif
+
+// A panel as tiles read it. For several of them it is opened: factors are read once, and integers of less than 8 bits become
+// bytes, unless tiles do that as well.
 struct OpenPanel {
     const Matrix& m;
     const Rounded form;
@@ -171,12 +177,12 @@ inline vf scaled(vf sum, const Factors* factors, int column, bool has_starts, fl
     return has_starts ? y : fma(load(factors->offset + column), splat(total), y);
 }
 
-// out[R, C * W] = x[R] times the columns of a panel, from `column` on. IS_OPEN: its factors have been read,
-// and its integers are bytes.
+// out[R, C * W] = x[R] times the columns of a panel, from `column` on. IS_OPEN: it has been opened.
 template <int BITS, bool IS_OPEN, bool IS_WHOLE, int R>
 void integer_tile(const OpenPanel& panel, const char* x, int column, float* out, Ahead ahead) {
     typedef Bits<BITS> B;
-    constexpr int STEP = (IS_OPEN ? B::COUNT : B::WORDS) * PANEL;
+    constexpr bool IS_WIDE = IS_OPEN && !UNPACKS_BESIDE;
+    constexpr int STEP = (IS_WIDE ? B::COUNT : B::WORDS) * PANEL;
     const Matrix& m = panel.m;
     const Rounded form = panel.form;
     const int64_t stride = form.size(), steps = m.num_words / B::WORDS, group_steps = m.group / (4 * B::COUNT);
@@ -202,7 +208,7 @@ void integer_tile(const OpenPanel& panel, const char* x, int column, float* out,
             UNROLL for (int i = 0; i < B::WORDS; i++) ahead.fetch();
             UNROLL for (int i = 0; i < B::COUNT; i++) {
                 vi bytes[C];
-                UNROLL for (int c = 0; c < C; c++) bytes[c] = IS_OPEN ? load(w + i * PANEL + c * W) : B::get(w + c * W, i);
+                UNROLL for (int c = 0; c < C; c++) bytes[c] = IS_WIDE ? load(w + i * PANEL + c * W) : B::get(w + c * W, i);
                 UNROLL for (int r = 0; r < R; r++) {
                     const int32_t numbers = four(x + r * stride + (k * B::COUNT + i) * 4);
                     UNROLL for (int c = 0; c < C; c++)

@@ -29,17 +29,17 @@ struct Integers {
         OpenPanel panel;
         bool is_open, is_whole;
 
-        Panel(const Matrix& m, int64_t index, bool is_for_many)
+        Panel(const Matrix& m, int64_t index, bool is_for_many, bool is_wide = BITS < 8 && !UNPACKS_BESIDE)
             : panel{m, Rounded(m), index, (const int32_t*)m.words + index * m.num_words * PANEL, nullptr},
               is_open(is_for_many),
               is_whole(MAY_BE_WHOLE && m.scale_every >= panel.form.groups) {
             if (!is_open) return;
             const int64_t count = (panel.form.groups + m.scale_every - 1) / m.scale_every;
             const int64_t bytes = count * int64_t(sizeof(Factors)), steps = m.num_words / Bits<BITS>::WORDS;
-            char* memory = panel_memory.take(bytes + (BITS < 8 ? steps * Bits<BITS>::COUNT * PANEL * 4 : 0));
+            char* memory = panel_memory.take(bytes + (is_wide ? steps * Bits<BITS>::COUNT * PANEL * 4 : 0));
             for (int64_t i = 0; i < count; i++) panel.read(i, ((Factors*)memory)[i]);
             panel.factors = (const Factors*)memory;
-            if (BITS < 8) panel.words = widened(panel.words, steps, (int32_t*)(memory + bytes));
+            if (is_wide) panel.words = widened(panel.words, steps, (int32_t*)(memory + bytes));
         }
 
         static const int32_t* widened(const int32_t* from, int64_t steps, int32_t* to) {
@@ -72,7 +72,7 @@ struct IntegerBlocks : Integers<BITS> {
     static constexpr int ROWS = fwk::tiles::BLOCK, COLUMNS = PANEL;
 
     struct Panel : Integers<BITS>::Panel {
-        Panel(const Matrix& m, int64_t index, bool) : Integers<BITS>::Panel(m, index, true) {}
+        Panel(const Matrix& m, int64_t index, bool) : Integers<BITS>::Panel(m, index, true, BITS < 8) {}
 
         void multiply(int rows, Rows x, int, float* out, Ahead ahead) const {
             if (this->is_whole) return integer_block<BITS, true>(rows, this->panel, x.first, out, ahead);

@@ -47,8 +47,11 @@ inline vf fma(vf a, vf b, vf c) {
 
 // bfloat16 is the upper half of a float.
 inline vf widen(const uint16_t* p) {
-    const vu wide = __builtin_convertvector(*(const vh*)p, vu) << 16;
-    return (vf)wide;
+#if defined(__AVX512F__)  // compilers convert in halves
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)*(const vh*)p), 16);
+#else
+    return (vf)(__builtin_convertvector(*(const vh*)p, vu) << 16);
+#endif
 }
 inline vf widen(const float* p) { return load(p); }
 
@@ -122,14 +125,42 @@ inline vi dot(vi sums, vi bytes, int32_t x) {
 #endif
 }
 
-inline int32_t max_of(vi x) {
+// Bits of numbers without their signs, which are in the order of their magnitudes; what is not finite comes last.
+inline vh sizes(const uint16_t* p) { return *(const vh*)p & 0x7fff; }
+inline vi sizes(const float* p) { return (vi)load(p) & 0x7fffffff; }
+
+template <class V>
+inline V larger(V a, V b) {
+    return a > b ? a : b;
+}
+
+// The number with the largest of such bits.
+inline float largest(vi x) {
 #if defined(__AVX512F__)
-    return _mm512_reduce_max_epi32((__m512i)x);
+    const int32_t bits = _mm512_reduce_max_epi32((__m512i)x);
 #else
-    int32_t most = x[0];
-    for (int i = 1; i < W; i++) most = x[i] > most ? x[i] : most;
-    return most;
+    int32_t bits = x[0];
+    for (int i = 1; i < W; i++) bits = x[i] > bits ? x[i] : bits;
 #endif
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+
+inline float largest(vh x) {
+#if defined(__AVX512F__)
+    const __m128i half = _mm_max_epu16(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+#elif defined(__AVX2__)
+    const __m128i half = (__m128i)x;
+#endif
+#if defined(__AVX2__)
+    // There is an instruction for the smallest of eight.
+    const uint16_t bits = ~_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(half, _mm_set1_epi16(-1))), 0);
+#else
+    uint16_t bits = x[0];
+    for (int i = 1; i < W; i++) bits = x[i] > bits ? x[i] : bits;
+#endif
+    return widen_one(bits);
 }
 
 inline int32_t sum_of(vi x) {
@@ -142,15 +173,15 @@ inline int32_t sum_of(vi x) {
 #endif
 }
 
-// What will be read next: a tile brings `lines` (0, 1 or 2) cache lines of it nearer for each row of words that it reads.
+// What will be read next: a tile brings `bytes` (up to two cache lines) of it nearer for each row of words that it reads.
 struct Ahead {
     const char* at;
-    int64_t lines;
+    int64_t bytes;
 
     void fetch() {
-        if (lines > 0) __builtin_prefetch(at, 0, 2);
-        if (lines > 1) __builtin_prefetch(at + 64, 0, 2);
-        at += 64 * lines;
+        __builtin_prefetch(at, 0, 2);
+        if (bytes > 64) __builtin_prefetch(at + 64, 0, 2);
+        at += bytes;
     }
 };
 
