@@ -52,7 +52,13 @@ inline float max_of(vf x) {
 
 // W numbers from memory: float32, or bfloat16 (uint16_t), which is the upper half of a float.
 inline vf load(const float* p) { return *(const vf*)p; }
-inline vf load(const uint16_t* p) { return (vf)(__builtin_convertvector(*(const vh*)p, vu) << 16); }
+inline vf load(const uint16_t* p) {
+#ifdef __AVX512F__  // compilers convert in halves
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)*(const vh*)p), 16);
+#else
+    return (vf)(__builtin_convertvector(*(const vh*)p, vu) << 16);
+#endif
+}
 
 // What is left of x when it is stored as T: to the nearest, ties to even.
 template <class T>
