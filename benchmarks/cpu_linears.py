@@ -1,12 +1,13 @@
 """All linear layers of SmolLM2-135M, head included, in each weight format, in turns with oneDNN.
 
-    python -m benchmarks.cpu_linears [--formats float,int8,int4,Q4_1] [--rows 1,8,32,512] [--repeat 7]
+    python -m benchmarks.cpu_linears [--formats float,long,int8,int4,Q4_1] [--rows 1,8,32,512] [--repeat 7]
         [--dtype bfloat16] [--clock cpu]
 
 Beside the times: how much of the memory bandwidth a pass reaches that a loop reads in the same turns, how many
 multiply-adds a second, and the ratio to oneDNN on weights that it packed. With more than 64 rows the head is left out,
-as in a prompt. Medians; a ratio is of the same turn. ``--clock cpu`` counts this thread's processor time, for machines
-that others use too; it needs ``OMP_NUM_THREADS=1``.
+as in a prompt. ``long`` is bfloat16 in 16 bits, ``float`` in 12 where the kernel does that. Medians; a ratio is of the
+same turn. ``--clock cpu`` counts this thread's processor time, for machines that others use too; it needs
+``OMP_NUM_THREADS=1``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from fwk_quant._common.cpu.kernel import FloatKernel, LinearKernel, PackedMatrix
 LAYERS = 30
 SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
 HEAD = (49152, 576)
+PAUSE = 0.02
+"""Seconds after each: oneDNN's threads go on looking for work for a while, on the core of whoever comes next."""
 SOURCE = Path(__file__).with_name("read_memory.cpp")
 
 
@@ -78,8 +81,8 @@ def pack_all(names: list[str], plain: list[Tensor], team: Team) -> Formats:
     """Every matrix in every format."""
     found: Formats = {}
     for name in names:
-        if name == "float":
-            floats = FloatKernel(team)
+        if name in ("float", "long"):
+            floats = FloatKernel(team, shortens=name == "float")
             found[name] = (floats, [floats.pack(weight) for weight in plain])
         else:
             kernel = IntegerKernel(team)
@@ -97,6 +100,7 @@ def take_turns(
             started = clock()
             run()
             times[name].append(clock() - started)
+            time.sleep(PAUSE)
     return times
 
 

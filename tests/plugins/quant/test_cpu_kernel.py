@@ -65,6 +65,45 @@ def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(dtype: torc
     assert torch.equal(alone.apply(matrix, x, None), crowd.apply(matrix, x, None))
 
 
+def awkward(rows: int, columns: int) -> Tensor:
+    """Weights of bfloat16 among which are zeros of both signs, subnormal ones and some far smaller than the others."""
+    weight = random(rows, columns, dtype=torch.bfloat16)
+    places = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(1))
+    for value, some in zip(
+        (0.0, -0.0, 1e-40, -1e-39, 1e-7, -1e-20), places[: rows * columns // 800 * 6].split(6), strict=False
+    ):
+        weight.view(-1)[some] = value
+    return weight
+
+
+@pytest.mark.parametrize("size", [(33, 50), (64, 576), (200, 333)], ids=str)
+def test_weights_come_back_bit_by_bit(size: tuple[int, int], kernel: FloatKernel) -> None:
+    weight = awkward(*size)
+    rows = kernel.rows(kernel.pack(weight), torch.arange(size[0]), torch.bfloat16)
+    assert torch.equal(rows.view(torch.int16), weight.view(torch.int16))
+
+
+def test_short_weights_are_the_weights() -> None:
+    kernel, long = FloatKernel(Team(2)), FloatKernel(Team(2), shortens=False)
+    for size in ((33, 50), (64, 576), (200, 333)):
+        weight = awkward(*size)
+        short, plain = kernel.pack(weight), long.pack(weight)
+        assert (plain.words.shape[1] > short.words.shape[1]) == (native.isa() == "avx512_bf16")
+        for num_tokens in (1, 4, 7, 12, 13, 32, 100):
+            x = random(num_tokens, size[1], dtype=torch.bfloat16)
+            exact, largest = x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t()
+            check_close(kernel.apply(short, x, None), exact, largest)
+            check_close(long.apply(plain, x, None), exact, largest)
+
+
+def test_weights_of_too_many_sizes_keep_their_bits() -> None:
+    kernel = FloatKernel(Team(2))
+    weight = random(64, 64, dtype=torch.bfloat16) * 2.0 ** -torch.arange(64).bfloat16()
+    matrix = kernel.pack(weight)
+    assert matrix.words.shape[1] == 32, "two to a word"
+    assert torch.equal(kernel.rows(matrix, torch.arange(64), torch.bfloat16), weight)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype, kernel: FloatKernel) -> None:
     matrix, x = kernel.pack(random(40, 20, dtype=dtype)), random(14, 20, dtype=dtype)

@@ -31,7 +31,9 @@ class PlainMethod(QuantMethod):
         is_cpu = context.device.type == "cpu"
         self.why_not_native = _why_not_native(context)
         self.why_unpacked = None if self.why_not_native is None else _why_unpacked(context)
-        self._kernel = FloatKernel(context.team) if self.why_not_native is None else None
+        shortens = context.options is None or context.options.shorten_weights
+        is_native = self.why_not_native is None
+        self._kernel = FloatKernel(context.team, shortens=shortens) if is_native else None
         self.can_embed = self._kernel is not None or self.why_unpacked is not None
         if is_cpu and self.why_not_native is not None:
             way = "oneDNN" if self.why_unpacked is None else f"torch on unpacked weights ({self.why_unpacked})"

@@ -3,6 +3,7 @@
 #include "driver.h"
 #include "float_blocks.h"
 #include "float_tiles.h"
+#include "short_floats.h"
 
 namespace kernel {
 
@@ -10,11 +11,16 @@ template <class F>
 struct Floats {
     static constexpr int ROWS = FLOAT_ROWS, COLUMNS = C * W, SIDE = kernel::SIDE;
 
-    static int64_t row_bytes(const Matrix& m) { return m.num_words * F::PARTS * 4; }
+    // Words of a row of x.
+    static int64_t words_of(const Matrix& m) {
+        return m.format == BFLOAT16_IN_12 ? m.num_words / PACKED_QUAD * QUAD : m.num_words;
+    }
+
+    static int64_t row_bytes(const Matrix& m) { return words_of(m) * F::PARTS * 4; }
 
     template <class T>
     static void prepare(const Matrix& m, const T* x, char* to, int64_t step) {
-        const int64_t words = m.num_words * F::PARTS;
+        const int64_t words = words_of(m) * F::PARTS;
         int64_t k = 0;
         if (F::PARTS == 1) {
             constexpr int64_t COUNT = 4 / sizeof(T);  // numbers of a word
@@ -39,7 +45,7 @@ struct Floats {
     // Whether the words of a row of x are those of the matrix, with none to be filled up.
     template <class T>
     static bool is_whole(const Matrix& m) {
-        return m.num_words * 4 == int64_t(m.in_features * sizeof(T));
+        return words_of(m) * 4 == int64_t(m.in_features * sizeof(T));
     }
 
     // A panel as tiles read it.
@@ -56,6 +62,49 @@ struct Floats {
         }
     };
 };
+
+#if defined(__AVX512BF16__) && !defined(FWK_TILES)
+#define FWK_SHORT_FLOATS 1
+
+thread_local Spare unpacked;
+
+struct ShortFloats : Floats<Pair> {
+    struct Panel {
+        const int32_t* words;
+        const uint16_t* exponents;
+        const Rare *rare, *end;
+        int64_t count;
+        int32_t* wide;                // of many tiles, the words in 16 bits: the first leaves them for the others
+        mutable bool is_wide = false;
+
+        Panel(const Matrix& m, int64_t panel, bool is_repeated)
+            : words((const int32_t*)m.words + panel * m.num_words * PANEL), exponents(m.exponents + panel * 2 * CODES),
+              rare(m.rare + m.rare_starts[panel]), end(m.rare + m.rare_starts[panel + 1]), count(words_of(m)),
+              wide(is_repeated ? (int32_t*)unpacked.take(count * PANEL * 4) : nullptr) {}
+
+        void multiply(int rows, Rows x, int, float* out, Ahead ahead) const {
+            if (x.side == 1) tiles<1>(rows, x, out, ahead);
+            else tiles<SIDE>(rows, x, out, ahead);
+        }
+
+        template <int S>
+        void tiles(int rows, Rows x, float* out, Ahead ahead) const {
+            if (is_wide) float_tiles<Pair, S>(rows, x.first, x.stride, wide, count, out, ahead);
+            else short_tiles<S>(rows, x.first, x.stride, words, exponents, count, out, ahead, wide);
+            is_wide = wide;
+            for (const Rare* one = rare; one < end; one++) {
+                const char* numbers = x.first + one->input / 2 * S * 4 + one->input % 2 * 2;
+                const float value = widen_one(one->value);
+                for (int r = 0; r < rows; r++) {
+                    uint16_t number;
+                    memcpy(&number, numbers + r / S * S * x.stride + r % S * 4, 2);
+                    out[r * PANEL + one->output] += widen_one(number) * value;
+                }
+            }
+        }
+    };
+};
+#endif
 
 #if defined(FWK_TILES)
 // Of bfloat16, also for a single row: the order in which a row is summed is AMX's own, and is to be that of all rows.
@@ -92,12 +141,36 @@ void linear(const void* args, fwk::Member& member) {
 #if defined(FWK_TILES)
     const fwk::tiles::Region region;
 #endif
+#if defined(FWK_SHORT_FLOATS)
+    if (call.matrix->format == BFLOAT16_IN_12) return run<ShortFloats, uint16_t>(call, member);
+#endif
     run<Bfloats, uint16_t>(call, member);
+}
+
+// Whether bfloat16 may be in 12 bits.
+int64_t linear_is_short() {
+#if defined(FWK_SHORT_FLOATS)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+void linear_shorten(const void* args, fwk::Member& member) {
+    using namespace kernel;
+    const Shorten& call = *(const Shorten*)args;
+    member.chunks((call.out_features + PANEL - 1) / PANEL, [&](int64_t panel) { shorten_panel(call, panel); });
 }
 
 void linear_rows(const void* args, fwk::Member& member) {
     const LinearRows& call = *(const LinearRows*)args;
     const Matrix& matrix = *call.matrix;
+    if (matrix.format == BFLOAT16_IN_12) {
+        member.chunks(call.count, [&](int64_t i) {
+            kernel::lengthen_row(matrix, call.indices[i], (uint16_t*)call.y + i * matrix.in_features);
+        });
+        return;
+    }
     const int64_t bytes = matrix.in_features * (matrix.format == FLOAT32 ? 4 : 2);
     member.chunks(call.count, [&](int64_t i) {
         const int64_t row = call.indices[i], size = matrix.num_words * kernel::PANEL;

@@ -11,7 +11,7 @@ import torch
 
 from fwk import native
 from fwk.team import Team, operator
-from fwk_quant._common.cpu.packing import Packing
+from fwk_quant._common.cpu.packing import PANEL, Packing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,15 @@ WORDS_A_STEP = 16
 SIDE = 4
 """Of more rows, those that may be prepared side by side: there is room for a whole number of these."""
 
+SHORT = 6
+"""The format of bfloat16 in 12 bits."""
+
+SHORT_INPUTS, SHORT_WORDS = 32, 12
+"""Inputs that are packed as a whole there, and into how many words: so many that AMX could multiply them, too."""
+
+RARE = 512
+"""One weight of so many may have an exponent far below the others of its output: each is looked after by itself."""
+
 SMALL = 50_000
 """Multiply-adds that one thread does sooner than the others wake up."""
 
@@ -36,6 +45,7 @@ class Header(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("words", "scales", "zeros", "scale_bytes", "zero_bytes")),
         *((name, ctypes.c_int64) for name in ("out_features", "in_features", "num_words", "format")),
         *((name, ctypes.c_int64) for name in ("group", "scale_every", "nest", "scale_kind", "zero_kind", "zero")),
+        *((name, ctypes.c_void_p) for name in ("exponents", "rare_starts", "rare")),
     ]
 
 
@@ -43,6 +53,14 @@ class _Linear(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("matrix", "x", "y", "bias", "spare")),
         *((name, ctypes.c_int64) for name in ("rows", "x_stride", "y_stride", "is_bfloat16")),
+    ]
+
+
+class _Shorten(ctypes.Structure):
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("out_features", "in_features", "stride", "num_words")),
+        *((name, ctypes.c_void_p) for name in ("exponents", "rare_counts", "words", "rare_starts", "rare")),
     ]
 
 
@@ -132,8 +150,17 @@ class FloatKernel(LinearKernel):
     source = Path(__file__).with_name("floats.cpp")
     formats: ClassVar = {torch.float32: 0, torch.bfloat16: 1}
 
+    def __init__(self, team: Team, instructions: str | None = None, *, shortens: bool = True) -> None:
+        """shortens: keep bfloat16 in 12 bits a number, without loss, where the instruction set is fast at it."""
+        super().__init__(team, instructions)
+        library = native.load(self.source, instructions)
+        self._shorten = operator(library, "linear_shorten") if shortens and library.linear_is_short() else None
+
     def pack(self, weight: Tensor) -> PackedMatrix:
         """weight: [out_features, in_features] of one of ``formats``, which is not kept."""
+        short = self._short(weight) if self._shorten is not None and weight.dtype == torch.bfloat16 else None
+        if short is not None:
+            return short
         words = self.packing.words(weight, WORDS_A_STEP * 4 // weight.element_size())
         size = (weight.shape[0], weight.shape[1])
         header = Header(
@@ -144,3 +171,34 @@ class FloatKernel(LinearKernel):
             format=self.formats[weight.dtype],
         )
         return PackedMatrix(words, size, (weight.dtype,), header)
+
+    def _short(self, weight: Tensor) -> PackedMatrix | None:
+        """bfloat16 in 12 bits a number (``short_floats.h``); None where too many do not fit."""
+        assert self._shorten is not None
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        size = (weight.shape[0], weight.shape[1])
+        panels, num_words = -(-size[0] // PANEL), -(-size[1] // SHORT_INPUTS) * SHORT_WORDS
+        exponents = self.packing.pages.empty((panels, PANEL), torch.int16)
+        starts = torch.zeros(panels + 1, dtype=torch.int64)
+        call = _Shorten(
+            *(weight.data_ptr(), *size, weight.stride(0), num_words, exponents.data_ptr(), starts[1:].data_ptr()),
+        )
+        self._team.run(self._shorten, call)
+        starts = starts.cumsum(0)
+        if int(starts[-1]) * RARE > weight.numel():
+            return None
+        words = self.packing.pages.empty((panels, num_words, PANEL), torch.int32)
+        rare = torch.zeros(int(starts[-1]), dtype=torch.int64)
+        call.words, call.rare_starts, call.rare = words.data_ptr(), starts.data_ptr(), rare.data_ptr()
+        self._team.run(self._shorten, call)
+        header = Header(
+            words=words.data_ptr(),
+            out_features=size[0],
+            in_features=size[1],
+            num_words=num_words,
+            format=SHORT,
+            exponents=exponents.data_ptr(),
+            rare_starts=starts.data_ptr(),
+            rare=rare.data_ptr(),
+        )
+        return PackedMatrix(words, size, (weight.dtype,), header, (exponents, starts, rare))

@@ -8,7 +8,8 @@ extern "C" {
 // What a word of a matrix holds: one float, two bfloat16, four 8-bit or eight 4-bit integers. Of 6-bit integers, two
 // words with the low halves of eight each are followed by one with the high bits of all sixteen; of 5-bit integers, four
 // such words by one.
-enum Format { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT6 = 4, INT5 = 5 };
+// Of bfloat16 in 12 bits, three words are what four would be (short_floats.h).
+enum Format { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT6 = 4, INT5 = 5, BFLOAT16_IN_12 = 6 };
 
 // How the value of an integer q in a group is told: s (q - zero), s (q - its group's zero), or s q + o.
 enum Zeros { CONSTANT = 0, BYTES = 1, OFFSETS = 2 };
@@ -18,6 +19,11 @@ enum Scales { SINGLE = 0, HALF = 1, NESTED = 2 };
 
 // In panels of 32 outputs: words [panels, num_words, 32] of 32 bits; of integers also scales and zeros [panels, groups, 32].
 // Words of zeros make the last group whole, and of floats the last 16 words, which AMX multiplies at once.
+struct Rare {
+    int32_t input;
+    uint16_t output, value;  // of a panel's outputs; bfloat16
+};
+
 struct Matrix {
     const void* words;
     const void* scales;
@@ -29,6 +35,9 @@ struct Matrix {
     int64_t scale_every;  // of these groups, those that share a scale
     int64_t nest;         // groups of scales that share a float16, where they are NESTED
     int64_t scale_kind, zero_kind, zero;
+    const uint16_t* exponents;   // BFLOAT16_IN_12: [panels, 32], of its codes, twice
+    const int64_t* rare_starts;  // [panels + 1]
+    const Rare* rare;            // by panel, then by input
 };
 
 struct Linear {
@@ -39,6 +48,16 @@ struct Linear {
     char* spare;       // [rows to a whole 4, linear_row_bytes], for more than FEW rows
     int64_t rows, x_stride, y_stride;  // strides in elements
     int64_t is_bfloat16;               // x, y and bias; otherwise they are float32
+};
+
+struct Shorten {  // bfloat16 to 12 bits: first only exponents and rare_counts are written, then the others
+    const uint16_t* weight;
+    int64_t out_features, in_features, stride, num_words;
+    uint16_t* exponents;
+    int64_t* rare_counts;  // [panels]
+    int32_t* words;        // null at first
+    const int64_t* rare_starts;
+    Rare* rare;
 };
 
 struct LinearRows {  // rows of a matrix as they were before it was packed

@@ -41,7 +41,7 @@ class Packing:
     def __init__(self, team: Team, instructions: str | None = None) -> None:
         """instructions: one of ``native.isas()``. Raises ``PluginError`` when the operators cannot be built."""
         self._team = team
-        self._pages = HugePages()
+        self.pages = HugePages()
         library = native.load(SOURCE, instructions)
         self._pack = operator(library, "pack")
         self._quantise = operator(library, "quantise")
@@ -59,7 +59,7 @@ class Packing:
         """[rows, entries] of 4, 2 or 1 bytes to [panels, entries, PANEL]; zeros fill the rows of the last panel."""
         entries = entries.contiguous()
         rows, count = entries.shape
-        panels = self._pages.empty((-(-rows // PANEL), count, PANEL), entries.dtype)
+        panels = self.pages.empty((-(-rows // PANEL), count, PANEL), entries.dtype)
         self._team.run(self._pack, _Pack(entries.data_ptr(), panels.data_ptr(), rows, count, entries.dtype.itemsize))
         return panels
 
