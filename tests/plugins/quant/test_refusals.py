@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.models import make_quantised_context
-from tests.helpers.quantised import CHECKPOINTS, checkpoint_twins, gguf_twins, online_twins
+from tests.helpers.quantised import CHECKPOINTS, checkpoint_twins, online_twins
 
 import fwk
 from fwk.errors import ConfigError, FwkError, ModelLoadError, PluginError
@@ -165,9 +165,6 @@ def test_methods_that_cannot_read_the_checkpoint(name: str, method: str, message
 def test_gguf_method_needs_a_gguf_file(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"--quantization gguf cannot read this checkpoint.*stored as plain"):
         serve(online_twins("int8", tmp_path).plain, quantization="gguf")
-    path = gguf_twins("Q5_0", tmp_path / "q5").path
-    with pytest.raises(ModelLoadError, match=r"stored as gguf:Q5_0 and plain; quantizers that do: .*none"):
-        serve(path, quantization="gguf", dtype="float32")
 
 
 def test_unknown_methods(tmp_path: Path) -> None:
