@@ -89,7 +89,8 @@ struct ShortFloats : Floats<Pair> {
 
         template <int S>
         void tiles(int rows, Rows x, float* out, Ahead ahead) const {
-            if (is_wide) float_tiles<Pair, S>(rows, x.first, x.stride, wide, count, out, ahead);
+            const Ahead slower{ahead.at, ahead.bytes * PACKED_QUAD / QUAD};  // there are more rows of words than ahead
+            if (is_wide) float_tiles<Pair, S>(rows, x.first, x.stride, wide, count, out, slower);
             else short_tiles<S>(rows, x.first, x.stride, words, exponents, count, out, ahead, wide);
             is_wide = wide;
             for (const Rare* one = rare; one < end; one++) {
