@@ -3,9 +3,10 @@
     python -m benchmarks.prompt_time [--tokens 128,1024,3500] [--repeat 5] [--clock cpu] [--quantization int8]
 
 The engine runs in this process. Linear layers are told by their shape, other native operators by their arguments'
-structure; "other" is all the rest of the step: torch's operators, allocations, Python, sampling. Medians of repeats
-in milliseconds, and the multiply-adds of linear layers per second. ``--clock cpu`` counts this thread's processor time,
-for machines that others use too; it needs ``OMP_NUM_THREADS=1``.
+structure; "other" is all the rest of the step: torch's operators, allocations, Python, sampling, of which a recorded
+step spares most (``benchmarks.recorded_step``). Medians of repeats in milliseconds, and the multiply-adds of linear
+layers per second. ``--clock cpu`` counts this thread's processor time, for machines that others use too; it needs
+``OMP_NUM_THREADS=1``.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def main() -> None:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     arguments = parser.parse_args()
     clock = time.thread_time if arguments.clock == "cpu" else time.perf_counter
-    options = {"dtype": arguments.dtype, "quantization": arguments.quantization}
-    with fwk.LLM(prefix_cache="none", max_total_tokens=8192, **options) as llm:
+    options = {"dtype": arguments.dtype, "quantization": arguments.quantization, "disable_cuda_graph": True}
+    with fwk.LLM(prefix_cache="none", max_total_tokens=8192, **options) as llm:  # replayed, operators are one call
         for tokens in map(int, arguments.tokens.split(",")):
             rows: dict[str, list[float]] = defaultdict(list)
             work: dict[str, int] = {}
