@@ -285,8 +285,8 @@ def is_alive(process: psutil.Process | None) -> bool:
         return False
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, **settings: Any) -> Path:
     """The tiny model's folder."""
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(TINY))
+    (folder / "config.json").write_text(json.dumps(TINY | settings))
     return folder

@@ -8,17 +8,25 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.faults.client import connect, dial, raw_request, together
 from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE_CHUNK, Server, until
+from tests.faults.rig import FAKE_CHUNK, Server, until, write_model
 
 NUM_CLIENTS = 500
 AT_ONCE = 100
-LONG = 1800  # tokens; nobody who hangs up waits for so many
+CONTEXT = 8192  # all of the K/V memory that these servers have
+LONG = 7000  # tokens; nobody who hangs up waits for so many, even if this process loses its core for a second or two
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny random model that goes on for long."""
+    return write_model(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=CONTEXT)
 
 
 @pytest.fixture(scope="module", params=["fake", "tiny"])
@@ -60,7 +68,7 @@ class Rude:
     async def mid_stream(self, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
         writer.write(b"".join(raw_request(self._body(stream=True))))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1 + self._dice.random()):
+            async with asyncio.timeout(self._dice.uniform(0.2, 1)):
                 for _ in range(self._dice.randrange(1, 60)):
                     await reader.readline()
 
