@@ -13,7 +13,7 @@
 namespace kernel {
 
 constexpr int64_t FEW = 4;         // rows that each thread prepares for itself
-constexpr int64_t ROW_BLOCK = 96;  // rows of a task
+constexpr int64_t ROW_BLOCK = 192;  // rows of a task
 
 thread_local Spare own;
 
@@ -74,12 +74,12 @@ void run(const Linear& call, fwk::Member& member) {
     const Rows x = rows_of<K, T>(call, member);
     const int64_t panels = (m.out_features + PANEL - 1) / PANEL, blocks = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
     member.chunks(panels * blocks, [&](int64_t i) {
-        const int64_t panel = i / blocks, block = i % blocks;
+        const int64_t panel = i % panels, block = i / panels;
         const int64_t first = part(call.rows, block, blocks, x.side), end = part(call.rows, block + 1, blocks, x.side);
         const int64_t tiles = (end - first + K::ROWS - 1) / K::ROWS;
         // Meanwhile the panel that this thread will probably take next is fetched, a part by each tile of rows: memory
         // takes longer for a panel than a tile does.
-        const int64_t next = std::min(panel + (blocks == 1 ? member.size : block + 1 == blocks), panels - 1);
+        const int64_t next = std::min(panel + member.size, panels - 1);
         const char* ahead = (const char*)m.words + next * m.num_words * PANEL * 4;
         const int64_t share = (PANEL * 4 + tiles - 1) / tiles;
         const typename K::Panel opened(m, panel, tiles > 1);
@@ -87,6 +87,7 @@ void run(const Linear& call, fwk::Member& member) {
             const int64_t at = first + part(end - first, tile, tiles, x.side);
             const int64_t last = first + part(end - first, tile + 1, tiles, x.side);
             alignas(64) float sums[K::ROWS * PANEL];
+            for (int64_t r = at; r < last; r++) __builtin_prefetch((T*)call.y + r * call.y_stride + panel * PANEL, 1, 3);
             for (int column = 0; column < PANEL; column += K::COLUMNS)
                 opened.multiply(int(last - at), x.from(at), column, sums + column,
                                 {ahead + tile * share * m.num_words, share});
