@@ -13,6 +13,7 @@ import statistics
 import time
 from collections import defaultdict
 from contextlib import ExitStack
+from typing import Any
 
 import fwk
 from benchmarks.prompt_time import measure as measure_prompt
@@ -21,8 +22,20 @@ from benchmarks.step_time import measure
 WAYS = {
     "torch operators": {"operator_backend": "torch", "disable_cuda_graph": True},
     "native operators": {"disable_cuda_graph": True},
+    "last layer whole": {},
     "recorded": {},
 }
+
+
+def opened(name: str, options: dict[str, Any]) -> fwk.LLM:
+    """An engine of that way. A last layer is whole if its model does not narrow."""
+    from fwk_models._common.decoder import Decoder
+
+    Decoder.narrows = name != "last layer whole"
+    try:
+        return fwk.LLM(prefix_cache="none", max_total_tokens=16384, **options)
+    finally:
+        Decoder.narrows = True
 
 
 def compare_prompts(engines: dict[str, fwk.LLM], tokens: int, rounds: int) -> None:
@@ -53,7 +66,7 @@ def main() -> None:
     common = {"dtype": arguments.dtype, "quantization": arguments.quantization}
     with ExitStack() as stack:
         engines = {
-            name: stack.enter_context(fwk.LLM(prefix_cache="none", max_total_tokens=16384, **common, **options))
+            name: stack.enter_context(opened(name, {**common, **options}))
             for name, options in WAYS.items()
             if name in arguments.ways.split(",")
         }

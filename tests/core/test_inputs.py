@@ -146,3 +146,28 @@ def test_what_a_token_is_chosen_by_is_asked_once() -> None:
     assert (choices.is_greedy.tolist(), choices.all_greedy, choices.wants_logprobs) == ([True, False], False, False)
     assert rows.chosen_by(table) is choices
     assert rows.take(np.array([0])).chosen_by(table).all_greedy
+
+
+WANTED: dict[str, tuple[dict[str, object], bool, list[int] | None, list[int]]] = {
+    "the last token": ({}, True, [4], [0]),
+    "nothing": ({}, False, [0], []),
+    "a prompt's log-probabilities": ({"prompt_logprobs": 0}, True, [0, 1, 2, 3, 4], [4]),
+    "an adapter": ({"adapter": 1}, True, None, [4]),
+}
+"""What a sequence asks for, whether a token is chosen, whose hidden states are wanted, and which of these."""
+
+
+@pytest.mark.parametrize("case", WANTED)
+def test_hidden_states_are_asked_for_where_somebody_needs_them(case: str) -> None:
+    asked, samples, hidden_at, logits_at = WANTED[case]
+    table = SequenceTable(NUM_SLOTS, LONGEST, BLOCK)
+    table.begin(Batch(1, [], [NewSequence(0, [5] * 9, 9, 0, [7, 8, 9], SamplingParams(), 0)], []))
+    for name, value in asked.items():
+        getattr(table, name)[0] = value
+    batch = Batch(2, [], [], [ScheduledSequence(0, 5, samples, [], [])])
+    for narrows in (True, False):
+        inputs = InputBuffers(table, 64, NUM_SLOTS, torch.device("cpu"), narrows=narrows)
+        forward, _ = inputs.prepare(batch)
+        found = None if forward.hidden_at is None else forward.hidden_at.tolist()
+        wanted = (hidden_at, logits_at) if narrows else (None, [4] * samples)
+        assert (found, forward.logits_at.tolist()) == wanted

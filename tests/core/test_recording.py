@@ -27,11 +27,11 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-MOST = StepSize(40, 24, 4)
+MOST = StepSize(40, 40, 24, 4)
 TABLE, WEIGHT, HEADS = random(50, 128), random(64, seed=1), random(4, 16, seed=2)
 COS, SIN = random(40, 1, 16, seed=3), random(40, 1, 16, seed=4)
-IDS, AT = torch.zeros(40, dtype=torch.int64), torch.zeros(40, dtype=torch.int64)
-"""Where inputs lie: token ids, and the tokens whose logits are wanted."""
+IDS, WANTED, AT = (torch.zeros(40, dtype=torch.int64) for _ in range(3))
+"""Where inputs lie: token ids, and the tokens whose hidden states and whose logits are wanted."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def operators(team: Team) -> Operators:
 
 
 def compute(operators: Operators, size: StepSize) -> tuple[Tensor, Tensor]:
-    """[num_tokens, 64] and [num_logits, 64], by native operators, views and memory alone."""
+    """[num_hidden, 64] and [num_logits, 64], by native operators, views and memory alone."""
     n = size.num_tokens
     residual = operators.gate(operators.rows(TABLE, IDS[:n]), "silu")
     x = operators.rms_norm(residual, WEIGHT, 1e-5)
@@ -54,7 +54,8 @@ def compute(operators: Operators, size: StepSize) -> tuple[Tensor, Tensor]:
         heads = operators.rms_norm(x.view(n, 4, 16), HEADS, 1e-5)
         operators.rotate(heads[:, :3], COS[:n], SIN[:n])
         x = operators.add_rms_norm(heads.reshape(n, -1), residual, WEIGHT, 1e-5)
-    return residual, operators.rms_norm(operators.rows(x, AT[: size.num_logits]), WEIGHT, 1e-5)
+    hidden = operators.rows(residual, WANTED[: size.num_hidden])
+    return hidden, operators.rms_norm(operators.rows(x, AT[: size.num_logits]), WEIGHT, 1e-5)
 
 
 @torch.inference_mode()
@@ -62,11 +63,13 @@ def test_a_tape_serves_steps_of_all_sizes_with_the_inputs_of_their_time(team: Te
     graph = TapeCapture(team).capture(lambda size: compute(operators, size), MOST)
     assert team.tape is None
     rng = np.random.default_rng(0)
-    for tokens, logits in ((3, 1), (1, 1), (1, 1), (40, 24), (8, 8), (17, 0), (24, 24), (2, 2)):
+    sizes = ((3, 3, 1), (1, 1, 1), (1, 1, 1), (40, 40, 24), (8, 8, 8), (17, 1, 0), (24, 24, 24), (40, 3, 2), (2, 2, 2))
+    for tokens, num_hidden, logits in sizes:
         IDS[:tokens] = torch.from_numpy(rng.integers(0, 50, tokens))
         AT[:logits] = torch.from_numpy(rng.integers(0, tokens, logits))
-        hidden, found = graph.replay(StepSize(tokens, logits, 1))
-        wanted = compute(operators, StepSize(tokens, logits, 1))
+        WANTED[:num_hidden] = torch.from_numpy(rng.integers(0, tokens, num_hidden))
+        hidden, found = graph.replay(StepSize(tokens, num_hidden, logits, 1))
+        wanted = compute(operators, StepSize(tokens, num_hidden, logits, 1))
         assert torch.equal(hidden, wanted[0])
         if logits:
             assert torch.equal(cast(Tensor, found), wanted[1])
@@ -77,7 +80,7 @@ def test_a_tape_serves_steps_of_all_sizes_with_the_inputs_of_their_time(team: Te
 @torch.inference_mode()
 def test_the_same_tensors_come_back_while_the_size_is_the_same(team: Team, operators: Operators) -> None:
     graph = TapeCapture(team).capture(lambda size: compute(operators, size), MOST)
-    first, again, other = (graph.replay(StepSize(tokens, 2, 1)) for tokens in (3, 3, 4))
+    first, again, other = (graph.replay(StepSize(tokens, tokens, 2, 1)) for tokens in (3, 3, 4))
     assert first[1] is again[1]
     assert first[1] is not other[1]
 
@@ -93,7 +96,7 @@ def test_nothing_is_computed_while_a_step_is_recorded(team: Team, operators: Ope
     x += 1
     graph = TapeCapture(team).capture(step, MOST)
     assert torch.equal(x, torch.ones(4, 8))
-    graph.replay(StepSize(3, 1, 1))
+    graph.replay(StepSize(3, 3, 1, 1))
     assert torch.equal(x, torch.full((4, 8), 2.0))
 
 
@@ -111,7 +114,7 @@ def test_arguments_may_count_sequences(team: Team, operators: Operators) -> None
         return compute(operators, size)
 
     x = torch.ones(4, 8)
-    TapeCapture(team).capture(step, MOST).replay(StepSize(5, 1, 3))
+    TapeCapture(team).capture(step, MOST).replay(StepSize(5, 5, 1, 3))
     assert x[:, 0].tolist() == [3, 3, 3, 1]
 
 
@@ -212,7 +215,7 @@ class Capture(GraphCapture):
             raise NotCapturable(self.refusal)
         hidden, logits = step(most)
         assert logits is not None
-        assert (len(hidden), len(logits)) == most[:2]
+        assert (len(hidden), len(logits)) == (most.num_tokens, most.num_logits)
         return self.graph
 
 
@@ -242,7 +245,7 @@ def prepared(operators: Operators, capture: Capture) -> tuple[CapturedStepModel,
 def test_steps_of_all_sizes_are_replayed(operators: Operators) -> None:
     capture = Capture()
     steps, model = prepared(operators, capture)
-    sizes = [StepSize(2, 2, 2), StepSize(40, 0, 1), StepSize(7, 2, 3), StepSize(7, 2, 3)]
+    sizes = [StepSize(2, 2, 2, 2), StepSize(40, 40, 0, 1), StepSize(7, 7, 2, 3), StepSize(7, 7, 2, 3)]
     for size in sizes:
         hidden, _ = steps.run(batch(size))
         assert hidden.shape == (size.num_tokens, 4)
@@ -252,11 +255,11 @@ def test_steps_of_all_sizes_are_replayed(operators: Operators) -> None:
 
 
 OTHERS: dict[str, tuple[StepSize, dict[str, Any]]] = {
-    "tokens": (StepSize(41, 1, 1), {}),
-    "logits": (StepSize(30, 25, 1), {}),
-    "sequences": (StepSize(30, 5, 5), {}),
-    "adapters": (StepSize(2, 2, 2), {"adapter_ids": torch.tensor([0, -1])}),
-    "images": (StepSize(2, 2, 2), {"extras": {"image": 1}}),
+    "tokens": (StepSize(41, 41, 1, 1), {}),
+    "logits": (StepSize(30, 30, 25, 1), {}),
+    "sequences": (StepSize(30, 30, 5, 5), {}),
+    "adapters": (StepSize(2, 2, 2, 2), {"adapter_ids": torch.tensor([0, -1])}),
+    "images": (StepSize(2, 2, 2, 2), {"extras": {"image": 1}}),
 }
 
 
@@ -267,7 +270,7 @@ def test_other_steps_are_computed_operator_by_operator(operators: Operators, nam
     steps, model = prepared(operators, capture)
     hidden, logits = steps.run(batch(size, **changes))
     assert logits is not None
-    assert (len(hidden), len(logits)) == size[:2]
+    assert (len(hidden), len(logits)) == (size.num_tokens, size.num_logits)
     assert steps.run(batch(size._replace(num_logits=0), adapter_ids=torch.tensor([0])))[1] is None
     assert model.calls == 3
     assert capture.graph.sizes == []
@@ -275,7 +278,7 @@ def test_other_steps_are_computed_operator_by_operator(operators: Operators, nam
 
 def test_a_model_that_cannot_be_captured_runs_and_says_why(operators: Operators) -> None:
     steps, model = prepared(operators, Capture("it is too odd"))
-    hidden, logits = steps.run(batch(StepSize(5, 2, 1)))
+    hidden, logits = steps.run(batch(StepSize(5, 5, 2, 1)))
     assert logits is not None
     assert (len(hidden), len(logits), model.calls) == (5, 2, 1)
     assert steps.refusal == "it is too odd"

@@ -64,12 +64,20 @@ class Encoder(ABC):
 class Model(ABC):
     """A model on one device."""
 
+    narrows: ClassVar[bool] = False
+    """Whether ``forward`` returns the tokens of ``batch.hidden_at`` alone; core sets that for such models only."""
+
     @abstractmethod
     def __init__(self, context: ModelContext) -> None: ...
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Hidden states of all tokens: [num_tokens, hidden_size]."""
+        """Hidden states of all tokens: [num_tokens, hidden_size].
+
+        Where the model narrows, and ``batch.hidden_at`` is not None, of those tokens: [num_hidden, hidden_size]. All
+        that the model's last layer has to do for the others is to have their K and V stored:
+        ``fwk.layers.WantedTokens`` and ``Attention`` see to it.
+        """
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from fwk.layers.moe import MoE, Routing
 from fwk.layers.norm import LayerNorm, OffsetRMSNorm, QKNorm, RMSNorm
 from fwk.layers.rope import RotaryEmbedding, RotaryRows, yarn_temperature
 from fwk.layers.sharding import Part
+from fwk.layers.wanted import WantedTokens
 
 __all__ = [
     "Attention",
@@ -35,6 +36,7 @@ __all__ = [
     "Routing",
     "RowParallelLinear",
     "VocabEmbedding",
+    "WantedTokens",
     "activation",
     "yarn_temperature",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.attention import AttentionLayer, KVKind
+from fwk.layers.wanted import WantedTokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +18,7 @@ class Attention:
     """Causal attention over the paged past. Head counts are this rank's (``QKVLinear`` knows them).
 
     With ``kind=KVKind.LATENT`` the cache keeps only k, and its first ``value_head_size`` numbers are the value.
+    ``index`` is given by models that narrow (``Model.narrows``): its decoder layer's place among all.
     """
 
     def __init__(  # noqa: PLR0913 - what sets attention layers apart, each by its name
@@ -31,6 +33,7 @@ class Attention:
         soft_cap: float | None = None,
         value_head_size: int | None = None,
         kind: KVKind = KVKind.FULL,
+        index: int | None = None,
     ) -> None:
         size = context.config.head_size if head_size is None else head_size
         self.backend = context.attention
@@ -46,10 +49,13 @@ class Attention:
             kind=kind,
         )
         context.attention_layers.append(self.layer)
+        self.wanted = None if index is None else WantedTokens(context, index)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor | None, batch: ForwardBatch) -> Tensor:
         """q: [num_tokens, num_heads, head_size]; k, v: [num_tokens, num_kv_heads, head_size], k rotated.
 
-        v is None in a latent layer. Returns [num_tokens, num_heads * value_head_size].
+        v is None in a latent layer. Returns [num_tokens, num_heads * value_head_size], in the last layer of a model
+        that narrows only the rows of ``batch.hidden_at``.
         """
-        return self.backend.forward(q, k, v, self.layer, batch).reshape(q.shape[0], -1)
+        out = self.backend.forward(q, k, v, self.layer, batch).reshape(q.shape[0], -1)
+        return out if self.wanted is None else self.wanted(out, batch)

@@ -17,7 +17,7 @@ from fwk.interfaces.operators import Operators
 from fwk.types import ForwardBatch
 
 StepOutput = tuple[Tensor, Tensor | None]
-"""Hidden states [num_tokens, hidden_size], and logits [num_logits, vocab_size] where ``batch.logits_at`` asks for some.
+"""Hidden states [num_hidden, hidden_size], and logits [num_logits, vocab_size] where ``batch.logits_at`` asks for some.
 
 Valid until the next step.
 """
@@ -27,12 +27,14 @@ class StepSize(NamedTuple):
     """All that sets a step apart from another, besides what is in the input buffers and the plan of attention."""
 
     num_tokens: int
+    num_hidden: int  # hidden states that are wanted: of all tokens, or fewer (``ForwardBatch.hidden_at``)
     num_logits: int
     num_seqs: int
 
     @staticmethod
     def of(batch: ForwardBatch) -> StepSize:
-        return StepSize(batch.num_tokens, len(batch.logits_at), batch.num_seqs)
+        num_hidden = batch.num_tokens if batch.hidden_at is None else len(batch.hidden_at)
+        return StepSize(batch.num_tokens, num_hidden, len(batch.logits_at), batch.num_seqs)
 
 
 class NotCapturable(Exception):

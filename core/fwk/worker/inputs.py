@@ -67,9 +67,13 @@ class InputBuffers:
     objects come again with other numbers in them, which costs a tenth of building them anew.
     """
 
-    def __init__(self, table: SequenceTable, max_tokens: int, num_slots: int, device: torch.device) -> None:
+    def __init__(
+        self, table: SequenceTable, max_tokens: int, num_slots: int, device: torch.device, *, narrows: bool = False
+    ) -> None:
+        """narrows: the model's word; then batches say which tokens' hidden states are wanted."""
         self.table = table
         self._device = device
+        self._narrows = narrows
         self._pairs: dict[str, tuple[np.ndarray, torch.Tensor]] = {}
         self._views: dict[str, tuple[np.ndarray, torch.Tensor]] = {}  # of the buffers' used parts, of the last step
         self._last: _DecodeStep | None = None  # whose inputs are in the buffers
@@ -82,6 +86,7 @@ class InputBuffers:
             ("query_start", (num_slots + 1,), np.int32),
             ("seq_lens", (num_slots,), np.int32),
             ("logits_at", (rows,), np.int64),
+            ("hidden_at", (rows,), np.int64),
             ("adapter_ids", (rows,), np.int32),
             ("block_table", (num_slots * table.block_table.shape[1],), np.int32),
         ):
@@ -144,10 +149,13 @@ class InputBuffers:
                 if slot in trees:  # a draft's K/V has a place of its own, but it stands where its depth says
                     depths, end = trees[slot].depths, int(starts[i + 1])
                     positions[end - len(depths) : end] = seq_lens[i] - len(depths) + depths
-        forward = self._forward(slots, token_ids, positions, slot_mapping, starts, seq_lens, logits_at)
         adapters = table.adapter[rows]
-        if (adapters >= 0).any():
+        has_adapters = bool((adapters >= 0).any())
+        hidden_at, logits_at = self._wanted(logits_at, len(token_ids), has_adapters or table.wants_prompt(slots))
+        forward = self._forward(slots, token_ids, positions, slot_mapping, starts, seq_lens, hidden_at, logits_at)
+        if has_adapters:  # they are told apart by token, in the last layer, too
             forward.adapter_ids_np, forward.adapter_ids = self._fill("adapter_ids", adapters)
+            forward.hidden_at = None
         if trees:
             forward.tree_mask = _tree_mask(slots.tolist(), num_new.tolist(), trees).to(self._device)
         elif is_decode and len(step_rows.slots) == len(slots):
@@ -188,15 +196,28 @@ class InputBuffers:
         """
         slot_mapping = self.table.kv_slots(slots, positions)
         starts = np.arange(len(slots) + 1)
-        return self._forward(slots, token_ids, positions, slot_mapping, starts, positions + 1, starts[:-1])
+        each = starts[:-1]
+        return self._forward(slots, token_ids, positions, slot_mapping, starts, positions + 1, each, each)
 
-    def blank(self, num_tokens: int, num_logits: int, num_seqs: int) -> ForwardBatch:
+    def blank(self, num_tokens: int, num_hidden: int, num_logits: int, num_seqs: int) -> ForwardBatch:
         """A batch whose numbers mean nothing; of more sequences where the tokens are too many for so few."""
         num_seqs = max(num_seqs, -(-num_tokens // self._longest))
         starts = np.arange(num_seqs + 1) * num_tokens // num_seqs
         nothing = np.zeros(num_tokens, np.int64)
-        slots, logits_at = np.zeros(num_seqs, np.int64), np.zeros(num_logits, np.int64)
-        return self._forward(slots, nothing, nothing, nothing, starts, np.diff(starts), logits_at)
+        slots, hidden_at, logits_at = (np.zeros(n, np.int64) for n in (num_seqs, num_hidden, num_logits))
+        return self._forward(slots, nothing, nothing, nothing, starts, np.diff(starts), hidden_at, logits_at)
+
+    def _wanted(self, logits_at: np.ndarray, num_tokens: int, wants_all: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens whose hidden states are wanted, and which of these are turned into logits.
+
+        logits_at: the tokens whose logits are wanted. Of at least one token hidden states are: no kernel need know
+        what to do with none.
+        """
+        if wants_all or not self._narrows:
+            return np.arange(num_tokens), logits_at
+        if not len(logits_at):
+            return np.zeros(1, np.int64), logits_at
+        return logits_at, np.arange(len(logits_at))
 
     def _forward(
         self,
@@ -206,6 +227,7 @@ class InputBuffers:
         slot_mapping: np.ndarray,
         starts: np.ndarray,
         seq_lens: np.ndarray,
+        hidden_at: np.ndarray,
         logits_at: np.ndarray,
     ) -> ForwardBatch:
         self._last = None
@@ -225,6 +247,7 @@ class InputBuffers:
             query_start_np=starts_np,
             seq_lens_np=lens_np,
             is_decode=len(token_ids) == len(slots),
+            hidden_at=self._fill("hidden_at", hidden_at)[1] if self._narrows else None,
         )
 
     def _rows(self, batch: Batch, slots: np.ndarray, starts: np.ndarray, computed: np.ndarray) -> StepRows:

@@ -1,7 +1,8 @@
 """Record a step on a CPU: the calls of native operators, in memory that stays where it is, for any number of tokens.
 
-A step is recorded at five sizes, without being computed. The calls must be the same ones; the words of their arguments
-that differ say which of them count tokens, logits or sequences, and are set anew before a step of another size.
+A step is recorded at six sizes, without being computed. The calls must be the same ones; the words of their arguments
+that differ say which of them count tokens, hidden states, logits or sequences, and are set anew before a step of
+another size.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ RESERVED = 64 << 20
 """Bytes that an arena reserves at once; they take no memory before they are written to."""
 
 FEW = 8
-"""Tokens, or rows of logits, of the recordings that are compared with the largest: few, yet nobody's special case."""
+"""Tokens, hidden states or logits of the recordings compared with the largest: few, yet nobody's special case."""
 
-FEWER: tuple[dict[str, int], ...] = ({"num_tokens": FEW}, {"num_logits": FEW}, {"num_seqs": 1})
+FEWER: tuple[dict[str, int], ...] = (
+    *({count: FEW} for count in ("num_tokens", "num_hidden", "num_logits")),
+    {"num_seqs": 1},
+)
 
 MOST_EACH = 1 << 16
 """What an argument may grow by with a token, a logit or a sequence. Addresses that differ by chance do by more."""
@@ -122,7 +126,7 @@ class TapeGraph(Graph):
             self._words[self._places] = self._base + self._each @ np.array(size)
             hidden, logits = self._output
             assert logits is not None
-            self._views = hidden[: size.num_tokens], logits[: size.num_logits] if size.num_logits else None
+            self._views = hidden[: size.num_hidden], logits[: size.num_logits] if size.num_logits else None
             self._size = size
         self._team.replay(self.tape)
         return self._views
@@ -135,11 +139,11 @@ class TapeCapture(GraphCapture):
         self._team = team
 
     def capture(self, step: Callable[[StepSize], StepOutput], most: StepSize) -> TapeGraph:
-        largest = StepSize(max(most.num_tokens, 2 * FEW), max(most.num_logits, 2 * FEW), num_seqs=2)
+        largest = StepSize(*(max(count, 2 * FEW) for count in most[:3]), num_seqs=2)
         arena = Arena()
         tape, output = self._record(step, largest, arena)
         recorded = [(largest, tape)]
-        between = StepSize(FEW + 3, FEW + 1, num_seqs=1)
+        between = StepSize(FEW + 3, FEW + 2, FEW + 1, num_seqs=1)
         for size in (*(largest._replace(**fewer) for fewer in FEWER), between):
             arena.begin_again()
             recorded.append((size, self._record(step, size, arena)[0]))

@@ -148,7 +148,10 @@ class LocalWorker(Worker):
             self._config, self._plugins, self._setup, self._chosen, layers, self._tp, num_blocks=num_blocks
         )
         table = SequenceTable(options.max_running_requests, opened.max_model_len, options.page_size)
-        inputs = InputBuffers(table, self._setup.max_step_tokens, options.max_running_requests, self._device)
+        narrows = isinstance(model, Model) and model.narrows
+        inputs = InputBuffers(
+            table, self._setup.max_step_tokens, options.max_running_requests, self._device, narrows=narrows
+        )
         if isinstance(model, Encoder):
             self._runner = PoolingRunner(model=model, pooling=opened.pooling, table=table, inputs=inputs)
             return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons))
@@ -346,7 +349,7 @@ class LocalWorker(Worker):
         if self._why_not_captured():
             return StepModel(model)
         max_seqs = self._config.engine.cuda_graph_max_bs
-        most = StepSize(max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
+        most = StepSize(max_tokens, max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
         return CapturedStepModel(model, self._operators, TapeCapture(self._team), most)
 
     def _why_not_captured(self) -> str:

@@ -21,11 +21,11 @@ class NormedAttention:
         context: ModelContext,
         rotary: RotaryEmbedding,
         prefix: str,
+        index: int,
         *,
         norm: type[RMSNorm] = RMSNorm,
         bias: bool = False,
         scale: float | None = None,
-        sliding_window: int | None = None,
         soft_cap: float | None = None,
     ) -> None:
         config = context.config
@@ -46,12 +46,13 @@ class NormedAttention:
             self.num_heads,
             self.num_kv_heads,
             scale=scale,
-            sliding_window=sliding_window,
+            sliding_window=config.window_of(index),
             soft_cap=soft_cap,
+            index=index,
         )
 
     def __call__(self, x: Tensor, rows: RotaryRows, batch: ForwardBatch) -> Tensor:
-        """[num_tokens, hidden_size] to the same."""
+        """[num_tokens, hidden_size] to the same, of the last layer the wanted tokens."""
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_size)
         qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         q, k = self.rotary.rotate(self.norm(qk), rows).split((self.num_heads, self.num_kv_heads), dim=1)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import LMHead, RMSNorm, RotaryEmbedding, RotaryRows, VocabEmbedding
+from fwk.layers import LMHead, RMSNorm, RotaryEmbedding, RotaryRows, VocabEmbedding, WantedTokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 class Decoder(Model):
     """Token ids to hidden states to logits."""
+
+    narrows = True
 
     def __init__(self, context: ModelContext) -> None:
         config = context.config
@@ -55,14 +57,15 @@ class DecoderLayer:
         config, prefix = context.config, f"model.layers.{index}"
         self.input_norm = RMSNorm(context, f"{prefix}.input_layernorm", config.hidden_size, config.rms_norm_eps)
         self.attention = make_attention(f"{prefix}.self_attn")
+        self.wanted = WantedTokens(context, index)
         self.mlp_norm = RMSNorm(context, f"{prefix}.post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
         self.mlp = make_mlp(f"{prefix}.mlp")
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, rows: RotaryRows, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
-        """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each."""
+        """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each (last layer: fewer)."""
         x, residual = self.input_norm.add(x, residual)
         x = self.attention(x, rows, batch)
-        x, residual = self.mlp_norm.add(x, residual)
+        x, residual = self.mlp_norm.add(x, self.wanted(residual, batch))
         return self.mlp(x), residual

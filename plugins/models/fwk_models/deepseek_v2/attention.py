@@ -38,7 +38,7 @@ KEYS, VALUES = 0, 1
 class LatentAttention:
     """Queries for each head, one latent for all."""
 
-    def __init__(self, context: ModelContext, rotary: RotaryEmbedding, prefix: str) -> None:
+    def __init__(self, context: ModelContext, rotary: RotaryEmbedding, prefix: str, index: int) -> None:
         config, bias = context.config, bool(context.config.raw.get("attention_bias", False))
         hidden, heads = config.hidden_size, config.num_heads
         if config.sliding_window is not None:
@@ -65,15 +65,16 @@ class LatentAttention:
             scale=score_scale(config, self.unrotated + self.rotated),
             value_head_size=self.rank,
             kind=KVKind.LATENT,
+            index=index,
         )
 
     def __call__(self, x: Tensor, rows: RotaryRows, batch: ForwardBatch) -> Tensor:
-        """[num_tokens, hidden_size] to the same."""
+        """[num_tokens, hidden_size] to the same, of the last layer the wanted tokens."""
         q, q_rotated = self.query(x).split((self.unrotated, self.rotated), -1)
         q = torch.cat((self.of_heads.down(KEYS, q), self.rotary.rotate(q_rotated, rows)), -1)
         latent, k_rotated = self.latent(x).unsqueeze(1).split((self.rank, self.rotated), -1)
         k = torch.cat((self.norm(latent), self.rotary.rotate(k_rotated, rows)), -1)
-        seen = self.attention(q, k, None, batch).view(x.shape[0], -1, self.rank)
+        seen = self.attention(q, k, None, batch).unflatten(-1, (-1, self.rank))
         return self.output(self.of_heads.up(VALUES, seen).flatten(1))
 
 

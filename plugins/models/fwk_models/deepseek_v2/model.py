@@ -27,7 +27,7 @@ class DeepseekV2(Decoder):
         return DecoderLayer(
             context,
             index,
-            lambda prefix: LatentAttention(context, self.rotary, prefix),
+            lambda prefix: LatentAttention(context, self.rotary, prefix, index),
             lambda prefix: GatedMLP(context, prefix, bias=bias) if is_dense else Experts(context, prefix),
         )
 

@@ -8,7 +8,7 @@ import torch
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import GatedMLP, LMHead, OffsetRMSNorm, RotaryEmbedding, RotaryRows, VocabEmbedding
+from fwk.layers import GatedMLP, LMHead, OffsetRMSNorm, RotaryEmbedding, RotaryRows, VocabEmbedding, WantedTokens
 from fwk_models._common.attention import NormedAttention
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 class Gemma3(Model):
     """Token ids to hidden states to logits."""
+
+    narrows = True
 
     def __init__(self, context: ModelContext) -> None:
         config, raw = context.config, context.config.raw
@@ -60,12 +62,13 @@ class Gemma3Layer:
             context,
             rotary[self.kind],
             f"{prefix}.self_attn",
+            index,
             norm=OffsetRMSNorm,
             bias=bool(raw.get("attention_bias", False)),
             scale=float(raw.get("query_pre_attn_scalar") or 256) ** -0.5,
-            sliding_window=config.window_of(index),
             soft_cap=raw.get("attn_logit_softcapping"),
         )
+        self.wanted = WantedTokens(context, index)
         self.attention_norm = norm("post_attention_layernorm")
         self.mlp_norm = norm("pre_feedforward_layernorm")
         self.mlp = GatedMLP(context, f"{prefix}.mlp", activation=raw.get("hidden_activation") or "gelu_pytorch_tanh")
@@ -74,8 +77,8 @@ class Gemma3Layer:
     def __call__(
         self, x: Tensor, residual: Tensor | None, rows: RotaryRows, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
-        """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each."""
+        """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each (last layer: fewer)."""
         x, residual = self.input_norm.add(x, residual)
         x = self.attention_norm(self.attention(x, rows, batch))
-        x, residual = self.mlp_norm.add(x, residual)
+        x, residual = self.mlp_norm.add(x, self.wanted(residual, batch))
         return self.output_norm(self.mlp(x)), residual

@@ -46,10 +46,11 @@ class LlamaAttention:
         )
         self.num_heads, self.num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
         self.head_size = config.head_size
-        self.attention = Attention(context, self.num_heads, self.num_kv_heads, sliding_window=config.window_of(index))
+        window = config.window_of(index)
+        self.attention = Attention(context, self.num_heads, self.num_kv_heads, sliding_window=window, index=index)
 
     def __call__(self, x: Tensor, rows: RotaryRows, batch: ForwardBatch) -> Tensor:
-        """[num_tokens, hidden_size] to the same."""
+        """[num_tokens, hidden_size] to the same, of the last layer the wanted tokens."""
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_size)
         num_rotated = self.num_heads + self.num_kv_heads
         self.rotary.rotate(qkv[:, :num_rotated], rows)  # q and k at once: they are neighbours

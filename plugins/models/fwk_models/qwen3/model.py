@@ -19,12 +19,11 @@ class Qwen3(Decoder):
     def make_layer(self, context: ModelContext, index: int) -> DecoderLayer:
         config = context.config
         bias = bool(config.raw.get("attention_bias", False))
-        window = config.window_of(index)
         make_mlp = experts if has_experts(config, index) else GatedMLP
         return DecoderLayer(
             context,
             index,
-            lambda prefix: NormedAttention(context, self.rotary, prefix, bias=bias, sliding_window=window),
+            lambda prefix: NormedAttention(context, self.rotary, prefix, index, bias=bias),
             lambda prefix: make_mlp(context, prefix),
         )
 
