@@ -6,7 +6,12 @@ prefetchers stop at the end of each, and the core waits for as many translations
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -28,3 +33,62 @@ def zeros(num_bytes: int) -> Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % HUGE
     return whole[start : start + num_bytes]
+
+
+@contextmanager
+def forgotten(memory: Tensor) -> Iterator[None]:
+    """What is written meanwhile to ``memory``, whole ``zeros``, is forgotten: at the end they are zeros again.
+
+    Writing takes small pages, so that a few bytes here and there cost no huge ones.
+    """
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        _advise(memory, mmap.MADV_NOHUGEPAGE)
+    try:
+        yield
+    finally:
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            _advise(memory, mmap.MADV_DONTNEED)
+            _advise(memory, mmap.MADV_HUGEPAGE)
+        else:
+            memory.zero_()
+
+
+def populate_soon(pieces: Sequence[Tensor]) -> threading.Thread:
+    """Begin to take the huge pages that pieces of ``zeros`` lie in, beside what this thread does.
+
+    The system clears a page when it is first written to, and a virtual machine may have to ask its host for it: half a
+    second for 200 MB has been seen. Nothing happens where the system cannot do it ahead (Linux before 5.14).
+    """
+    spans = [(piece.data_ptr(), piece.numel() * piece.element_size()) for piece in pieces]
+    thread = threading.Thread(target=_populate, args=(spans, pieces), daemon=True)
+    thread.start()
+    return thread
+
+
+_POPULATE_WRITE = 23
+"""``MADV_POPULATE_WRITE`` of Linux, which Python's ``mmap`` does not name."""
+
+
+def _populate(spans: list[tuple[int, int]], alive: Sequence[Tensor]) -> None:
+    """alive: what the spans lie in."""
+    if sys.platform != "linux":
+        return
+    for address, size in spans:
+        end = address + size
+        for page in range(address // HUGE * HUGE, end, HUGE):  # one at a time: who maps memory meanwhile waits for it
+            start = max(page, address)
+            _advise_span(start, min(page + HUGE, end) - start, _POPULATE_WRITE)
+
+
+def _advise(memory: Tensor, advice: int) -> None:
+    _advise_span(memory.data_ptr(), memory.numel() * memory.element_size(), advice)
+
+
+def _advise_span(address: int, size: int, advice: int) -> None:
+    """Advise the system of all small pages that the span touches, without the interpreter's lock.
+
+    What the system cannot do, it does not do.
+    """
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    num_bytes = -(-(address + size - start) // mmap.PAGESIZE) * mmap.PAGESIZE
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), ctypes.c_int(advice))

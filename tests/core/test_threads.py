@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fwk.worker.threads import half_of_torchs_threads
+from fwk.worker.threads import half_of_torchs_threads, settle_waiting
 
 
 @pytest.mark.parametrize(("count", "half"), [(1, 1), (2, 1), (5, 2)])
@@ -23,3 +23,12 @@ def test_torch_gets_its_threads_back(count: int, half: int) -> None:
         assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_users_own_threads_stand() -> None:
+    environment: dict[str, str] = {}
+    settle_waiting(environment)
+    assert environment["OPENBLAS_NUM_THREADS"] == "1"
+    environment = {"OPENBLAS_NUM_THREADS": "2", "OMP_WAIT_POLICY": "active"}
+    settle_waiting(environment)
+    assert environment == {"OPENBLAS_NUM_THREADS": "2", "OMP_WAIT_POLICY": "active"}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
+from torch import Tensor
 
 from fwk import pages
 from fwk.errors import ConfigError
@@ -70,8 +73,10 @@ def agree(num_blocks: int, group: ParallelGroup, device: torch.device) -> int:
     return int(group.all_gather(torch.tensor([num_blocks], device=device), 0).min())
 
 
-def allocate(backend: AttentionBackend, layers: list[AttentionLayer], num_blocks: int, device: torch.device) -> None:
-    """Give every layer its cache, [num_blocks, *block_shape] of zeros.
+def allocate(
+    backend: AttentionBackend, layers: list[AttentionLayer], num_blocks: int, device: torch.device
+) -> Tensor | None:
+    """Give every layer its cache, [num_blocks, *block_shape] of zeros; on a CPU, the memory of all (``fwk.pages``).
 
     On a CPU the zeros are the operating system's: huge pages never written take no memory. They must be zeros and not
     just any bytes, for a NaN in a masked place would survive the mask. Layers lie one after another in them: were each
@@ -82,9 +87,25 @@ def allocate(backend: AttentionBackend, layers: list[AttentionLayer], num_blocks
     if device.type != "cpu":
         for layer, form, shape in zip(layers, forms, shapes, strict=True):
             layer.kv_cache = torch.zeros(shape, dtype=form.dtype, device=device)
-        return
+        return None
     sizes = [math.prod(shape) * form.dtype.itemsize for form, shape in zip(forms, shapes, strict=True)]
     rooms = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-    pieces = pages.zeros(sum(rooms)).split(rooms)
+    memory = pages.zeros(sum(rooms))
+    pieces = memory.split(rooms)
     for layer, form, shape, piece, size in zip(layers, forms, shapes, pieces, sizes, strict=True):
         layer.kv_cache = piece[:size].view(form.dtype).view(shape)
+    return memory
+
+
+@contextmanager
+def unused(memory: Tensor | None, layers: list[AttentionLayer]) -> Iterator[None]:
+    """On a CPU, what is stored meanwhile is forgotten and takes next to no memory. ``memory``: what ``allocate`` gave.
+
+    Afterwards a thread takes the pages of the first blocks, for which the first request would have to wait.
+    """
+    if memory is None:
+        yield
+        return
+    with pages.forgotten(memory):
+        yield
+    pages.populate_soon([layer.kv_cache[:1] for layer in layers if layer.kv_cache is not None])

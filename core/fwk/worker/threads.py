@@ -16,9 +16,14 @@ on a quiet machine it is as fast as before; with 1,000, threads fall asleep betw
 
 
 def settle_waiting(environment: MutableMapping[str, str]) -> None:
-    """Set the variables before torch is imported; a user's own choice stands."""
+    """Set the variables before torch is imported; a user's own choice stands.
+
+    Numpy's matrix library gets no threads: nothing here multiplies with it, and its threads spin for 0.1 s each when
+    numpy is imported, on the cores that the start needs.
+    """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @contextmanager

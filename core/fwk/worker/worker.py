@@ -143,7 +143,7 @@ class LocalWorker(Worker):
             most=options.max_running_requests * -(-opened.max_model_len // options.page_size),
         )
         num_blocks = kv_cache.agree(num_blocks, self._tp, self._device)
-        kv_cache.allocate(attention, layers, num_blocks, self._device)
+        memory = kv_cache.allocate(attention, layers, num_blocks, self._device)
         self._store = open_store(
             self._config, self._plugins, self._setup, self._chosen, layers, self._tp, num_blocks=num_blocks
         )
@@ -167,7 +167,8 @@ class LocalWorker(Worker):
             drafting=drafting,
             adapters=self._adapters(context.lora),
         )
-        runner.warm_up()
+        with kv_cache.unused(memory, layers):
+            runner.warm_up()
         self._chosen["step"] = self._how_steps_run(runner.model)
         self._grammars.begin(self._compiler.build)
         return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons), drafting.max_drafts)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 
+import pytest
 import torch
 
+import fwk.pages
 from fwk_quant._common.cpu.pages import ALIGNMENT, SLAB, HugePages
 
 
@@ -22,3 +25,18 @@ def test_pieces_lie_apart_and_keep_what_is_written() -> None:
     for number, (piece, size) in enumerate(zip(pieces, sizes, strict=True)):
         assert tuple(piece.shape) == size
         assert bool((piece == number + 1).all())
+
+
+def test_pages_are_taken_ahead_from_the_second_slab_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[int, int]] = []
+
+    def populate_soon(pieces: Sequence[torch.Tensor]) -> None:
+        taken.extend((piece.data_ptr(), piece.numel()) for piece in pieces)
+
+    monkeypatch.setattr(fwk.pages, "populate_soon", populate_soon)
+    pages = HugePages()
+    pages.empty((SLAB // 2,), torch.uint8)
+    pages.empty((SLAB // 2,), torch.uint8)
+    assert not taken  # all that a tiny model needs
+    piece = pages.empty((SLAB + 1,), torch.uint8)
+    assert taken == [(piece.data_ptr(), SLAB + fwk.pages.HUGE)]

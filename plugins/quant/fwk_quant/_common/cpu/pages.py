@@ -12,8 +12,8 @@ from fwk import pages
 if TYPE_CHECKING:
     from torch import Tensor
 
-SLAB = 32 << 20
-"""Bytes that are asked for at a time."""
+SLAB = 16 << 20
+"""Bytes that are asked for at a time, and whose pages are taken ahead of what is written."""
 
 ALIGNMENT = 64
 
@@ -23,13 +23,17 @@ class HugePages:
 
     def __init__(self) -> None:
         self._slab = torch.empty(0, dtype=torch.uint8)
+        self._num_slabs = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor of zeros at a multiple of ``ALIGNMENT`` bytes."""
         size = math.prod(shape) * dtype.itemsize
         room = -(-size // ALIGNMENT) * ALIGNMENT
         if room > len(self._slab):
-            # What is left of the slab before was never touched, so it takes address space only.
+            is_first = not self._num_slabs
+            self._num_slabs += 1
             self._slab = pages.zeros(max(SLAB, -(-room // pages.HUGE) * pages.HUGE))
+            if not is_first:  # which a tiny model would not fill
+                pages.populate_soon([self._slab])
         piece, self._slab = self._slab[:size], self._slab[room:]
         return piece.view(dtype).view(shape)
