@@ -69,6 +69,7 @@ class AttentionLayer:
     kv_group: int = 0
     kv_cache: Tensor | None = None  # [num_blocks, *BlockFormat.block_shape]
     state: Any = None  # the backend's own, per layer
+    is_narrowed: bool = False  # its outcome is read at ``batch.hidden_at`` alone, where that is not None
 
     def __post_init__(self) -> None:
         self.value_head_size = self.value_head_size or self.head_size
@@ -126,6 +127,7 @@ class AttentionBackend(ABC):
         query's. *All* tokens of the batch are stored before any is read: a sequence may read blocks that another
         sequence of the same batch fills (a prefix shared within one step). Where K/V are stored in fewer bits, the
         step's own are read back as they were stored: a token's output does not depend on how its past was chunked.
+        Where the layer is narrowed, what is returned of tokens that are not in ``batch.hidden_at`` means nothing.
         """
 
     def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:

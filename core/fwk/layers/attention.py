@@ -36,6 +36,7 @@ class Attention:
         index: int | None = None,
     ) -> None:
         size = context.config.head_size if head_size is None else head_size
+        self.wanted = None if index is None else WantedTokens(context, index)
         self.backend = context.attention
         self.layer = AttentionLayer(
             index=len(context.attention_layers),
@@ -47,9 +48,9 @@ class Attention:
             soft_cap=soft_cap,
             value_head_size=size if value_head_size is None else value_head_size,
             kind=kind,
+            is_narrowed=self.wanted is not None and self.wanted.is_last,
         )
         context.attention_layers.append(self.layer)
-        self.wanted = None if index is None else WantedTokens(context, index)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor | None, batch: ForwardBatch) -> Tensor:
         """q: [num_tokens, num_heads, head_size]; k, v: [num_tokens, num_kv_heads, head_size], k rotated.

@@ -20,11 +20,11 @@ class WantedTokens:
     """
 
     def __init__(self, context: ModelContext, index: int) -> None:
-        self._is_last = index == context.config.num_layers - 1
+        self.is_last = index == context.config.num_layers - 1
         self._operators = context.operators
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[num_tokens, size] to the same, or to a copy of the wanted rows [num_hidden, size]."""
-        if not self._is_last or batch.hidden_at is None:
+        if not self.is_last or batch.hidden_at is None:
             return x
         return self._operators.rows(x.contiguous(), batch.hidden_at)

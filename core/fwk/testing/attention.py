@@ -244,6 +244,24 @@ class AttentionSuite(ServedSuite):
             q, out = cached.step([29], [1], tables, k[29:], k[29:])
             torch.testing.assert_close(out.double(), reference(q, k, k, 29, shape), atol=2e-5, rtol=0)
 
+    def test_a_narrowed_layer_stores_all_and_has_what_is_wanted(self, item: Registered) -> None:
+        """Prompts and a chunk, of which few tokens' outcomes are read: to the bit those of a layer that has all."""
+        cached = Cached(item, Shape(), 40, is_dirty=False, num_layers=2)
+        whole, narrowed = cached.layers
+        narrowed.is_narrowed = True
+        lens = [70, 3, 40]
+        batch = make_batch([0, 70, 0], lens, block_tables([70, 73, 40], 16))
+        k, v, q = cached.tokens(113, 2), cached.tokens(113, 2), cached.tokens(113, 4)
+        for wanted in ([69, 70, 72], [0], list(range(113))):
+            batch.hidden_at = torch.tensor(wanted)
+            with torch.inference_mode():
+                batch.plan = cached.backend.plan(batch, cached.layers)
+                outs = [cached.backend.forward(q, k, v, layer, batch) for layer in (whole, narrowed)]
+            assert torch.equal(*(out[batch.hidden_at] for out in outs))
+            assert whole.kv_cache is not None
+            assert narrowed.kv_cache is not None
+            assert torch.equal(whole.kv_cache, narrowed.kv_cache)
+
     def test_layers_of_different_kinds_share_a_step(self, item: Registered) -> None:
         """A layer with a window and one without, planned together."""
         cached = Cached(item, Shape(sliding_window=5), 8)

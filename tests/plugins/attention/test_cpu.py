@@ -184,6 +184,20 @@ def test_blocks_that_sequences_share_are_read_together() -> None:
     assert by_keys == {0: [[0, 1, 2, 3], [4], [5]], 256: [[0, 1, 2], [3], [4], [5]]}
 
 
+def test_a_narrowed_layer_attends_for_few_tokens() -> None:
+    from fwk_attention.cpu.plan import LayerKind
+
+    kind, batch = LayerKind(0, 9, 3, 64, None, is_narrowed=True), make_batch([0, 50], [320, 2], block_tables([320, 52]))
+    planner = build("cpu", torch.float32)._planner
+    scores: list[int] = []
+    for wanted in (None, torch.arange(322), torch.tensor([319, 321])):
+        plan = planner.make(kind, dataclasses.replace(batch, hidden_at=wanted))
+        scores.append(plan.answer.num_scores)
+        firsts = {int(plan.members[int(task["first_member"])]["first"]) for task in plan.tasks[: plan.answer.num_tasks]}
+    assert scores[0] == scores[1] > 10 * scores[2]
+    assert firsts == {304, 320}
+
+
 def test_a_batch_that_comes_again_is_cut_as_one_that_is_new() -> None:
     """Each step all sequences are a token longer: ranges of keys come to be, more members than there was room for."""
     from fwk_attention.cpu.plan import LayerKind

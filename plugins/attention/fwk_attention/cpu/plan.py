@@ -64,7 +64,7 @@ class AttendStruct(ctypes.Structure):
 
 class Question(ctypes.Structure):
     _fields_ = [
-        *_fields(ctypes.c_void_p, "query_start seq_lens table"),
+        *_fields(ctypes.c_void_p, "query_start seq_lens table wanted"),
         *_fields(ctypes.c_int64, "num_seqs table_width block_size group window is_tree max_rows few_rows range"),
     ]
 
@@ -82,10 +82,20 @@ class LayerKind:
     num_kv_heads: int
     head_size: int
     sliding_window: int | None
+    is_narrowed: bool = False
 
     @staticmethod
     def of(layer: AttentionLayer) -> LayerKind:
-        return LayerKind(layer.kv_group, layer.num_heads, layer.num_kv_heads, layer.head_size, layer.sliding_window)
+        sizes = (layer.num_heads, layer.num_kv_heads, layer.head_size)
+        return LayerKind(layer.kv_group, *sizes, layer.sliding_window, layer.is_narrowed)
+
+    def wanted(self, batch: ForwardBatch) -> np.ndarray | None:
+        """[num_tokens] uint8: the tokens whose outcome is wanted of such layers; None: of all."""
+        if not self.is_narrowed or batch.hidden_at is None or len(batch.hidden_at) == batch.num_tokens:
+            return None
+        flags = np.zeros(batch.num_tokens, np.uint8)
+        flags[batch.hidden_at.numpy()] = 1
+        return flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +178,12 @@ class Planner:
         tree, positions = batch.tree_mask, batch.positions
         if tree is not None:
             tree, positions = tree.contiguous(), positions.contiguous()
+        wanted = kind.wanted(batch)
         room = int(starts[-1]) + int(lens.sum()) // RANGE + 3 * len(lens)  # one more for each while it comes again
         members, tasks = np.empty(room, MEMBER), np.empty(room, TASK)
         question = Question(
             *(starts.ctypes.data, lens.ctypes.data, table.ctypes.data),
+            None if wanted is None else wanted.ctypes.data,
             *(len(lens), table.shape[1], self._block_size, kind.num_heads // kind.num_kv_heads),
             *(kind.sliding_window or 0, tree is not None, self._max_rows, FEW_ROWS, RANGE),
         )
@@ -190,7 +202,7 @@ class Planner:
             num_tokens=len(slots),
         )
         left = RANGE if is_same and batch.is_decode else 1
-        kept = (*kept, slots, tree, positions)
+        kept = (*kept, slots, tree, positions, wanted)
         return Plan(kind, batch, struct, question, Answer(), members, tasks, kept, left)
 
     def _cut(self, plan: Plan) -> None:

@@ -62,6 +62,7 @@ struct Question {  // what a plan is made for
     const int32_t* query_start;  // [num_seqs + 1]
     const int32_t* seq_lens;     // [num_seqs]
     const int32_t* table;        // [num_seqs, table_width]
+    const uint8_t* wanted;       // [num_tokens] whether a token's outcome is; null: all are
     int64_t num_seqs, table_width, block_size, group, window, is_tree;
     int64_t max_rows, few_rows, range;  // rows of a task; up to so many, keys are cut into ranges of so many
 };
@@ -91,6 +92,7 @@ void plan_attention(const Question* question, Tokens* members, Task* tasks, Answ
         for (int64_t at = 0; at < num_new; at += max_tokens) {
             Tokens member{int32_t(seq), int32_t(start + at), int32_t(std::min(max_tokens, num_new - at)),
                           int32_t(past + at), int32_t(past), -1, 0, 1};
+            if (ask.wanted && !memchr(ask.wanted + member.first, 1, member.count)) continue;
             const int64_t lowest = ask.is_tree ? past : past + at;
             const int64_t first = ask.window ? std::max<int64_t>(0, lowest - ask.window + 1) : 0;
             const int64_t last = ask.is_tree ? length : past + at + member.count;
