@@ -21,7 +21,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from fwk.bench import report
 from fwk.bench.load import Reply, run, served_model
-from fwk.bench.servers import fingerprint, free_port, parse
+from fwk.bench.servers import fingerprint, free_port, of_fwk, parse
 from fwk.bench.summary import Goals, percentile, summarise
 from fwk.bench.workload import WORDS, WORKLOADS, Maker, Workload, changed
 from fwk.cli.main import main
@@ -276,3 +276,11 @@ def test_a_server_that_is_gone_is_told(
     url = f"http://127.0.0.1:{free_port()}"
     assert main(["bench", "serve", "--url", url, "--tokenizer", str(file)]) == ConfigError.exit_code
     assert "give --model" in capsys.readouterr().err
+
+
+def test_a_server_that_is_measured_keeps_bytecode() -> None:
+    assert of_fwk("a", []).environment["PYTHONDONTWRITEBYTECODE"] == ""
+    assert of_fwk("a", [], {"PYTHONPATH": "x", "PYTHONDONTWRITEBYTECODE": "1"}).environment == {
+        "PYTHONPATH": "x",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }

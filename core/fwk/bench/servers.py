@@ -111,11 +111,11 @@ def parse(text: str) -> Server:
 
 
 def of_fwk(name: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> Server:
-    """``fwk serve`` with these arguments, by this Python."""
+    """``fwk serve`` with these arguments, by this Python, which keeps bytecode as an installation has it."""
     if "--port" in arguments:
         raise ConfigError(f"the command of server {name} must leave --port out: a free one is taken")
     command = (sys.executable, "-m", "fwk", "serve", *arguments, "--port", "{port}")
-    return Server(name, command=command, environment=environment or {})
+    return Server(name, command=command, environment={"PYTHONDONTWRITEBYTECODE": "", **(environment or {})})
 
 
 @contextmanager
