@@ -12,7 +12,7 @@
 
 namespace kernel {
 
-constexpr int64_t FEW = 4;         // rows that each thread prepares for itself
+constexpr int64_t FEW = 4;          // rows that each thread prepares for itself
 constexpr int64_t ROW_BLOCK = 192;  // rows of a task
 
 thread_local Spare own;
@@ -87,6 +87,7 @@ void run(const Linear& call, fwk::Member& member) {
             const int64_t at = first + part(end - first, tile, tiles, x.side);
             const int64_t last = first + part(end - first, tile + 1, tiles, x.side);
             alignas(64) float sums[K::ROWS * PANEL];
+            // Lines to be written to are fetched, too: of many rows they are no longer in a cache.
             for (int64_t r = at; r < last; r++) __builtin_prefetch((T*)call.y + r * call.y_stride + panel * PANEL, 1, 3);
             for (int column = 0; column < PANEL; column += K::COLUMNS)
                 opened.multiply(int(last - at), x.from(at), column, sums + column,

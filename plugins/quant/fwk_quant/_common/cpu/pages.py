@@ -23,17 +23,16 @@ class HugePages:
 
     def __init__(self) -> None:
         self._slab = torch.empty(0, dtype=torch.uint8)
-        self._num_slabs = 0
+        self._has_slab = False
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor of zeros at a multiple of ``ALIGNMENT`` bytes."""
         size = math.prod(shape) * dtype.itemsize
         room = -(-size // ALIGNMENT) * ALIGNMENT
         if room > len(self._slab):
-            is_first = not self._num_slabs
-            self._num_slabs += 1
             self._slab = pages.zeros(max(SLAB, -(-room // pages.HUGE) * pages.HUGE))
-            if not is_first:  # which a tiny model would not fill
+            if self._has_slab:  # the first one a tiny model would not fill
                 pages.populate_soon([self._slab])
+            self._has_slab = True
         piece, self._slab = self._slab[:size], self._slab[room:]
         return piece.view(dtype).view(shape)
