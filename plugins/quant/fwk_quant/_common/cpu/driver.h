@@ -32,19 +32,19 @@ Rows rows_of(const Linear& call, fwk::Member& member) {
     const Matrix& m = *call.matrix;
     if (K::template reads<T>(call)) return {(const char*)call.x, int64_t(call.x_stride * sizeof(T)), 1};
     const int64_t bytes = K::row_bytes(m);
-    const auto prepare = [&](char* to, int64_t row, int64_t side) {
-        const int64_t first = row / side * side;
-        K::prepare(m, (const T*)call.x + row * call.x_stride, to + first * bytes + (row - first) * 4, side * 4);
+    const auto prepare = [&](int64_t row, int64_t rows, int64_t side, char* to) {
+        K::prepare(m, (const T*)call.x + row * call.x_stride, call.x_stride, rows, side, to + row * bytes);
     };
     if (call.rows <= FEW) {
         char* to = own.take(call.rows * bytes);
-        for (int64_t row = 0; row < call.rows; row++) prepare(to, row, 1);
+        for (int64_t row = 0; row < call.rows; row++) prepare(row, 1, 1, to);
         return {to, bytes, 1};
     }
     const int64_t step = 4;
     member.chunks((call.rows + step - 1) / step, [&](int64_t i) {
-        for (int64_t row = i * step; row < std::min(call.rows, (i + 1) * step); row++)
-            prepare(call.spare, row, K::SIDE);
+        const int64_t end = std::min(call.rows, (i + 1) * step);
+        for (int64_t row = i * step; row < end; row += K::SIDE)
+            prepare(row, std::min<int64_t>(K::SIDE, end - row), K::SIDE, call.spare);
     });
     return {call.spare, bytes, K::SIDE};
 }

@@ -39,6 +39,21 @@ struct Pair {  // bfloat16, widened; x has become float32
 };
 #endif
 
+#if defined(__AVX512F__)
+// Words of four rows, `stride` bytes apart, to one another's side, as far as whole vectors go; how many there were.
+inline int64_t four_side_by_side(const char* x, int64_t stride, int64_t words, char* to) {
+    static_assert(SIDE == 4, "as many rows as words of a vector");
+    int64_t k = 0;
+    for (; k + SIDE <= words; k += SIDE, x += 16, to += SIDE * 16) {
+        __m128 row[SIDE];
+        UNROLL for (int r = 0; r < SIDE; r++) row[r] = _mm_loadu_ps((const float*)(x + r * stride));
+        _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
+        UNROLL for (int j = 0; j < SIDE; j++) _mm_storeu_ps((float*)(to + j * 16), row[j]);
+    }
+    return k;
+}
+#endif
+
 // out[R, C * W] = x[R, words] times the panel's columns; S rows of x lie side by side.
 // Every sum goes over the inputs in order, so that a row's outcome does not depend on its neighbours.
 template <class F, int S, int R>

@@ -18,22 +18,27 @@ struct Floats {
 
     static int64_t row_bytes(const Matrix& m) { return words_of(m) * F::PARTS * 4; }
 
+    // `side` rows lie side by side, of which these are the first.
     template <class T>
-    static void prepare(const Matrix& m, const T* x, char* to, int64_t step) {
-        const int64_t words = words_of(m) * F::PARTS;
-        int64_t k = 0;
-        if (F::PARTS == 1) {
-            constexpr int64_t COUNT = 4 / sizeof(T);  // numbers of a word
-            for (; k < m.in_features / COUNT; k++) memcpy(to + k * step, x + k * COUNT, 4);
+    static void prepare(const Matrix& m, const T* x, int64_t x_stride, int64_t rows, int64_t side, char* to) {
+        constexpr int64_t COUNT = F::PARTS == 1 ? 4 / sizeof(T) : 1;  // numbers of a word
+        const int64_t size = m.in_features, words = words_of(m) * F::PARTS, step = side * 4;
+        int64_t done = 0;
+#if defined(__AVX512F__)
+        if (F::PARTS == 1 && rows == SIDE) done = four_side_by_side((const char*)x, x_stride * sizeof(T), size / COUNT, to);
+#endif
+        for (int64_t r = 0; r < rows; r++, x += x_stride, to += 4) {
+            int64_t k = done;
+            for (; k < size / COUNT; k++) put_word(x + k * COUNT, to + k * step);
             for (int64_t i = k; i < words; i++) memset(to + i * step, 0, 4);
-            memcpy(to + k * step, x + k * COUNT, (m.in_features - k * COUNT) * sizeof(T));
-            return;
+            if (size % COUNT) memcpy(to + k * step, x + k * COUNT, size % COUNT * sizeof(T));
         }
-        for (; k < m.in_features; k++) {
-            const float wide = widen_one(x[k]);
-            memcpy(to + k * step, &wide, 4);
-        }
-        for (; k < words; k++) memset(to + k * step, 0, 4);
+    }
+
+    template <class T>
+    static void put_word(const T* x, char* to) {
+        if (F::PARTS == 1) memcpy(to, x, 4);
+        else *(float*)to = widen_one(*x);
     }
 
     // Whether rows of x are read where they lie.
@@ -96,11 +101,13 @@ struct ShortFloats : Floats<Pair> {
             for (const Rare* one = rare; one < end; one++) {
                 const char* numbers = x.first + one->input / 2 * S * 4 + one->input % 2 * 2;
                 const float value = widen_one(one->value);
-                for (int r = 0; r < rows; r++) {
-                    uint16_t number;
-                    memcpy(&number, numbers + r / S * S * x.stride + r % S * 4, 2);
-                    out[r * PANEL + one->output] += widen_one(number) * value;
-                }
+                float* to = out + one->output;
+                for (int left = rows; left > 0; left -= S, numbers += S * x.stride)
+                    for (int r = 0; r < std::min(S, left); r++, to += PANEL) {
+                        uint16_t number;
+                        memcpy(&number, numbers + r * 4, 2);
+                        *to += widen_one(number) * value;
+                    }
             }
         }
     };

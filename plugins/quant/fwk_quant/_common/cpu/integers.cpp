@@ -16,7 +16,7 @@ struct Integers {
     static int64_t row_bytes(const Matrix& m) { return Rounded(m).size(); }
 
     template <class T>
-    static void prepare(const Matrix& m, const T* x, char* to, int64_t) {
+    static void prepare(const Matrix& m, const T* x, int64_t, int64_t, int64_t, char* to) {
         round_row(m, x, to);
     }
 
