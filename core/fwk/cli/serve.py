@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from fwk.garbage import left_uncollected
 from fwk.server.engine_process import EngineProcess, started_early
 
 if TYPE_CHECKING:
@@ -20,12 +21,13 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]) -> int:
-    from fwk.cli.common import note, read_options, set_up_log  # noqa: PLC0415 - after an engine was started
+    with left_uncollected():
+        from fwk.cli.common import note, read_options, set_up_log  # noqa: PLC0415 - after an engine was started
 
-    plugins, config, _ = read_options(_parser(), argv)
-    set_up_log(config.server.log_level, [config.server.api_key, config.server.admin_api_key])
-    engines = engines_of(config.engine.data_parallel_size)
-    from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack
+        plugins, config, _ = read_options(_parser(), argv)
+        set_up_log(config.server.log_level, [config.server.api_key, config.server.admin_api_key])
+        engines = engines_of(config.engine.data_parallel_size)
+        from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack
 
     return serve(config, plugins, note, engines)
 

@@ -22,6 +22,7 @@ import zmq
 
 from fwk.config.wire import from_plain
 from fwk.errors import EngineDead, FwkError, PluginError, story
+from fwk.garbage import left_uncollected
 from fwk.interfaces.parallel import continue_with_parent_gone
 from fwk.plugins import PluginSet, culprit, discover
 from fwk.types import EngineFailed, EngineReady
@@ -49,9 +50,8 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # what a terminal sends goes to all; the parent decides
     continue_with_parent_gone()
     leash = _Leash()
-    from fwk.engine.loop import EngineLoop, bind  # noqa: PLC0415 - torch comes with it, before there is a spec
-
-    gc.freeze()  # a million objects that stay: no collection need look at them
+    with left_uncollected():
+        from fwk.engine.loop import EngineLoop, bind  # noqa: PLC0415 - torch comes with it, before there is a spec
     spec = leash.spec()
     config = from_plain(spec.config)
     name = "engine" if config.engine.data_parallel_size == 1 else f"engine {spec.replica}"

@@ -8,17 +8,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from fwk.interfaces.parallel import threads_each
 from fwk.worker.kernel_caches import bound_kernel_caches
 from fwk.worker.threads import settle_waiting
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from fwk.engine.process import LaunchSpec
 
 
@@ -35,6 +34,8 @@ class EngineProcess:
 
     def tell(self, spec: LaunchSpec) -> None:
         """What to load and where to meet. One that has died already is told in vain."""
+        import msgspec  # noqa: PLC0415 - not before an early engine has been started
+
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
@@ -59,7 +60,8 @@ class EngineProcess:
 
     async def wait(self) -> int:
         """Its exit code, once it has ended; a signal's number is negative."""
-        import asyncio  # noqa: PLC0415 - not before an early engine has been started
+        import asyncio  # noqa: PLC0415 - as msgspec
+        from concurrent.futures import Future  # noqa: PLC0415
 
         if self._ended is None:
             self._ended = Future()

@@ -20,6 +20,7 @@ from fwk.config import Config
 from fwk.config.secrets import without_secrets
 from fwk.engine.adapters import adapter_paths
 from fwk.errors import ConfigError, EngineDead, PluginError, PortTaken
+from fwk.garbage import left_uncollected
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import ModelCard
@@ -140,12 +141,13 @@ class _Server:
         frontend: ServerFrontend | None = None
         try:
             await self._client.start()
-            opened = open_model(self._config, self._plugins, self._progress)
-            await self._lives.begin(self._balancers_life)
-            frontend, app, self._switchboard = self._build(opened)
-            if opened.task == "generate":
-                frontend.prepare(likely(self._plugins, "grammar", self._config.engine.grammar_backend))
-            await self._switchboard.start()
+            with left_uncollected():
+                opened = open_model(self._config, self._plugins, self._progress)
+                await self._lives.begin(self._balancers_life)
+                frontend, app, self._switchboard = self._build(opened)
+                if opened.task == "generate":
+                    frontend.prepare(likely(self._plugins, "grammar", self._config.engine.grammar_backend))
+                await self._switchboard.start()
             uvicorn_server = self._uvicorn(app)
             serving = asyncio.create_task(uvicorn_server.serve(sockets=[self._listener]))
             resting = asyncio.create_task(self._rest())
