@@ -1,6 +1,6 @@
 """A decode step of several checkouts, in turns.
 
-    python -m benchmarks.revisions CHECKOUT CHECKOUT ... [--batches 1,32] [--rounds 5] [--steps 30]
+    python -m benchmarks.revisions CHECKOUT CHECKOUT ... [--batches 1,32] [--rounds 5] [--quantization int8]
 
 Each checkout has an engine in a process of its own, which sleeps while others are measured; a round measures each once.
 Ratios are to the first.
@@ -20,7 +20,7 @@ ENGINE = """
 import json, sys
 import fwk
 from benchmarks.step_time import measure
-llm = fwk.LLM(prefix_cache="none", max_total_tokens=16384, dtype=sys.argv[1])
+llm = fwk.LLM(prefix_cache="none", max_total_tokens=16384, **json.loads(sys.argv[1]))
 print(llm.engine.info.chosen["step"], flush=True)
 for line in sys.stdin:
     batch, steps = map(int, line.split())
@@ -31,13 +31,13 @@ for line in sys.stdin:
 class Checkout:
     """The engine of one checkout: its modules come before the installed ones."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
+    def __init__(self, folder: Path, options: dict[str, str]) -> None:
         self.name = folder.name
         self.rows: list[dict[str, float]] = []
         path = [folder, folder / "core", *sorted((folder / "plugins").iterdir())]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", ENGINE, dtype],
+            [sys.executable, "-c", ENGINE, json.dumps(options)],
             cwd=folder,
             env=environment,
             stdin=subprocess.PIPE,
@@ -68,8 +68,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization")
     arguments = parser.parse_args()
-    checkouts = [Checkout(folder.resolve(), arguments.dtype) for folder in arguments.checkouts]
+    options = {name: value for name in ("dtype", "quantization") if (value := getattr(arguments, name)) is not None}
+    checkouts = [Checkout(folder.resolve(), options) for folder in arguments.checkouts]
     try:
         print("| batch | checkout | step | model ms | around ms | model to the first's |\n|" + " --- |" * 6)
         for batch in map(int, arguments.batches.split(",")):

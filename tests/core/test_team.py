@@ -39,16 +39,34 @@ extern "C" {
 
 struct Count { int64_t n; int32_t* taken; int64_t* sum; int32_t* seen; };
 
-// Every chunk marks itself; each of the next call's adds up what all have marked.
-void count(const void* args, fwk::Member& m) {
-    const Count& a = *(const Count*)args;
-    m.chunks(a.n, [&](int64_t i) { a.taken[i]++; });
+// Each chunk adds up what all of the call before have marked.
+void add_up(const Count& a, fwk::Member& m) {
     m.chunks(8, [&](int64_t k) {
         int64_t sum = 0;
         for (int64_t i = 0; i < a.n; i++) sum += a.taken[i];
         a.sum[k] = sum;
         a.seen[k]++;
     });
+}
+
+// Every chunk marks itself.
+void count(const void* args, fwk::Member& m) {
+    const Count& a = *(const Count*)args;
+    m.chunks(a.n, [&](int64_t i) { a.taken[i]++; });
+    add_up(a, m);
+}
+
+// And so does every chunk that is the one told of before.
+void count_in_order(const void* args, fwk::Member& m) {
+    const Count& a = *(const Count*)args;
+    int64_t expected = -1;
+    m.chunks_in_order(a.n, [&](int64_t i, int64_t next) {
+        const bool is_right = m.size > 2 || expected < 0 || i == expected;
+        if (is_right && next >= 0 && next < a.n) a.taken[i]++;
+        expected = next;
+        sched_yield();
+    });
+    add_up(a, m);
 }
 
 struct Step { int64_t n; const int64_t* from; int64_t* to; };
@@ -160,12 +178,13 @@ class Pause(ctypes.Structure):
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("n", [0, 1, 3, 1000])
-def test_each_chunk_is_taken_once_and_seen_by_all(library: ctypes.CDLL, size: int, n: int) -> None:
+@pytest.mark.parametrize("name", ["count", "count_in_order"])
+def test_each_chunk_is_taken_once_and_seen_by_all(library: ctypes.CDLL, name: str, size: int, n: int) -> None:
     taken, sums, seen = (ctypes.c_int32 * max(n, 1))(), (ctypes.c_int64 * 8)(), (ctypes.c_int32 * 8)()
     args = Count(n, *map(ctypes.addressof, (taken, sums, seen)))
     team = Team(size)
     for turn in range(1, 20):
-        team.run(operator(library, "count"), args)
+        team.run(operator(library, name), args)
         assert list(taken[:n]) == [turn] * n
         assert list(sums) == [turn * n] * 8
         assert list(seen) == [turn] * 8

@@ -11,6 +11,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <sched.h>
@@ -110,6 +111,19 @@ struct Member {
             now = team->now.load(std::memory_order_acquire);
         }
         team->bell.wait([&] { return team->now.load(std::memory_order_acquire) >> CALL != call; });
+    }
+
+    // chunks of f(i, next), whose data lie in order: of two members one goes up from the first, the other down from the
+    // last, so that each reads one piece of memory, and next is the chunk that it takes then unless both have met.
+    template <class F>
+    void chunks_in_order(int64_t n, F f) {
+        if (size != 2) return chunks(n, [&](int64_t i) { f(i, std::min(i + size, n - 1)); });
+        const int64_t step = index ? -1 : 1;
+        int64_t i = index ? n : -1;
+        chunks(n, [&](int64_t) {
+            i += step;
+            f(i, std::clamp<int64_t>(i + step, 0, n - 1));
+        });
     }
 
     // The operator has returned: the next one may begin, unless it has.

@@ -73,14 +73,13 @@ void run(const Linear& call, fwk::Member& member) {
     const Matrix& m = *call.matrix;
     const Rows x = rows_of<K, T>(call, member);
     const int64_t panels = (m.out_features + PANEL - 1) / PANEL, blocks = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    member.chunks(panels * blocks, [&](int64_t i) {
+    member.chunks_in_order(panels * blocks, [&](int64_t i, int64_t next) {
         const int64_t panel = i % panels, block = i / panels;
         const int64_t first = part(call.rows, block, blocks, x.side), end = part(call.rows, block + 1, blocks, x.side);
         const int64_t tiles = (end - first + K::ROWS - 1) / K::ROWS;
         // Meanwhile the panel that this thread will probably take next is fetched, a part by each tile of rows: memory
         // takes longer for a panel than a tile does.
-        const int64_t next = std::min(panel + member.size, panels - 1);
-        const char* ahead = (const char*)m.words + next * m.num_words * PANEL * 4;
+        const char* ahead = (const char*)m.words + next % panels * m.num_words * PANEL * 4;
         const int64_t share = (PANEL * 4 + tiles - 1) / tiles;
         const typename K::Panel opened(m, panel, tiles > 1);
         for (int64_t tile = 0; tile < tiles; tile++) {
