@@ -6,9 +6,7 @@ prefetchers stop at the end of each, and the core waits for as many translations
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-HUGE = 2 << 20
-"""Bytes of a huge page on x86, and on Arm where pages have 4 KiB."""
+from fwk.mapping import HUGE, advise, populate
 
 
 def zeros(num_bytes: int) -> Tensor:
@@ -65,30 +62,14 @@ def populate_soon(pieces: Sequence[Tensor]) -> threading.Thread:
     return thread
 
 
-_POPULATE_WRITE = 23
-"""``MADV_POPULATE_WRITE`` of Linux, which Python's ``mmap`` does not name."""
-
-
 def _populate(spans: list[tuple[int, int]], alive: Sequence[Tensor]) -> None:
     """alive: what the spans lie in."""
-    if sys.platform != "linux":
-        return
     for address, size in spans:
         end = address + size
         for page in range(address // HUGE * HUGE, end, HUGE):  # one at a time: who maps memory meanwhile waits for it
             start = max(page, address)
-            _advise_span(start, min(page + HUGE, end) - start, _POPULATE_WRITE)
+            populate(start, min(page + HUGE, end) - start)
 
 
 def _advise(memory: Tensor, advice: int) -> None:
-    _advise_span(memory.data_ptr(), memory.numel() * memory.element_size(), advice)
-
-
-def _advise_span(address: int, size: int, advice: int) -> None:
-    """Advise the system of all small pages that the span touches, without the interpreter's lock.
-
-    What the system cannot do, it does not do.
-    """
-    start = address // mmap.PAGESIZE * mmap.PAGESIZE
-    num_bytes = -(-(address + size - start) // mmap.PAGESIZE) * mmap.PAGESIZE
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), ctypes.c_int(advice))
+    advise(memory.data_ptr(), memory.numel() * memory.element_size(), advice)

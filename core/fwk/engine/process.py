@@ -24,6 +24,7 @@ from fwk.config.wire import from_plain
 from fwk.errors import EngineDead, FwkError, PluginError, story
 from fwk.garbage import left_uncollected
 from fwk.interfaces.parallel import continue_with_parent_gone
+from fwk.mapping import MemoryAhead
 from fwk.plugins import PluginSet, culprit, discover
 from fwk.types import EngineFailed, EngineReady
 from fwk.worker.heap import Heap
@@ -42,6 +43,7 @@ class LaunchSpec(msgspec.Struct):
     config: dict[str, Any]
     fingerprint: str
     replica: int = 0
+    model_bytes: int = 0  # of the model's files, where they were found
 
 
 def main() -> int:
@@ -53,6 +55,7 @@ def main() -> int:
     with left_uncollected():
         from fwk.engine.loop import EngineLoop, bind  # noqa: PLC0415 - torch comes with it, before there is a spec
     spec = leash.spec()
+    leash.memory.give_back()
     config = from_plain(spec.config)
     name = "engine" if config.engine.data_parallel_size == 1 else f"engine {spec.replica}"
     form = f"%(asctime)s %(levelname)s {name}: %(message)s"
@@ -133,11 +136,13 @@ def _report(socket: zmq.Socket[bytes], message: str, exit_code: int | None) -> N
 class _Leash:
     """Standard input: a line comes with the spec, and then nothing until the parent is gone; so are we then.
 
+    From the spec on it takes ``memory`` ahead: what blocks hold in four bits or eight are numbers of up to sixteen.
     Reads the descriptor itself: a thread inside ``sys.stdin`` holds its lock, and the interpreter could not end.
     """
 
     def __init__(self) -> None:
         self._spec: Future[LaunchSpec] = Future()
+        self.memory = MemoryAhead()
         threading.Thread(target=self._follow, daemon=True).start()
 
     def spec(self) -> LaunchSpec:
@@ -150,7 +155,9 @@ class _Leash:
             if not self._spec.done():
                 line += part
                 if line.endswith(b"\n"):
-                    self._spec.set_result(msgspec.json.decode(line, type=LaunchSpec))
+                    spec = msgspec.json.decode(line, type=LaunchSpec)
+                    self.memory.take(2 * spec.model_bytes)
+                    self._spec.set_result(spec)
         if self._spec.done():
             socket = Path(self._spec.result().address.removeprefix("ipc://"))
             with contextlib.suppress(OSError):  # a parent that ended well has removed them itself

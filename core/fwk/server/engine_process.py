@@ -31,6 +31,8 @@ class EngineProcess:
         command = [sys.executable, "-m", "fwk.engine.process"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=_environment(num_engines), bufsize=0)
         self._ended: Future[int] | None = None
+        self.model_bytes = 0
+        """What the model's files hold, where that is known before it is told what to load."""
 
     def tell(self, spec: LaunchSpec) -> None:
         """What to load and where to meet. One that has died already is told in vain."""
@@ -38,7 +40,8 @@ class EngineProcess:
 
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
+            told = msgspec.structs.replace(spec, model_bytes=self.model_bytes)
+            self._process.stdin.write(msgspec.json.encode(told) + b"\n")
 
     @property
     def pid(self) -> int:

@@ -45,7 +45,7 @@ from fwk.text import ModelText
 from fwk.text.grammars import Grammars
 from fwk.types import EngineReady
 from fwk.worker.heap import Heap
-from fwk.worker.opened_model import OpenedModel, locate, open_model
+from fwk.worker.opened_model import OpenedModel, locate, num_bytes, open_model
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,9 @@ def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], e
     """Serve until a signal or the engine's end. Returns the process's exit code. ``engines``: a process for each."""
     listener = bind(config.server.host, config.server.port)
     allow_more_descriptors()
-    locate(config, plugins, progress)  # fetch first, with progress: the engine process then finds it in place
+    path = locate(config, plugins, progress)  # fetch first, with progress: the engine process then finds it in place
+    for engine in engines:
+        engine.model_bytes = num_bytes(path)
     runner = asyncio.run
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415 - not on every platform

@@ -57,6 +57,11 @@ def locate(config: Config, plugins: PluginSet, progress: Callable[[str], None]) 
     )
 
 
+def num_bytes(path: Path) -> int:
+    """What a model's file holds, or the files of its folder together."""
+    return sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file())
+
+
 def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> OpenedModel:
     """Locate the model, choose its loader and read its configuration."""
     path = locate(config, plugins, progress)
