@@ -16,6 +16,7 @@ import pytest
 import fwk
 from fwk import AttentionBackendSpec, Facts, Host, Needs, SchedulePolicySpec, hookimpl
 from fwk.errors import PluginError, PluginLoadError
+from fwk.interfaces.declaration import installed_version
 from fwk.plugins import FAMILIES, PluginSet, choose, discover, find, load_object
 
 ROOT = Path(__file__).parents[2]
@@ -261,6 +262,20 @@ def test_needs_name_the_remedy() -> None:
     assert Needs(packages=("pluggy>=1",)).refusal(Host()) is None
     assert "compute capability 9.0" in (Needs(compute_capability=(9, 0)).refusal(Host("cuda", (8, 0))) or "")
     assert "avx512_bf16" in (Needs(cpu_flags=("avx512_bf16",)).refusal(Host()) or "")
+
+
+def test_the_version_of_a_package_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def version(package: str) -> str:
+        asked.append(package)
+        return "2.0"
+
+    installed_version.cache_clear()
+    monkeypatch.setattr("importlib.metadata.version", version)
+    assert Needs(packages=("made-up-for-this-test>=1",)).refusal(Host()) is None
+    assert "but 2.0 is installed" in (Needs(packages=("made-up-for-this-test>=3",)).refusal(Host()) or "")
+    assert asked == ["made-up-for-this-test"]
 
 
 def test_none_possible_says_all_the_reasons() -> None:

@@ -9,6 +9,7 @@ import importlib.metadata
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, ClassVar, Literal, cast
 
 from packaging.requirements import Requirement
@@ -121,12 +122,21 @@ class Needs:
         for text in self.packages:
             requirement = Requirement(text)
             try:
-                version = importlib.metadata.version(requirement.name)
+                version = installed_version(requirement.name)
             except importlib.metadata.PackageNotFoundError:
                 return f"needs the package {text}: pip install '{text}'"
             if not requirement.specifier.contains(version, prereleases=True):
                 return f"needs {text}, but {version} is installed: pip install '{text}'"
         return None
+
+
+@cache
+def installed_version(package: str) -> str:
+    """The version of an installed package, read once in a process: plugins are asked many times over what they need.
+
+    Raises ``PackageNotFoundError``, which is not remembered.
+    """
+    return importlib.metadata.version(package)
 
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")

@@ -247,6 +247,16 @@ def test_byte_level_tokenizer(kit):
     assert checkpoint.generation_config() == {"eos_token_id": [0, 2], "bos_token_id": 1}
 
 
+def test_the_end_of_a_turn_is_a_control_token_wherever_it_is(kit):
+    builder = kit.tiny()
+    tokens = ["<|end|>", "<|im_start|>", "<|im_end|>", *(f"word {number}" for number in range(12)), "<|eot_id|>"]
+    builder.entries["tokenizer.ggml.tokens"] = kit.array(STRING, tokens)
+    builder.entries["tokenizer.ggml.token_type"] = kit.array(I32, [3, 3] + [1] * 13 + [3])
+    assert kit.open(builder).generation_config()["eos_token_id"] == [0, 15]
+    builder.entries["tokenizer.ggml.token_type"] = kit.array(I32, [1] * 16)
+    assert kit.open(builder).generation_config()["eos_token_id"] == [0]
+
+
 def test_bos_is_added_when_the_file_says_so(kit):
     builder = kit.tiny()
     builder.entries["tokenizer.ggml.add_bos_token"] = kit.scalar(BOOL, True)

@@ -142,7 +142,7 @@ def test_native_models_come_first_and_the_library_must_be_there(monkeypatch: pyt
     def absent(name: str) -> str:
         raise declaration.importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(declaration.importlib.metadata, "version", absent)
+    monkeypatch.setattr(declaration, "installed_version", absent)
     with pytest.raises(PluginError, match=r"transformers needs the package transformers>=.*pip install 'transformers"):
         chosen("Gemma2ForCausalLM")
 

@@ -92,10 +92,10 @@ def read_generation_config(metadata: Metadata) -> dict[str, Any]:
     """``eos_token_id``: every token that ends an answer, the end of a turn in a chat included."""
     found = [special_id(metadata, name) for name in ("eos", "eot", "eom")]
     if metadata.has("tokenizer.ggml.tokens") and metadata.has("tokenizer.ggml.token_type"):
-        tokens = metadata.file.strings("tokenizer.ggml.tokens")
         types = metadata.file.numbers("tokenizer.ggml.token_type")
-        ends = (tokens.index(text) for text in _END_OF_TURN if text in tokens)
-        found += [token_id for token_id in ends if token_id < len(types) and types[token_id] == CONTROL]
+        controls = [token_id for token_id, kind in enumerate(types) if kind == CONTROL]
+        tokens = metadata.file.strings("tokenizer.ggml.tokens", max(controls, default=-1) + 1)  # mostly the first few
+        found += [token_id for token_id in controls if token_id < len(tokens) and tokens[token_id] in _END_OF_TURN]
     eos = list(dict.fromkeys(token_id for token_id in found if token_id is not None))
     config: dict[str, Any] = {"eos_token_id": eos} if eos else {}
     bos, pad = special_id(metadata, "bos"), special_id(metadata, "padding")

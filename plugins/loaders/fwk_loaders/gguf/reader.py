@@ -72,15 +72,15 @@ class GGUFFile:
         header = _Header(path, self.buffer)
         self.version, self.metadata, self.tensors = header.read()
 
-    def strings(self, key: str) -> list[str]:
-        """The elements of an array of strings. The bounds were checked when the file was opened."""
+    def strings(self, key: str, most: int | None = None) -> list[str]:
+        """The elements of an array of strings, or its first ``most``; its bounds were checked on opening the file."""
         array = self._array(key)
         if array.type != _STRING:
             raise ModelLoadError(f"{self.path}: {key} must be an array of strings")
         buffer, position = self.buffer, array.start
         found: list[str] = []
         try:
-            for _ in range(array.count):
+            for _ in range(array.count if most is None else min(array.count, most)):
                 begin = position + 8
                 position = begin + _U64.unpack_from(buffer, position)[0]
                 found.append(buffer[begin:position].decode())
