@@ -272,6 +272,33 @@ def test_a_token_is_the_same_alone_and_in_a_chunk(isa: str, monkeypatch: pytest.
     assert torch.equal(outcomes[0], outcomes[2])
 
 
+@pytest.mark.parametrize("growth", [1, 40])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_chunks_start_changes_no_bit(dtype: torch.dtype, growth: float) -> None:
+    """Which tokens share a task decides whether all of it see a tile, and how its weights are made.
+
+    growth: K of the last token as a multiple of the first's, so that later tiles have scores far above the earlier.
+    """
+    random = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(600, heads, 32, generator=random) for heads in (6, 2, 2))
+    q, k, v = (x.to(dtype) for x in (q, k * torch.linspace(1, growth, 600)[:, None, None], v))
+    outcomes: list[torch.Tensor] = []
+    for name, cuts in (("torch", [600]), ("cpu", [600]), ("cpu", [380, 220]), ("cpu", [390, 210])):
+        backend = build(name, torch.float32 if name == "torch" else dtype)
+        layer = AttentionLayer(0, 6, 2, 32, 32**-0.5)
+        form = backend.block_format(layer.kv_spec)
+        layer.kv_cache = torch.zeros(38, *form.block_shape, dtype=form.dtype)
+        parts: list[torch.Tensor] = []
+        for past, end in itertools.pairwise(itertools.accumulate(cuts, initial=0)):
+            batch = make_batch([past], [end - past], [list(range(38))])
+            batch.plan = backend.plan(batch, [layer])
+            parts.append(backend.forward(*(x[past:end].to(form.dtype) for x in (q, k, v)), layer, batch))
+        outcomes.append(torch.cat(parts))
+    torch.testing.assert_close(outcomes[1].float(), outcomes[0], atol=TOLERANCE[dtype], rtol=0.008)
+    assert torch.equal(outcomes[1], outcomes[2])
+    assert torch.equal(outcomes[1], outcomes[3])
+
+
 def test_tiles_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.ISA_VARIABLE, native.EMULATED_AMX)
     Case([20], [3], dtype=torch.bfloat16).run("cpu")

@@ -128,7 +128,7 @@ inline vf exp_of(vf x) {
     return tiny ? vf{} : p;
 }
 
-// 2^x for x <= 0, with AVX-512 for any x; 0 far below. Minimax polynomials: relative error 2e-9 of six terms, 7e-5 of three.
+// 2^x for x < 127, with AVX-512 for any x; 0 far below. Minimax polynomials: relative error 2e-9 of six terms, 7e-5 of three.
 template <bool IS_EXACT>
 inline vf exp2_of(vf x) {
 #ifdef __AVX512F__

@@ -18,6 +18,8 @@ namespace {
 
 constexpr int STORED = 16;  // tokens whose K and V are stored at a time
 constexpr int MANY = 16;    // tasks that leave no thread without work for long
+constexpr float SPAN = 8;   // binary orders by which scores may be above the one that they are compared with
+constexpr float NEARLY = 250;  // a bit less than 2^SPAN
 
 inline int padded(int64_t size) { return int((size + 15) / 16 * 16); }
 inline int computed(int count) { return (count + GROUP - 1) / GROUP * GROUP; }  // keys of a tile that are computed
@@ -49,7 +51,7 @@ struct Step {
         int32_t* queries;                // [rows, words]
         float* scores;                   // [rows, TILE]
         int32_t* weights;                // [rows, TILE / N]
-        float *sums, *totals;            // [rows, wide], [rows, W]
+        float *sums, *totals, *added;    // [rows, wide], [rows, W], and of a tile
         float *largest, *factors, *peaks;  // [rows, and up to a whole vector]
         int32_t *keys, *values, *last;   // [TILE, words], [TILE / N, wide], [wide]: a tile made of the cache
         float *key_scales, *value_scales;  // [TILE]
@@ -65,16 +67,16 @@ struct Step {
         int tokens = 0;
         for (int m = 0; m < task.num_members; m++) tokens += members[m].count;
         const int rows = tokens * group;
-        scratch.begin(size_t(padded(rows)) * (words + TILE * 2 + wide + W + 3) * 4 + size_t(TILE) * (words + wide + 2) * 4 +
-                      wide * 4 + 64 * 13);
+        scratch.begin(size_t(padded(rows)) * (words + TILE * 2 + wide + W * 2 + 3) * 4 +
+                      size_t(TILE) * (words + wide + 2) * 4 + wide * 4 + 64 * 14);
         const int last_tile = task.first_key + (task.last_key - task.first_key - 1) / KEYS * KEYS;
         Work work{task, members, head, rows, last_tile,
                   scratch.take<int32_t>(rows * words), scratch.take<float>(rows * TILE),
                   scratch.take<int32_t>(rows * TILE / N), scratch.take<float>(rows * wide),
-                  scratch.take<float>(rows * W), scratch.take<float>(padded(rows)), scratch.take<float>(padded(rows)),
-                  scratch.take<float>(padded(rows)), scratch.take<int32_t>(TILE * words),
-                  scratch.take<int32_t>(TILE / N * wide), scratch.take<int32_t>(wide), scratch.take<float>(TILE),
-                  scratch.take<float>(TILE)};
+                  scratch.take<float>(rows * W), scratch.take<float>(rows * W), scratch.take<float>(padded(rows)),
+                  scratch.take<float>(padded(rows)), scratch.take<float>(padded(rows)),
+                  scratch.take<int32_t>(TILE * words), scratch.take<int32_t>(TILE / N * wide),
+                  scratch.take<int32_t>(wide), scratch.take<float>(TILE), scratch.take<float>(TILE)};
         int row = 0;
         for (int m = 0; m < task.num_members; m++)
             for (int t = 0; t < members[m].count; t++)
@@ -150,13 +152,16 @@ struct Step {
         if constexpr (Blocks<P>::ARE_USED) {
             Blocks<P>::score(work.rows, work.queries, words, all, columns / GROUP, work.scores);
             soften(work, start, count);
-            return Blocks<P>::weigh(work.rows, work.weights, values, num_values, wide, work.sums, work.factors, is_first);
+            return Blocks<P>::weigh(work.rows, work.weights, values, num_values, wide, work.sums, is_first);
         }
-        int column = 0;
-        score_columns<COLS>(work, all, columns / W, column);
-        score_columns<2>(work, all, columns / W, column);
-        score_columns<1>(work, all, columns / W, column);
-        soften(work, start, count);
+        const bool is_usual = !is_first && count == KEYS && is_whole(work, start, count);
+        if (!is_usual || !weigh_at_once(work, all)) {
+            int column = 0;
+            score_columns<COLS>(work, all, columns / W, column);
+            score_columns<2>(work, all, columns / W, column);
+            score_columns<1>(work, all, columns / W, column);
+            soften(work, start, count);
+        }
         int at = 0;
         for (; at + COLS * W <= wide; at += COLS * W) weigh_columns<COLS>(work, values, num_values, at, is_first);
         for (; at < wide; at += W) weigh_columns<1>(work, values, num_values, at, is_first);
@@ -196,15 +201,45 @@ struct Step {
     void score_columns(Work& work, const Columns& keys, int num_vectors, int& column) const {
         for (; column + C <= num_vectors; column += C) {
             const Columns some{keys.at + column, keys.next + column, keys.stride};
-            score_rows<P, C>(work.rows, work.queries, words, some, work.scores + column * W, words);
+            score_rows<P, C>(work.rows, work.queries, words, some, words, [&](int row, const vf (&sums)[C]) {
+                for (int i = 0; i < C; i++) store(work.scores + row * TILE + (column + i) * W, sums[i]);
+            });
         }
+    }
+
+    // Scores of a tile that is seen whole become weights in registers, as they would by `soften`. False, and nothing is
+    // done, if some may be too far above what they are compared with.
+    bool weigh_at_once(Work& work, const Columns& keys) const {
+        const float scale = layer.scale * LOG2_E;
+        vf most = splat(NONE);
+        for (int column = 0; column < KEYS / W; column += COLS) {
+            const Columns some{keys.at + column, keys.next + column, keys.stride};
+            auto put = [=, &most, &work](int row, const vf (&sums)[COLS]) {
+                const float middle = work.largest[row];
+                vf total = column ? load(work.added + row * W) : vf{};
+                auto weigh = [&](int i) {
+                    const vf e = exp2_of<IS_EXACT>(sums[i / W] * scale - middle);
+                    total += e;
+                    return e;
+                };
+#pragma GCC unroll 8
+                for (int i = 0; i < COLS * W; i += N * W)
+                    P::pack(work.weights + (row * TILE + column * W + i) / N, i, COLS * W, weigh);
+                store(work.added + row * W, total);
+                most = larger(total, most);
+            };
+            score_rows<P, COLS>(work.rows, work.queries, words, some, words, put);
+        }
+        if (max_of(most) > NEARLY) return false;
+        for (int i = 0; i < work.rows * W; i += W) store(work.totals + i, load(work.totals + i) + load(work.added + i));
+        return true;
     }
 
     template <int C>
     void weigh_columns(Work& work, const Values* values, int num_values, int at, bool is_first) const {
         Values part[TILE / GROUP + 1];
         for (int i = 0; i < num_values; i++) part[i] = {values[i].at + at, values[i].next + at, values[i].rows};
-        weigh_rows<P, C>(work.rows, work.weights, part, num_values, wide, work.sums + at, wide, work.factors, is_first);
+        weigh_rows<P, C>(work.rows, work.weights, part, num_values, wide, work.sums + at, wide, is_first);
     }
 
     // Make a group's tile of rows. Words of keys that are not there are zero.
@@ -253,8 +288,9 @@ struct Step {
         }
     }
 
-    // Scores of a tile become weights; factors say what was summed before is to be multiplied with. Three passes, so that
-    // rows do not wait for one another's largest score.
+    // Scores of a tile become weights: compared with one that was the largest, until another is SPAN above it (as in
+    // FlashAttention-4), because floats are as precise there. Three passes, so that rows do not wait for one another's
+    // largest score.
     void soften(Work& work, int start, int count) const {
         const bool is_scaled = IS_QUANTISED<S> || layer.soft_cap != 0;
         const float scale = is_scaled ? 1.0f : layer.scale * LOG2_E;  // to units of the binary logarithm
@@ -263,11 +299,14 @@ struct Step {
         find_peaks(work, scale, columns);
         for (int r = 0; r < work.rows; r += W) {
             const vf none = splat(NONE), before = load(work.largest + r), peak = load(work.peaks + r);
-            const vf top = peak < before ? before : peak;  // what is not a number goes on and shows
+            const vf top = peak > before + SPAN ? peak : before;
             store(work.factors + r, before == none ? vf{} : exp2_of<true>(before - top));
             store(work.largest + r, top);
             store(work.peaks + r, top == none ? vf{} : top);  // all hidden so far: any finite number serves
         }
+        for (int r = 0; r < work.rows && start > work.task.first_key; r++)
+            for (int i = r * wide; i < (r + 1) * wide && work.factors[r] != 1.0f; i += W)
+                store(work.sums + i, load(work.sums + i) * work.factors[r]);
         if (columns == KEYS) exponents(work, scale, KEYS);
         else exponents(work, scale, columns);
     }
@@ -288,7 +327,7 @@ struct Step {
         for (int r = 0; r < work.rows; r++) {
             const float* s = work.scores + r * TILE;
             const float middle = work.peaks[r];
-            vf total = load(work.totals + r * W) * work.factors[r];
+            vf total{};
             auto weigh = [&](int i) {
                 const vf e = exp2_of<IS_EXACT>(load(s + i) * scale - middle);
                 total += e;
@@ -296,20 +335,26 @@ struct Step {
                 return e == vf{} ? vf{} : e * load(work.value_scales + i);  // nothing is seen of what hidden ones hold
             };
             for (int i = 0; i < columns; i += N * W) P::pack(work.weights + (r * TILE + i) / N, i, columns, weigh);
-            store(work.totals + r * W, total);
+            store(work.totals + r * W, load(work.totals + r * W) * work.factors[r] + total);
         }
+    }
+
+    // Whether all rows see a tile's keys, and all factors of its scores are the same.
+    bool is_whole(const Work& work, int start, int count) const {
+        if (IS_QUANTISED<S> || layer.soft_cap != 0 || count % GROUP) return false;
+        if (work.task.num_members > 1) return true;
+        const Tokens& first = *work.members;
+        const bool starts_whole = !layer.window || first.place + first.count - layer.window <= start;
+        return !plan.tree && starts_whole && start + count <= first.place + 1;  // the first token sees the last key
     }
 
     // Scale scores that want more than one factor for all, and set those that are not seen to NONE.
     void hide(Work& work, int start, int count) const {
+        if (is_whole(work, start, count)) return;
         const Tokens& first = *work.members;
         const bool is_shared = work.task.num_members > 1, is_scaled = IS_QUANTISED<S> || layer.soft_cap != 0;
         const bool needs_tree = plan.tree && !is_shared && (layer.window || start + count > first.past);
-        const bool starts_whole = !layer.window || first.place + first.count - layer.window <= start;
-        const bool ends_whole = start + count <= first.place + 1;  // the first token sees the last key
         const int columns = computed(count);
-        const bool is_whole = count == columns && (is_shared || (!plan.tree && starts_whole && ends_whole));
-        if (is_whole && !is_scaled) return;
         int low = 0, high = count;
         for (int r = 0; r < work.rows; r++) {
             float* s = work.scores + r * TILE;

@@ -49,11 +49,9 @@ struct Blocks<Pairs> {
         }
     }
 
-    // O[rows, wide] = O * factor + weights[rows, ...] V, or without the former when it is the first. values: whole groups.
+    // O[rows, wide] = O + weights[rows, ...] V, or without the former when it is the first. values: whole groups.
     static void weigh(int rows, const int32_t* weights, const Values* values, int groups, int wide, float* o,
-                      const float* factors, bool is_first) {
-        for (int r = 0; r < rows && !is_first; r++)
-            for (int i = r * wide; i < (r + 1) * wide && factors[r] != 1.0f; i += W) store(o + i, load(o + i) * factors[r]);
+                      bool is_first) {
         for (int row = 0; row < rows; row += tiles::BLOCK) {
             for (int at = 0; at < wide; at += tiles::BLOCK) {
                 float* sums = o + row * wide + at;

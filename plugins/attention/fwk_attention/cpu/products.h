@@ -10,6 +10,7 @@ namespace {
 constexpr int TILE = 128;  // keys at a time, at most
 constexpr int ROWS = 6;    // rows of a product kept in registers at a time
 constexpr int COLS = W == 16 ? 4 : 2;  // vectors of a product's row kept in registers at a time
+constexpr int FETCHING = 24;  // rows that fetch what comes next, each for itself: memory drops what it has no time for
 
 struct Columns {  // vectors of columns of K
     const int32_t* const* at;    // where each starts
@@ -19,35 +20,36 @@ struct Columns {  // vectors of columns of K
 
 inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// S[R, C * W] = A[R, words] K
-template <class P, int R, int C>
-void score(const int32_t* a, int lda, Columns keys, float* s, int words) {
+// put(row, C vectors) for each row of A[R, words] K. Inlined, its loop lacks registers.
+template <class P, int R, int C, class F>
+__attribute__((noinline)) void score(int row, const int32_t* a, int lda, Columns keys, int words, F put) {
     vf sum[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int i = 0; i < C; i++) sum[r][i] = vf{};
+    constexpr int HALF = ROWS / 2;  // rows that one register and a multiple of another reach
+    const int32_t* const other = a + HALF * lda;
+    const bool fetches = R < ROWS || row < FETCHING;
     for (int k = 0; k < words; k++) {
 #pragma GCC unroll 8
-        for (int i = 0; i < C; i++) fetch(keys.next[i] + k * keys.stride);
+        for (int i = 0; i < C && fetches; i++) fetch(keys.next[i] + k * keys.stride);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const auto x = P::word(a + r * lda + k);
+            const auto x = P::word((r < HALF ? a : other) + r % HALF * int64_t(lda) + k);
 #pragma GCC unroll 8
             for (int i = 0; i < C; i++) sum[r][i] = P::step(sum[r][i], x, keys.at[i] + k * keys.stride);
         }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int i = 0; i < C; i++) store(s + r * TILE + i * W, sum[r][i]);
+    for (int r = 0; r < R; r++) put(row + r, sum[r]);
 }
 
-template <class P, int C, int R = ROWS>
-void score_rows(int rows, const int32_t* a, int lda, Columns keys, float* s, int words) {
-    for (; rows >= R; rows -= R, a += R * lda, s += R * TILE) score<P, R, C>(a, lda, keys, s, words);
+template <class P, int C, class F, int R = ROWS>
+void score_rows(int rows, const int32_t* a, int lda, Columns keys, int words, F put, int row = 0) {
+    for (; row + R <= rows; row += R) score<P, R, C>(row, a + row * lda, lda, keys, words, put);
     if constexpr (R > 1)
-        if (rows) score_rows<P, C, R - 1>(rows, a, lda, keys, s, words);
+        if (row < rows) score_rows<P, C, F, R - 1>(rows, a, lda, keys, words, put, row);
 }
 
 struct Values {  // some rows of words of V, one after another, and the same of the tile that comes next
@@ -55,20 +57,21 @@ struct Values {  // some rows of words of V, one after another, and the same of 
     int rows;
 };
 
-// O[R, C * W] = O * factor + weights[R, ...] V, or without the former when it is the first.
+// O[R, C * W] = O + weights[R, ...] V, or without the former when it is the first.
 template <class P, int R, int C>
-void weigh(const int32_t* weights, const Values* values, int num_values, int ldv, float* o, int ldo,
-           const float* factors, bool is_first) {
+void weigh(int row, const int32_t* weights, const Values* values, int num_values, int ldv, float* o, int ldo,
+           bool is_first) {
+    const bool fetches = R < ROWS || row < FETCHING;
     vf sum[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int i = 0; i < C; i++) sum[r][i] = is_first ? vf{} : load(o + r * ldo + i * W) * factors[r];
+        for (int i = 0; i < C; i++) sum[r][i] = is_first ? vf{} : load(o + r * ldo + i * W);
     for (; num_values--; values++) {
         const int32_t *b = values->at, *next = values->next;
         for (int k = 0; k < values->rows; k++, b += ldv, next += ldv, weights++) {
 #pragma GCC unroll 8
-            for (int i = 0; i < C; i++) fetch(next + i * W);
+            for (int i = 0; i < C && fetches; i++) fetch(next + i * W);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 const auto x = P::word(weights + r * (TILE / P::PER_WORD));
@@ -85,11 +88,13 @@ void weigh(const int32_t* weights, const Values* values, int num_values, int ldv
 
 template <class P, int C, int R = ROWS>
 void weigh_rows(int rows, const int32_t* weights, const Values* values, int num_values, int ldv, float* o, int ldo,
-                const float* factors, bool is_first) {
-    for (; rows >= R; rows -= R, weights += R * (TILE / P::PER_WORD), o += R * ldo, factors += R)
-        weigh<P, R, C>(weights, values, num_values, ldv, o, ldo, factors, is_first);
+                bool is_first, int row = 0) {
+    for (; row + R <= rows; row += R) {
+        const int32_t* own = weights + row * (TILE / P::PER_WORD);
+        weigh<P, R, C>(row, own, values, num_values, ldv, o + row * ldo, ldo, is_first);
+    }
     if constexpr (R > 1)
-        if (rows) weigh_rows<P, C, R - 1>(rows, weights, values, num_values, ldv, o, ldo, factors, is_first);
+        if (row < rows) weigh_rows<P, C, R - 1>(rows, weights, values, num_values, ldv, o, ldo, is_first, row);
 }
 
 }  // namespace
