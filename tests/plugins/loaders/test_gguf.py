@@ -244,6 +244,7 @@ def test_byte_level_tokenizer(kit):
     assert tokenizer.decode([1, 12, 3, 2]) == "hello<tool>", "control tokens are special, user-defined ones are not"
     assert checkpoint.chat_template() == "{{ messages[0]['content'] }}"
     assert checkpoint.tokenizer_config()["bos_token"] == "<|im_start|>"
+    assert checkpoint.tokenizer_config()["eos_token"] == "<|end|>"
     assert checkpoint.generation_config() == {"eos_token_id": [0, 2], "bos_token_id": 1}
 
 
@@ -255,6 +256,18 @@ def test_the_end_of_a_turn_is_a_control_token_wherever_it_is(kit):
     assert kit.open(builder).generation_config()["eos_token_id"] == [0, 15]
     builder.entries["tokenizer.ggml.token_type"] = kit.array(I32, [1] * 16)
     assert kit.open(builder).generation_config()["eos_token_id"] == [0]
+
+
+def test_special_tokens_are_named_wherever_they_are(kit):
+    builder = kit.tiny()
+    builder.entries["tokenizer.ggml.eos_token_id"] = kit.scalar(U32, 15)
+    builder.entries["tokenizer.ggml.padding_token_id"] = kit.scalar(U32, 3)
+    config = kit.open(builder).tokenizer_config()
+    assert {name: text for name, text in config.items() if name.endswith("_token")} == {
+        "bos_token": "<|im_start|>",
+        "eos_token": "12",
+        "pad_token": "<tool>",
+    } | {name: config[name] for name in ("add_bos_token", "add_eos_token")}
 
 
 def test_bos_is_added_when_the_file_says_so(kit):

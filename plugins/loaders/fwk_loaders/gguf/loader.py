@@ -65,9 +65,13 @@ class GGUFCheckpoint(Checkpoint):
         """config.json, from the metadata."""
         return self._config
 
+    @cached_property
+    def _generation_config(self) -> dict[str, Any]:
+        return read_generation_config(self._metadata)
+
     def generation_config(self) -> Mapping[str, Any]:
         """The ids that end an answer."""
-        return read_generation_config(self._metadata)
+        return self._generation_config
 
     def tokenizer(self) -> Tokenizer:
         """The tokeniser, from the token lists. Raises ``ModelLoadError`` for kinds that are not known."""

@@ -87,16 +87,16 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
 def read_tokenizer_config(metadata: Metadata) -> dict[str, Any]:
     """The part of tokenizer_config.json that others read."""
     config: dict[str, Any] = {"add_bos_token": _adds_bos(metadata), "add_eos_token": _adds_eos(metadata)}
-    tokens = _tokens(metadata)
-    for name, full in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        token_id = special_id(metadata, full)
-        if token_id is not None and token_id < len(tokens):
-            config[f"{name}_token"] = tokens[token_id]
+    names = (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+    special = {name: token_id for name, full in names if (token_id := special_id(metadata, full)) is not None}
+    tokens = _tokens(metadata, max(special.values(), default=-1) + 1)  # mostly the first few
+    config.update({f"{name}_token": tokens[token_id] for name, token_id in special.items() if token_id < len(tokens)})
     return config
 
 
-def _tokens(metadata: Metadata) -> list[str]:
-    tokens = metadata.file.strings("tokenizer.ggml.tokens")
+def _tokens(metadata: Metadata, most: int | None = None) -> list[str]:
+    """The texts of all tokens, or of the first ``most``."""
+    tokens = metadata.file.strings("tokenizer.ggml.tokens", most)
     # Some converters pad the vocabulary with empty texts; ids must stay where they are.
     return [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)]
 
