@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import threading
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from fwk.mapping import HUGE, MOST_AHEAD, MemoryAhead
 from fwk.server.engine_process import EngineProcess
 from fwk.worker.opened_model import num_bytes
 
-pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages here")
+takes = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="memory is taken ahead on Linux, in huge pages")
 
 SECONDS = 60
 """Nothing here waits for so long, unless it is wrong."""
@@ -36,6 +35,7 @@ class Taken:
             assert self.go_on.wait(SECONDS)
 
 
+@takes
 def test_whole_pages_are_taken_one_after_another() -> None:
     taken = Taken(3)
     taken.go_on.set()
@@ -48,6 +48,7 @@ def test_whole_pages_are_taken_one_after_another() -> None:
     assert taken.spans == [(first + HUGE * number, HUGE) for number in range(3)]
 
 
+@takes
 def test_no_more_is_taken_once_the_memory_is_wanted() -> None:
     taken = Taken(2)
     memory = MemoryAhead(taken)
@@ -63,6 +64,7 @@ def test_no_more_is_taken_once_the_memory_is_wanted() -> None:
     assert len(taken.spans) == 2
 
 
+@takes
 def test_there_is_a_most() -> None:
     taken = Taken(MOST_AHEAD // HUGE)
     taken.go_on.set()
@@ -81,7 +83,7 @@ def test_nothing_is_taken_for_a_model_without_files() -> None:
     assert taken.spans == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux takes pages ahead")
+@takes
 def test_the_system_has_it_back() -> None:
     def is_mapped(address: int) -> bool:
         with open("/proc/self/maps", encoding="ascii") as file:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -250,53 +251,71 @@ def test_what_a_block_held_before_changes_no_bit(
     assert torch.equal(case.run("cpu"), case.run("cpu", is_dirty=True))
 
 
+def in_chunks(
+    name: str, dtype: torch.dtype, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cuts: list[int]
+) -> torch.Tensor:
+    """What the tokens of one sequence get when they come in chunks of so many."""
+    backend = build(name, dtype)
+    layer = AttentionLayer(0, q.shape[1], k.shape[1], q.shape[2], q.shape[2] ** -0.5)
+    form = backend.block_format(layer.kv_spec)
+    blocks = list(range(len(q) // 16 + 1))
+    layer.kv_cache = torch.zeros(len(blocks), *form.block_shape, dtype=form.dtype)
+    parts: list[torch.Tensor] = []
+    for past, end in itertools.pairwise(itertools.accumulate(cuts, initial=0)):
+        batch = make_batch([past], [end - past], [blocks])
+        batch.plan = backend.plan(batch, [layer])
+        parts.append(backend.forward(*(x[past:end].to(form.dtype) for x in (q, k, v)), layer, batch))
+    return torch.cat(parts)
+
+
 @pytest.mark.parametrize("isa", [native.isas()[-1], native.EMULATED_AMX])
 def test_a_token_is_the_same_alone_and_in_a_chunk(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit, whatever the number of rows that are multiplied together, in several tiles of keys."""
     monkeypatch.setenv(native.ISA_VARIABLE, isa)
-    outcomes: list[torch.Tensor] = []
-    for cuts in ([200], [7, 1, 192], [133, 66, 1]):
-        random = torch.Generator().manual_seed(3)
-        q, k, v = (torch.randn(200, heads, 32, generator=random).bfloat16() for heads in (6, 2, 2))
-        backend = build("cpu", torch.bfloat16)
-        layer = AttentionLayer(0, 6, 2, 32, 32**-0.5)
-        form = backend.block_format(layer.kv_spec)
-        layer.kv_cache = torch.zeros(13, *form.block_shape, dtype=form.dtype)
-        parts: list[torch.Tensor] = []
-        for past, end in itertools.pairwise(itertools.accumulate(cuts, initial=0)):
-            batch = make_batch([past], [end - past], [list(range(13))])
-            batch.plan = backend.plan(batch, [layer])
-            parts.append(backend.forward(q[past:end], k[past:end], v[past:end], layer, batch))
-        outcomes.append(torch.cat(parts))
+    random = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(200, heads, 32, generator=random).bfloat16() for heads in (6, 2, 2))
+    outcomes = [in_chunks("cpu", torch.bfloat16, q, k, v, cuts) for cuts in ([200], [7, 1, 192], [133, 66, 1])]
     assert torch.equal(outcomes[0], outcomes[1])
     assert torch.equal(outcomes[0], outcomes[2])
 
 
-@pytest.mark.parametrize("growth", [1, 40])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_a_chunks_start_changes_no_bit(dtype: torch.dtype, growth: float) -> None:
-    """Which tokens share a task decides whether all of it see a tile, and how its weights are made.
+GROWTHS = {
+    "even": torch.ones(600),
+    "growing": torch.linspace(1, 40, 600),
+    "sudden": torch.cat([torch.full((300,), 0.1), torch.full((300,), 60.0)]),
+}
+"""K of each token as a multiple: later tiles have scores far above the earlier, up to hundreds of binary orders."""
 
-    growth: K of the last token as a multiple of the first's, so that later tiles have scores far above the earlier.
-    """
+
+@pytest.mark.parametrize("distance", [100, 150, 300, 1000])
+@pytest.mark.parametrize("isa", isa_params())
+def test_a_key_may_be_far_above_all_others(isa: str, distance: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By so many binary orders, in a tile that is not the first, for all rows: no other weight shows that it is."""
+    monkeypatch.setenv(native.ISA_VARIABLE, isa)
     random = torch.Generator().manual_seed(4)
     q, k, v = (torch.randn(600, heads, 32, generator=random) for heads in (6, 2, 2))
-    q, k, v = (x.to(dtype) for x in (q, k * torch.linspace(1, growth, 600)[:, None, None], v))
-    outcomes: list[torch.Tensor] = []
-    for name, cuts in (("torch", [600]), ("cpu", [600]), ("cpu", [380, 220]), ("cpu", [390, 210])):
-        backend = build(name, torch.float32 if name == "torch" else dtype)
-        layer = AttentionLayer(0, 6, 2, 32, 32**-0.5)
-        form = backend.block_format(layer.kv_spec)
-        layer.kv_cache = torch.zeros(38, *form.block_shape, dtype=form.dtype)
-        parts: list[torch.Tensor] = []
-        for past, end in itertools.pairwise(itertools.accumulate(cuts, initial=0)):
-            batch = make_batch([past], [end - past], [list(range(38))])
-            batch.plan = backend.plan(batch, [layer])
-            parts.append(backend.forward(*(x[past:end].to(form.dtype) for x in (q, k, v)), layer, batch))
-        outcomes.append(torch.cat(parts))
-    torch.testing.assert_close(outcomes[1].float(), outcomes[0], atol=TOLERANCE[dtype], rtol=0.008)
-    assert torch.equal(outcomes[1], outcomes[2])
-    assert torch.equal(outcomes[1], outcomes[3])
+    q, k = 1 + 0.01 * q, 0.1 * k
+    k[400] = distance * math.log(2) / 32**0.5
+    outcomes = [in_chunks(name, torch.float32, q, k, v, [600]) for name in ("torch", "cpu")]
+    torch.testing.assert_close(*outcomes, atol=TOLERANCE[torch.float32], rtol=0)
+
+
+@pytest.mark.parametrize("growth", GROWTHS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("isa", isa_params())
+def test_a_chunks_start_changes_no_bit(
+    isa: str, dtype: torch.dtype, growth: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which tokens share a task decides whether all of it see a tile, and how its weights are made."""
+    monkeypatch.setenv(native.ISA_VARIABLE, isa)
+    random = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(600, heads, 32, generator=random) for heads in (6, 2, 2))
+    q, k, v = (x.to(dtype) for x in (q, k * GROWTHS[growth][:, None, None], v))
+    expected = in_chunks("torch", torch.float32, q, k, v, [600])
+    outcomes = [in_chunks("cpu", dtype, q, k, v, cuts) for cuts in ([600], [380, 220], [390, 210])]
+    torch.testing.assert_close(outcomes[0].float(), expected, atol=TOLERANCE[dtype], rtol=0.008)
+    assert torch.equal(outcomes[0], outcomes[1])
+    assert torch.equal(outcomes[0], outcomes[2])
 
 
 def test_tiles_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
