@@ -107,13 +107,15 @@ void mix(const void* args, fwk::Member& m) {
     for (int64_t call = 0; call < a.calls; call++) {
         const uint64_t* from = call % 2 ? a.to : a.from;
         uint64_t* to = (call % 2 ? (uint64_t*)a.from : a.to);
-        m.chunks(a.n, [&](int64_t i) {
+        const auto one = [&](int64_t i, int64_t) {
             lose_time(luck++);
             uint64_t sum = a.seed;
             for (int64_t k = 0; k < a.width; k++) sum = mixed(sum + from[k]);
             lose_time(luck++);
             to[i] = mixed(to[i] + sum);
-        });
+        };
+        if ((a.seed + call) % 2) m.chunks_in_order(a.n, one);
+        else m.chunks(a.n, [&](int64_t i) { one(i, i); });
         lose_time(luck++);
     }
 }

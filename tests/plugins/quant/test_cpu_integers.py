@@ -19,7 +19,10 @@ SIZES = [(70, 192, 32), (33, 128, 16), (33, 100, 2**31), (40, 512, 256)]
 """(out_features, in_features, group); the largest: one scale a row."""
 
 NUM_TOKENS = [0, 1, 5, 14]
-"""Around those that each thread prepares for itself, and the rows of a tile."""
+"""Around those that are not put side by side, and the rows of a tile."""
+
+SHARED_AND_OWN = (70, 600)
+"""Outputs of a matrix for which two threads share the rows they prepare, and of one for which each has its own."""
 
 SCHEMES = ["middle", "zeros", "offsets", "nested"]
 
@@ -130,10 +133,13 @@ def test_rows_are_what_was_packed(bits: int, scheme: str, kernel: IntegerKernel)
 @pytest.mark.parametrize(
     ("bits", "group", "scheme"), [(8, 2**31, "middle"), (8, 12, "zeros"), (6, 16, "nested"), (4, 32, "offsets")]
 )
-def test_the_number_of_rows_changes_nothing(bits: int, group: int, scheme: str, kernel: IntegerKernel) -> None:
+@pytest.mark.parametrize("out_features", SHARED_AND_OWN)
+def test_the_number_of_rows_changes_nothing(
+    out_features: int, bits: int, group: int, scheme: str, kernel: IntegerKernel
+) -> None:
     """Few rows, and many by blocks of AMX where the kernel has them, give the same bits."""
     columns = 300 if group > 300 else 192
-    packed, x = kernel.pack(matrix_of(bits, (70, columns, group), scheme)), torch.randn(70, columns)
+    packed, x = kernel.pack(matrix_of(bits, (out_features, columns, group), scheme)), torch.randn(70, columns)
     whole = kernel.apply(packed, x, None)
     for first, end in ((0, 1), (16, 18), (3, 11), (20, 60), (37, 70)):
         assert torch.equal(kernel.apply(packed, x[first:end], None), whole[first:end])
@@ -145,13 +151,16 @@ def test_tiles_are_given_back() -> None:
     assert native.load(kernel.source, native.EMULATED_AMX).emulated_tiles_in_use() == 0
 
 
-def test_the_number_of_threads_changes_nothing(kernel: IntegerKernel) -> None:
-    matrix, x = matrix_of(4, (100, 192, 64), "zeros"), torch.randn(50, 192)
+@pytest.mark.parametrize("rows", [50, 70, 450])
+@pytest.mark.parametrize("out_features", SHARED_AND_OWN)
+def test_the_number_of_threads_changes_nothing(out_features: int, rows: int) -> None:
+    matrix, x = matrix_of(4, (out_features, 192, 64), "zeros"), torch.randn(rows, 192)
     results: list[Tensor] = []
-    for size in (1, 5):
+    for size in (1, 2, 5):
         one = IntegerKernel(Team(size), native.isas()[-1])
         results.append(one.apply(one.pack(matrix), x, None))
-    assert torch.equal(*results)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 def _with(place: int, value: float) -> Callable[[Tensor], None]:

@@ -17,7 +17,10 @@ SIZES = [(1, 1), (32, 64), (33, 7), (70, 68), (5, 333), (100, 97), (192, 576)]
 """(out_features, in_features); none is a multiple of anything in most."""
 
 NUM_TOKENS = [0, 1, 2, 3, 5, 11, 12, 13, 14, 40, 99, 100]
-"""Around the rows of a tile, those each thread prepares for itself, and a block of rows."""
+"""Around the rows of a tile, those that are not put side by side, and a block of rows."""
+
+SHARED_AND_OWN = (100, 600)
+"""Outputs of a matrix for which two threads share the rows they prepare, and of one for which each has its own."""
 
 
 @pytest.fixture(scope="module", params=isa_params(native.EMULATED_AMX))
@@ -53,16 +56,20 @@ def test_equals_a_product_in_float64(size: tuple[int, int], dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(dtype: torch.dtype, kernel: FloatKernel) -> None:
-    weight, x = random(100, 333, dtype=dtype), random(150, 333, dtype=dtype)
+@pytest.mark.parametrize("out_features", SHARED_AND_OWN)
+def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(
+    out_features: int, dtype: torch.dtype, kernel: FloatKernel
+) -> None:
+    weight, x = random(out_features, 333, dtype=dtype), random(150, 333, dtype=dtype)
     matrix = kernel.pack(weight)
     whole = kernel.apply(matrix, x, None)
     for first, end in ((0, 1), (149, 150), (3, 16), (50, 150)):
         assert torch.equal(kernel.apply(matrix, x[first:end], None), whole[first:end])
     assert torch.equal(kernel.pack(weight).words, matrix.words)
-    alone = FloatKernel(Team(1), native.isas()[-1])
-    crowd = FloatKernel(Team(5), native.isas()[-1])
-    assert torch.equal(alone.apply(matrix, x, None), crowd.apply(matrix, x, None))
+    alone, pair, crowd = (FloatKernel(Team(size), native.isas()[-1]) for size in (1, 2, 5))
+    for some in (x, x.repeat(3, 1)):
+        assert torch.equal(alone.apply(matrix, some, None), pair.apply(matrix, some, None))
+        assert torch.equal(alone.apply(matrix, some, None), crowd.apply(matrix, some, None))
 
 
 def awkward(rows: int, columns: int) -> Tensor:

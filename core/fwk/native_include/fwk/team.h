@@ -95,34 +95,22 @@ struct Member {
     // by all. Without a core a member delays the chunk it has, and none otherwise.
     template <class F>
     void chunks(int64_t n, F f) {
-        if (size == 1) {
-            for (int64_t i = 0; i < n; i++) f(i);
-            return;
-        }
-        const uint64_t call = at >> CALL, end = at + uint64_t(n);
-        at += uint64_t(1) << CALL;
-        uint64_t now = end;
-        if (n == 0) team->now.compare_exchange_strong(now, at, std::memory_order_seq_cst);
-        now = team->now.load(std::memory_order_acquire);
-        while (now >> CALL == call && now < end) {
-            if (!team->now.compare_exchange_weak(now, now + 1, std::memory_order_acquire)) continue;
-            f(int64_t(now & UINT32_MAX));
-            if (team->done.fetch_add(1, std::memory_order_acq_rel) + 1 == n) return pass(at);
-            now = team->now.load(std::memory_order_acquire);
-        }
-        team->bell.wait([&] { return team->now.load(std::memory_order_acquire) >> CALL != call; });
+        take(n, n, [&](int64_t i, int64_t) { f(i); });
     }
 
-    // chunks of f(i, next), whose data lie in order: of two members one goes up from the first, the other down from the
-    // last, so that each reads one piece of memory, and next is the chunk that it takes then unless both have met.
+    // chunks of f(i, next) that cost about the same and whose data lie in order: a member takes some neighbours at a
+    // time, fewer the fewer are left, and next is the chunk that it will probably take then. Of two members one goes up
+    // from the first, the other down from the last: so each reads one piece of memory, and mostly what it wrote itself.
     template <class F>
     void chunks_in_order(int64_t n, F f) {
-        if (size != 2) return chunks(n, [&](int64_t i) { f(i, std::min(i + size, n - 1)); });
-        const int64_t step = index ? -1 : 1;
-        int64_t i = index ? n : -1;
-        chunks(n, [&](int64_t) {
-            i += step;
-            f(i, std::clamp<int64_t>(i + step, 0, n - 1));
+        const int64_t step = size == 2 && index ? -1 : 1;
+        int64_t i = step < 0 ? n : -1;
+        take(n, 2 * size, [&](int64_t first, int64_t count) {
+            if (size > 2) i = first - 1;
+            for (; count > 0; count--) {
+                i += step;
+                f(i, std::clamp<int64_t>(i + step, 0, n - 1));
+            }
         });
     }
 
@@ -134,6 +122,28 @@ struct Member {
     }
 
   private:
+    // f(first, count) of chunks until none is left: at a time one of `share` equal parts of those that are, or one chunk.
+    template <class F>
+    void take(int64_t n, int64_t share, F f) {
+        if (size == 1) {
+            for (int64_t i = 0; i < n; i++) f(i, 1);
+            return;
+        }
+        const uint64_t call = at >> CALL, end = at + uint64_t(n);
+        at += uint64_t(1) << CALL;
+        uint64_t now = end;
+        if (n == 0) team->now.compare_exchange_strong(now, at, std::memory_order_seq_cst);
+        now = team->now.load(std::memory_order_acquire);
+        while (now >> CALL == call && now < end) {
+            const int64_t count = std::max<int64_t>(int64_t(end - now) / share, 1);
+            if (!team->now.compare_exchange_weak(now, now + uint64_t(count), std::memory_order_acquire)) continue;
+            f(int64_t(now & UINT32_MAX), count);
+            if (team->done.fetch_add(count, std::memory_order_acq_rel) + count == n) return pass(at);
+            now = team->now.load(std::memory_order_acquire);
+        }
+        team->bell.wait([&] { return team->now.load(std::memory_order_acquire) >> CALL != call; });
+    }
+
     // By whoever did the last chunk of a call: nobody else has one, so nobody counts.
     void pass(uint64_t next) {
         team->done.store(0, std::memory_order_relaxed);

@@ -67,7 +67,7 @@ constexpr int64_t CHUNK = 4096;  // numbers, about
 template <class F>
 void by_rows(Member& m, int64_t rows, int64_t size, F f) {
     const int64_t step = std::max<int64_t>(1, CHUNK / std::max<int64_t>(size, 1));
-    m.chunks((rows + step - 1) / step, [&](int64_t chunk) {
+    m.chunks_in_order((rows + step - 1) / step, [&](int64_t chunk, int64_t) {
         for (int64_t row = chunk * step; row < std::min(rows, (chunk + 1) * step); row++) f(row);
     });
 }

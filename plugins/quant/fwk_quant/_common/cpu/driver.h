@@ -2,6 +2,10 @@
 //
 // A matrix is stored in panels of 32 outputs, so that a vector of words belongs to as many outputs and the same inputs.
 // That is also how AMX wants its second operand. Tasks are panels, of many rows also blocks of rows.
+//
+// A line of memory that another core wrote comes from there: in some 25 ns from a core of the same cache, in 150 from
+// another. So threads share little here: each prepares the rows it needs itself, if that is little work beside its own,
+// and of many rows each of two has its half.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +16,10 @@
 
 namespace kernel {
 
-constexpr int64_t FEW = 4;          // rows that each thread prepares for itself
-constexpr int64_t ROW_BLOCK = 192;  // rows of a task
+constexpr int64_t FEW = 4;          // rows that are not put side by side
+constexpr int64_t OWN_PANELS = 8;   // of so many for each thread, each prepares its rows itself
+constexpr int64_t ROW_BLOCK = 192;  // rows of a task, at most
+constexpr int64_t ROW_HALF = 32;    // rows of one of two threads, at least
 
 thread_local Spare own;
 
@@ -26,27 +32,13 @@ struct Rows {
     Rows from(int64_t row) const { return {first + row * stride, stride, side}; }
 };
 
-// K: a kind of matrix; how rows of x are prepared for it, a panel opened, and tiles of ROWS x COLUMNS computed.
+// Rows of x from `first` on as K wants them, so many side by side.
 template <class K, class T>
-Rows rows_of(const Linear& call, fwk::Member& member) {
+void prepare(const Linear& call, int64_t first, int64_t end, int64_t side, char* to) {
     const Matrix& m = *call.matrix;
-    if (K::template reads<T>(call)) return {(const char*)call.x, int64_t(call.x_stride * sizeof(T)), 1};
     const int64_t bytes = K::row_bytes(m);
-    const auto prepare = [&](int64_t row, int64_t rows, int64_t side, char* to) {
-        K::prepare(m, (const T*)call.x + row * call.x_stride, call.x_stride, rows, side, to + row * bytes);
-    };
-    if (call.rows <= FEW) {
-        char* to = own.take(call.rows * bytes);
-        for (int64_t row = 0; row < call.rows; row++) prepare(row, 1, 1, to);
-        return {to, bytes, 1};
-    }
-    const int64_t step = 4;
-    member.chunks((call.rows + step - 1) / step, [&](int64_t i) {
-        const int64_t end = std::min(call.rows, (i + 1) * step);
-        for (int64_t row = i * step; row < end; row += K::SIDE)
-            prepare(row, std::min<int64_t>(K::SIDE, end - row), K::SIDE, call.spare);
-    });
-    return {call.spare, bytes, K::SIDE};
+    for (int64_t row = first; row < end; row += side, to += side * bytes)
+        K::prepare(m, (const T*)call.x + row * call.x_stride, call.x_stride, std::min(side, end - row), side, to);
 }
 
 // Sums of [rows, PANEL] to y, whose outputs from `first` on they are.
@@ -68,14 +60,39 @@ inline int64_t part(int64_t rows, int64_t i, int64_t n, int64_t side) {
     return std::min(rows, (rows + side - 1) / side * i / n * side);
 }
 
+inline int64_t num_blocks(int64_t rows, int size) {
+    const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    return size == 2 && rows >= 2 * ROW_HALF ? (blocks + 1) / 2 * 2 : blocks;
+}
+
+// K: a kind of matrix; how rows of x are prepared for it, a panel opened, and tiles of ROWS x COLUMNS computed.
 template <class K, class T>
 void run(const Linear& call, fwk::Member& member) {
     const Matrix& m = *call.matrix;
-    const Rows x = rows_of<K, T>(call, member);
-    const int64_t panels = (m.out_features + PANEL - 1) / PANEL, blocks = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    const int64_t panels = (m.out_features + PANEL - 1) / PANEL, blocks = num_blocks(call.rows, member.size);
+    const bool is_read = K::template reads<T>(call), is_few = call.rows <= FEW;
+    const bool is_shared = !is_read && !is_few && panels < OWN_PANELS * member.size;
+    const int64_t side = is_read || is_few ? 1 : K::SIDE;
+    const int64_t stride = is_read ? call.x_stride * int64_t(sizeof(T)) : K::row_bytes(m);
+    if (is_shared) {
+        const int64_t step = 4;
+        member.chunks_in_order((call.rows + step - 1) / step, [&](int64_t i, int64_t) {
+            prepare<K, T>(call, i * step, std::min(call.rows, (i + 1) * step), side, call.spare + i * step * stride);
+        });
+    }
+    int64_t prepared = -1;  // the block whose rows this thread has
     member.chunks_in_order(panels * blocks, [&](int64_t i, int64_t next) {
         const int64_t panel = i % panels, block = i / panels;
-        const int64_t first = part(call.rows, block, blocks, x.side), end = part(call.rows, block + 1, blocks, x.side);
+        const int64_t first = part(call.rows, block, blocks, side), end = part(call.rows, block + 1, blocks, side);
+        Rows x{is_read ? (const char*)call.x : call.spare, stride, side};
+        if (is_read || is_shared) {
+            x = x.from(first);
+        } else {
+            char* to = own.take((end - first + side - 1) / side * side * stride);
+            if (block != prepared) prepare<K, T>(call, first, end, side, to);
+            prepared = block;
+            x.first = to;
+        }
         const int64_t tiles = (end - first + K::ROWS - 1) / K::ROWS;
         // Meanwhile the panel that this thread will probably take next is fetched, a part by each tile of rows: memory
         // takes longer for a panel than a tile does.
@@ -83,15 +100,15 @@ void run(const Linear& call, fwk::Member& member) {
         const int64_t share = (PANEL * 4 + tiles - 1) / tiles;
         const typename K::Panel opened(m, panel, tiles > 1);
         for (int64_t tile = 0; tile < tiles; tile++) {
-            const int64_t at = first + part(end - first, tile, tiles, x.side);
-            const int64_t last = first + part(end - first, tile + 1, tiles, x.side);
+            const int64_t at = part(end - first, tile, tiles, side), last = part(end - first, tile + 1, tiles, side);
             alignas(64) float sums[K::ROWS * PANEL];
             // Lines to be written to are fetched, too: of many rows they are no longer in a cache.
-            for (int64_t r = at; r < last; r++) __builtin_prefetch((T*)call.y + r * call.y_stride + panel * PANEL, 1, 3);
+            for (int64_t r = at; r < last; r++)
+                __builtin_prefetch((T*)call.y + (first + r) * call.y_stride + panel * PANEL, 1, 3);
             for (int column = 0; column < PANEL; column += K::COLUMNS)
                 opened.multiply(int(last - at), x.from(at), column, sums + column,
                                 {ahead + tile * share * m.num_words, share});
-            put<T>(call, sums, at, int(last - at), panel * PANEL);
+            put<T>(call, sums, first + at, int(last - at), panel * PANEL);
         }
     });
 }

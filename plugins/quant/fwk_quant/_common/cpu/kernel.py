@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FEW_ROWS = 4
-"""Up to here each thread prepares the rows it needs by itself."""
+"""Up to here each thread always prepares the rows it needs by itself."""
 
 WORDS_A_STEP = 16
 """Words of a row of floats that AMX multiplies at once: rows are filled up to a multiple."""
