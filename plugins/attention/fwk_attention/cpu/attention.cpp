@@ -434,9 +434,9 @@ struct Step {
     void all(fwk::Member& m) const {
         const int64_t heads = layer.num_kv_heads;
         if (plan.num_tasks < MANY) {
-            m.chunks(plan.num_tasks * heads, [&](int64_t i) { run(plan.tasks[i / heads], i % heads); });
+            m.chunks_in_order(plan.num_tasks * heads, [&](int64_t i, int64_t) { run(plan.tasks[i / heads], i % heads); });
         } else {  // heads of a task lie side by side: the next is fetched while one is computed
-            m.chunks(plan.num_tasks, [&](int64_t i) {
+            m.chunks_in_order(plan.num_tasks, [&](int64_t i, int64_t) {
                 for (int64_t head = 0; head < heads; head++) run(plan.tasks[i], head);
             });
         }
@@ -449,7 +449,7 @@ void attend(const Attend& a, fwk::Member& m) {
     const Layer& layer = *a.layer;
     const Plan& plan = *a.plan;
     const Cache<S, P> cache{(S*)a.cache, layer};
-    m.chunks((plan.num_tokens + STORED - 1) / STORED, [&](int64_t i) {
+    m.chunks_in_order((plan.num_tokens + STORED - 1) / STORED, [&](int64_t i, int64_t) {
         for (int64_t t = i * STORED; t < std::min((i + 1) * STORED, plan.num_tokens); t++) {
             const int64_t block = plan.slots[t] / layer.block_size, offset = plan.slots[t] % layer.block_size;
             for (int64_t h = 0; h < layer.num_kv_heads; h++) {

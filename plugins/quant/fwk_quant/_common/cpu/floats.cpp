@@ -174,13 +174,13 @@ void linear_rows(const void* args, fwk::Member& member) {
     const LinearRows& call = *(const LinearRows*)args;
     const Matrix& matrix = *call.matrix;
     if (matrix.format == BFLOAT16_IN_12) {
-        member.chunks(call.count, [&](int64_t i) {
+        member.chunks_in_order(call.count, [&](int64_t i, int64_t) {
             kernel::lengthen_row(matrix, call.indices[i], (uint16_t*)call.y + i * matrix.in_features);
         });
         return;
     }
     const int64_t bytes = matrix.in_features * (matrix.format == FLOAT32 ? 4 : 2);
-    member.chunks(call.count, [&](int64_t i) {
+    member.chunks_in_order(call.count, [&](int64_t i, int64_t) {
         const int64_t row = call.indices[i], size = matrix.num_words * kernel::PANEL;
         const int32_t* words = (const int32_t*)matrix.words + row / kernel::PANEL * size + row % kernel::PANEL;
         char* to = (char*)call.y + i * bytes;

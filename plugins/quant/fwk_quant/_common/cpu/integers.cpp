@@ -101,7 +101,7 @@ void rows_typed(const LinearRows& call, fwk::Member& member) {
     typedef Bits<BITS> B;
     const Matrix& m = *call.matrix;
     const int64_t groups = (num_groups(m) + m.scale_every - 1) / m.scale_every, nests = (groups + m.nest - 1) / m.nest;
-    member.chunks(call.count, [&](int64_t i) {
+    member.chunks_in_order(call.count, [&](int64_t i, int64_t) {
         const int64_t panel = call.indices[i] / PANEL, lane = call.indices[i] % PANEL;
         const int32_t* words = (const int32_t*)m.words + panel * m.num_words * PANEL + lane / W * W;
         T* to = (T*)call.y + i * m.in_features;
