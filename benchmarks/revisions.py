@@ -3,7 +3,7 @@
     python -m benchmarks.revisions CHECKOUT CHECKOUT ... [--batches 1,32] [--rounds 5] [--quantization int8]
 
 Each checkout has an engine in a process of its own, which sleeps while others are measured; a round measures each once.
-Ratios are to the first.
+Ratios are to the first, and are told apart by where the cores were in a round (``benchmarks.core_distance``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+from benchmarks import core_distance
 
 ENGINE = """
 import json, sys
@@ -61,6 +63,19 @@ class Checkout:
         return self._process.stdout.readline().strip()
 
 
+def measure_rounds(checkouts: list[Checkout], batch: int, rounds: int, steps: int) -> list[str]:
+    """Measure each once a round; where the cores were in each."""
+    places: list[str] = []
+    for checkout in checkouts:
+        checkout.rows.clear()
+    for _ in range(rounds):
+        before = core_distance.distance()
+        for checkout in checkouts:
+            checkout.measure(batch, steps)
+        places.append(core_distance.name_of(before, core_distance.distance()))
+    return places
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("checkouts", nargs="+", type=Path)
@@ -73,20 +88,22 @@ def main() -> None:
     options = {name: value for name in ("dtype", "quantization") if (value := getattr(arguments, name)) is not None}
     checkouts = [Checkout(folder.resolve(), options) for folder in arguments.checkouts]
     try:
-        print("| batch | checkout | step | model ms | around ms | model to the first's |\n|" + " --- |" * 6)
+        print(
+            "| batch | cores | rounds | checkout | step | model ms | around ms | model to the first's |\n|"
+            + " --- |" * 8
+        )
         for batch in map(int, arguments.batches.split(",")):
-            for checkout in checkouts:
-                checkout.rows.clear()
-            for _ in range(arguments.rounds):
+            places = measure_rounds(checkouts, batch, arguments.rounds, arguments.steps)
+            for place in sorted(set(places)):
+                chosen = [i for i, name in enumerate(places) if name == place]
                 for checkout in checkouts:
-                    checkout.measure(batch, arguments.steps)
-            for checkout in checkouts:
-                pairs = zip(checkout.rows, checkouts[0].rows, strict=True)
-                ratios = [own["model"] / first["model"] for own, first in pairs]
-                spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-                medians = (statistics.median(row[part] for row in checkout.rows) for part in ("model", "around"))
-                cells = " | ".join(f"{value:.2f}" for value in medians)
-                print(f"| {batch} | {checkout.name} | {checkout.step} | {cells} | {spread} |", flush=True)
+                    rows = [checkout.rows[i] for i in chosen]
+                    ratios = [checkout.rows[i]["model"] / checkouts[0].rows[i]["model"] for i in chosen]
+                    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                    medians = (statistics.median(row[part] for row in rows) for part in ("model", "around"))
+                    cells = " | ".join(f"{value:.2f}" for value in medians)
+                    head = f"| {batch} | {place} | {len(chosen)} | {checkout.name} | {checkout.step}"
+                    print(f"{head} | {cells} | {spread} |", flush=True)
     finally:
         for checkout in checkouts:
             checkout.close()
