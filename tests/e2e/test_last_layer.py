@@ -50,7 +50,8 @@ class Rows:
 
 def serve(folder: Path, asked: list[SamplingParams], **options: Any) -> tuple[list[Any], list[list[int]]]:
     """All that the requests are told, and the rows that each layer's MLP was given while they ran."""
-    settings = {"max_total_tokens": 1024, "prefix_cache": "none", "chunked_prefill_size": 32, **options}
+    settings = {"max_total_tokens": 1024, "prefix_cache": "none", "chunked_prefill_size": 32, "max_start_tokens": 64}
+    settings |= options
     with fwk.LLM(str(folder), **settings) as llm:
         layers = llm.engine.executor._worker._runner.model.model.layers  # type: ignore[attr-defined]
         watched = [Rows(layer.mlp) for layer in layers]
