@@ -25,8 +25,9 @@ FAR = 120e-9
 
 
 def distance() -> float:
-    """Seconds there and back between the first two cores of this process, 0 of one; takes a millisecond."""
-    cores = sorted(os.sched_getaffinity(0))
+    """Seconds there and back between the first two cores of this process, 0 of one or of a system that does not let
+    threads choose; takes a millisecond."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) < 2:
         return 0.0
     library = native.load(SOURCE, "plain")

@@ -99,7 +99,7 @@ struct Member {
     }
 
     // chunks of f(i, next) that cost about the same and whose data lie in order: a member takes some neighbours at a
-    // time, fewer the fewer are left, and next is the chunk that it will probably take then. Of two members one goes up
+    // time, fewer the fewer are left (without a core it delays these), and next is its next one, probably. Of two one goes up
     // from the first, the other down from the last: so each reads one piece of memory, and mostly what it wrote itself.
     template <class F>
     void chunks_in_order(int64_t n, F f) {

@@ -45,7 +45,7 @@ struct Linear {
     const void* x;     // [rows, in_features], of the type of y
     void* y;           // [rows, out_features]
     const void* bias;  // [out_features] of the type of y, or null
-    char* spare;       // [rows to a whole 4, linear_row_bytes], for more than FEW rows
+    char* spare;       // [rows to a whole 4, linear_row_bytes], for rows that threads share
     int64_t rows, x_stride, y_stride;  // strides in elements
     int64_t is_bfloat16;               // x, y and bias; otherwise they are float32
 };
