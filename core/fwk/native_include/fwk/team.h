@@ -99,8 +99,9 @@ struct Member {
     }
 
     // chunks of f(i, next) that cost about the same and whose data lie in order: a member takes some neighbours at a
-    // time, fewer the fewer are left (without a core it delays these), and next is its next one, probably. Of two one goes up
-    // from the first, the other down from the last: so each reads one piece of memory, and mostly what it wrote itself.
+    // time, fewer the fewer are left, and without a core delays these; next is the one that it will probably take then.
+    // Of two members one goes up from the first, the other down from the last: so each reads one piece of memory, and
+    // mostly what it wrote itself.
     template <class F>
     void chunks_in_order(int64_t n, F f) {
         const int64_t step = size == 2 && index ? -1 : 1;
@@ -122,7 +123,7 @@ struct Member {
     }
 
   private:
-    // f(first, count) of chunks until none is left: at a time one of `share` equal parts of those that are, or one chunk.
+    // f(first, count) of chunks until none is left: each time one of `share` equal parts of the rest, or one chunk.
     template <class F>
     void take(int64_t n, int64_t share, F f) {
         if (size == 1) {
