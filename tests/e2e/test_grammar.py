@@ -263,9 +263,8 @@ def test_nobody_waits_for_a_compiler_but_who_asked(make: Callable[..., fwk.LLM])
     assert (engine.stats().num_waiting, engine.has_work) == (4, True)
     assert [event.finish_reason for event in engine.abort("unwanted")] == ["abort"]
     SlowBackend.may_go_on.set()
-    ended = run(llm, lambda ended: len(ended) == 2)
+    ended = run(llm, lambda _: not engine.has_work)  # of the two of "bound" one may start a step before the other
     assert ended == {"bound": "stop", "wrong": "the grammar cannot go on: too complex"}
-    assert not engine.has_work
     assert engine.step() == []
 
 
