@@ -171,8 +171,8 @@ def test_hints_are_checked_at_the_door(service: Service, field: str) -> None:
 @pytest.mark.parametrize(
     ("device", "given", "expected", "start"),
     [
-        ("cpu", {}, 512, 32),
-        ("cpu", {"max_running_requests": 300}, 600, 32),
+        ("cpu", {}, 512, 16),
+        ("cpu", {"max_running_requests": 300}, 600, 16),
         ("cpu", {"max_prefill_tokens": 100, "max_start_tokens": 20}, 100, 20),
         ("cuda", {}, 2048, 2048),
         ("cuda", {"max_start_tokens": 1}, 2048, 1),

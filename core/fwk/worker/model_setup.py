@@ -15,7 +15,7 @@ from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.selection import AUTO, Candidate, Selection, check_used, plugin_options, ranked
 from fwk.worker.opened_model import OpenedModel
 
-START_TOKENS = 32
+START_TOKENS = 16
 """Rows from which a CPU is bound by multiplications: computed together, prompts of so many tokens are all late."""
 
 
