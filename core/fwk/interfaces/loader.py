@@ -12,6 +12,7 @@ from fwk.interfaces.declaration import Declaration
 from fwk.types import PoolingConfig
 
 if TYPE_CHECKING:
+    import torch
     from tokenizers import Tokenizer
     from torch import Tensor
 
@@ -26,6 +27,14 @@ class WeightSource(ABC):
         Raises ``ModelLoadError`` naming file and tensor when it is missing, damaged, or not of ``shape``, and when it
         is quantised in a way that only ``raw`` can read.
         """
+
+    def tensor_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """What ``tensor`` reads, rounded to ``dtype`` as torch does it, and in the memory of ``out`` if that is given.
+
+        out: contiguous, of that shape and type. Override it to de-quantise without a tensor in between.
+        """
+        found = self.tensor(name, shape)
+        return found.to(dtype) if out is None else out.copy_(found)
 
     @abstractmethod
     def has(self, name: str) -> bool:

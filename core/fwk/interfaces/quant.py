@@ -117,6 +117,16 @@ class QuantMethod(ABC):
     def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Weights:
         """Repack once for the kernel. ``loaded`` holds the parts already sharded and joined along ``output_dim``."""
 
+    @property
+    def is_encoding(self) -> bool:
+        """Whether ``encode`` does anything. Otherwise weights may be read as their parameter's type, at their place."""
+        return type(self).encode is not QuantMethod.encode
+
+    @property
+    def encodes_from(self) -> torch.dtype | None:
+        """The type ``encode`` rounds plain weights to first, so that they may be read as that; None: it does not."""
+        return None
+
     @abstractmethod
     def apply(self, weights: Weights, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [num_tokens, in_features] to [num_tokens, sum(out_features)] in x's dtype."""

@@ -34,8 +34,8 @@ class VocabEmbedding:
         self.weights: Weights = None
         if self.form.layout == PLAIN:
             name = f"{prefix}.weight"
-            whole = context.weights.tensor(name, (config.vocab_size, config.hidden_size))
-            self.matrix = self.rows.cut(whole, 0, 1, name).to(context.device, context.dtype).contiguous()
+            whole = context.weights.tensor_as(name, (config.vocab_size, config.hidden_size), context.dtype)
+            self.matrix = self.rows.cut(whole, 0, 1, name).to(context.device).contiguous()
         else:
             self.weights = load(context, self.form, [(Part(prefix, config.vocab_size), self.rows)], config.hidden_size)
 

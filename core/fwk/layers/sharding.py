@@ -42,6 +42,10 @@ class Cut(ABC):
         """The size of this rank's piece of a dimension of ``size``."""
 
     @abstractmethod
+    def is_whole(self, size: int) -> bool:
+        """Whether that piece is all of it."""
+
+    @abstractmethod
     def cut(self, x: Tensor, dim: int, block: int, where: str) -> Tensor:
         """This rank's piece of ``x``, whose entries along ``dim`` stand for ``block`` features each.
 
@@ -67,6 +71,9 @@ class Shard(Cut):
 
     def part_of(self, size: int) -> int:
         return size // self.count
+
+    def is_whole(self, size: int) -> bool:
+        return self.count == 1
 
     def range(self, size: int) -> range:
         """Which of ``size`` features this rank holds; ``count`` divides it."""
@@ -104,6 +111,9 @@ class PaddedRows(Cut):
     def part_of(self, size: int) -> int:
         return self.num_rows
 
+    def is_whole(self, size: int) -> bool:
+        return self.first == 0 and self.num_rows == size
+
     def cut(self, x: Tensor, dim: int, block: int, where: str) -> Tensor:
         first, count = self.first // block, -(-self.num_rows // block)
         mine = x.narrow(dim, first, max(min(count, x.shape[dim] - first), 0))
@@ -137,6 +147,10 @@ def load(
     first = parts[0][0].prefix
     shape = LinearShape(input_cut.part_of(in_features), out_features, context.dtype, context.device, first, form.layout)
     specs = form.method.params(shape)
+    is_whole = input_cut.is_whole(in_features) and all(cut.is_whole(part.out_features) for part, cut in parts)
+    if is_whole and form.layout == PLAIN and not form.method.is_encoding:
+        weight = _joined(context.weights, [part for part, _ in parts], in_features, specs["weight"].dtype)
+        return form.method.finish({"weight": weight.to(context.device)}, shape)
     pieces: dict[str, list[Tensor]] = {name: [] for name in specs}
     for part, cut in parts:
         for name, x in _read(context.weights, form, part, in_features, specs).items():
@@ -167,12 +181,24 @@ def plain_weight(context: ModelContext, prefix: str, out_features: int, in_featu
     return form.method.apply(weights, unit, None).t()
 
 
+def _joined(weights: WeightSource, parts: Sequence[Part], in_features: int, dtype: torch.dtype) -> Tensor:
+    """Whole plain weights of all parts, [sum of out_features, in_features], each read to its place."""
+    sizes = [part.out_features for part in parts]
+    if len(parts) == 1:
+        return weights.tensor_as(f"{parts[0].prefix}.weight", (sizes[0], in_features), dtype).contiguous()
+    joined = torch.empty(sum(sizes), in_features, dtype=dtype)
+    for part, rows in zip(parts, joined.split(sizes), strict=True):
+        weights.tensor_as(f"{part.prefix}.weight", (part.out_features, in_features), dtype, rows)
+    return joined
+
+
 def _read(
     weights: WeightSource, form: LayerFormat, part: Part, in_features: int, specs: Mapping[str, ParamSpec]
 ) -> Mapping[str, Tensor]:
     """The tensors of one part, whole."""
     if form.layout == PLAIN:
-        weight = weights.tensor(f"{part.prefix}.weight", (part.out_features, in_features))
+        name, size, dtype = f"{part.prefix}.weight", (part.out_features, in_features), form.method.encodes_from
+        weight = weights.tensor(name, size) if dtype is None else weights.tensor_as(name, size, dtype)
         return form.method.encode(weight, part.prefix)
     return {
         name: _fit(

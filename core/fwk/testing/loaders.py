@@ -60,6 +60,10 @@ class LoaderSuite(PluginSuite):
             assert weights.has(name)
             found = weights.tensor(name, tuple(wanted.shape))
             torch.testing.assert_close(found.float(), wanted.float(), atol=0, rtol=0)
+            halves = torch.full(wanted.shape, torch.nan, dtype=torch.bfloat16)
+            weights.tensor_as(name, tuple(wanted.shape), torch.bfloat16, halves)
+            for read in (halves, weights.tensor_as(name, tuple(wanted.shape), torch.bfloat16)):
+                torch.testing.assert_close(read, found.bfloat16(), atol=0, rtol=0)
 
     def test_wrong_tensors_are_refused_by_name(self, item: Registered, tmp_path: Path) -> None:
         _, checkpoint, tensors = self.opened(item, tmp_path)

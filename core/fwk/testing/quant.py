@@ -169,6 +169,12 @@ class QuantizerSuite(PluginSuite):
                 assert tuple(made[name].shape) == spec.shape(INNER, HIDDEN), name
                 assert made[name].dtype == spec.dtype, name
         assert set(made) <= set(method.params(shape)), "encode() makes tensors params() does not name"
+        halves = self.make(item, QuantContext(torch.device("cpu"), torch.bfloat16, {}, self.given(item)))
+        if halves.encodes_from is not None:
+            weight = random(INNER, HIDDEN)
+            rounded = halves.encode(weight.to(halves.encodes_from), GATE)
+            for name, wanted in halves.encode(weight, GATE).items():
+                assert torch.equal(rounded[name], wanted), f"encode() does not round {name} to encodes_from first"
 
     def test_rows_of_an_embedding(self, item: Registered) -> None:
         method = self.method(item)

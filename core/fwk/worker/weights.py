@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fwk.interfaces.loader import WeightSource
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -21,6 +22,10 @@ class TrackedWeights(WeightSource):
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self._read.add(name)
         return self._source.tensor(name, shape)
+
+    def tensor_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        self._read.add(name)
+        return self._source.tensor_as(name, shape, dtype, out)
 
     def skip(self, name: str) -> None:
         self._read.add(name)

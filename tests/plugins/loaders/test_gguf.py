@@ -137,6 +137,12 @@ def test_every_type_and_the_order_of_rows(kit, type_id: int):
         assert str(found.dtype) == {"F16": "torch.float16", "BF16": "torch.bfloat16"}.get(
             TENSOR_TYPES[type_id].name, "torch.float32"
         )
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            name, shape = f"model.layers.0.self_attn.{given}.weight", (rows, columns)
+            assert torch.equal(weights.tensor_as(name, shape, dtype), found.to(dtype))
+            out = torch.full(shape, torch.nan, dtype=dtype)
+            assert weights.tensor_as(name, shape, dtype, out) is out
+            assert torch.equal(out, found.to(dtype))
         again = interleave(found.float().numpy(), heads) if heads else found.float().numpy()
         np.testing.assert_array_equal(again, expected)
         raw = weights.raw(f"model.layers.0.self_attn.{given}.weight").flatten(1).numpy()
@@ -224,7 +230,7 @@ def test_gemma3_takes_one_off_its_norms(kit):
     builder = kit.tiny("gemma3")
     builder.entries["gemma3.block_count"] = kit.scalar(U32, 7)
     builder.entries["gemma3.attention.sliding_window"] = kit.scalar(U32, 512)
-    builder.add("blk.0.post_ffw_norm.weight", [32])
+    builder.add("blk.0.post_ffw_norm.weight", [32], 8)
     checkpoint = kit.open(builder)
     config = checkpoint.config()
     assert config["layer_types"] == ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
@@ -232,6 +238,10 @@ def test_gemma3_takes_one_off_its_norms(kit):
     stored = np.frombuffer(builder.find("blk.0.ffn_norm.weight").data, "<f4")
     found = checkpoint.weights().tensor("model.layers.0.pre_feedforward_layernorm.weight", (32,))
     np.testing.assert_array_equal(found.numpy(), stored - 1)
+    for name in ("pre", "post"):
+        norm = f"model.layers.0.{name}_feedforward_layernorm.weight"
+        halves = checkpoint.weights().tensor_as(norm, (32,), torch.bfloat16)
+        assert torch.equal(halves, checkpoint.weights().tensor(norm, (32,)).bfloat16())
     assert checkpoint.weights().has("model.layers.0.post_feedforward_layernorm.weight")
 
 

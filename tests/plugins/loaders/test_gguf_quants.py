@@ -10,10 +10,10 @@ import torch
 from fwk import native
 from fwk_loaders.gguf import quants
 from fwk_loaders.gguf.native_blocks import NativeBlocks
-from fwk_loaders.gguf.quants import DamagedBlock, dequantise
+from fwk_loaders.gguf.quants import DTYPES, DamagedBlock, dequantise
 from fwk_loaders.gguf.types import TENSOR_TYPES, TensorType
 
-Dequantise = Callable[[torch.Tensor, TensorType], torch.Tensor]
+Dequantise = Callable[[torch.Tensor, TensorType, torch.Tensor], None]
 
 QUANTISED = [number for number, stored in TENSOR_TYPES.items() if stored.block_size > 1]
 FACTORS = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 12: (0, 2), 13: (0, 2), 14: (208,)}
@@ -47,11 +47,16 @@ def way(request: pytest.FixtureRequest) -> Dequantise:
     return NativeBlocks().dequantise
 
 
+def values_of(way: Dequantise, blocks: np.ndarray, number: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    values = torch.full((blocks.shape[0] * TENSOR_TYPES[number].block_size,), torch.nan, dtype=dtype)
+    way(torch.from_numpy(blocks), TENSOR_TYPES[number], values)
+    return values
+
+
 def assert_same(way: Dequantise, blocks: np.ndarray, number: int) -> None:
-    expected = reference(blocks, number).reshape(-1)
-    found = way(torch.from_numpy(blocks), TENSOR_TYPES[number])
-    assert found.dtype == torch.float32
-    np.testing.assert_array_equal(found.numpy(), expected)
+    expected = torch.from_numpy(reference(blocks, number).reshape(-1))
+    for dtype in DTYPES:
+        torch.testing.assert_close(values_of(way, blocks, number, dtype), expected.to(dtype), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("number", TENSOR_TYPES, ids=names)
@@ -87,7 +92,7 @@ def test_quantised_values_come_back_close(number: int):
     """The other direction: ggml's own quantiser, not only its de-quantiser, agrees with us about the layout."""
     values = np.random.default_rng(1).normal(0, 1, (4, 64)).astype(np.float32)
     blocks = gguf.quants.quantize(values, gguf.GGMLQuantizationType(number)).reshape(8, -1)
-    found = dequantise(torch.from_numpy(blocks), TENSOR_TYPES[number]).view(4, 64).numpy()
+    found = values_of(dequantise, blocks, number).view(4, 64).numpy()
     assert np.abs(found - values).max() < (0.02 if number == 8 else 0.35)
 
 
@@ -98,4 +103,4 @@ def test_factors_that_are_no_numbers_are_refused(way: Dequantise, number: int, b
         blocks = random_blocks(number, 5, 2)
         blocks[3, start : start + 2] = np.array([bad], "<f2").view(np.uint8)
         with pytest.raises(DamagedBlock):
-            way(torch.from_numpy(blocks), TENSOR_TYPES[number])
+            values_of(way, blocks, number)

@@ -1,4 +1,4 @@
-// ggml's blocks to float32; quants.py describes their bytes.
+// ggml's blocks to float32 or bfloat16; quants.py describes their bytes.
 //
 // No product here is rounded, as its factors have few bits, so that contracting a product and a sum changes nothing.
 
@@ -11,10 +11,11 @@ namespace {
 
 struct Call {
     const uint8_t* blocks;
-    float* values;
+    void* values;
     int64_t num_blocks;
-    int64_t type;      // its number in the file
-    int32_t* damaged;  // set where a factor is no finite number
+    int64_t type;         // its number in the file
+    int64_t is_bfloat16;  // values; otherwise they are float32
+    int32_t* damaged;     // set where a factor is no finite number
 };
 
 constexpr int64_t BLOCKS = 64;  // of a task
@@ -165,15 +166,39 @@ struct Q6_K {
     }
 };
 
+// To the nearest, ties to even, of numbers that are finite.
+uint16_t rounded(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 template <class T>
+void unpack(const uint8_t* block, float* to, Factors& factors) {
+    T::unpack(block, to, factors);
+}
+
+template <class T>
+void unpack(const uint8_t* block, uint16_t* to, Factors& factors) {
+    float values[T::VALUES];
+    T::unpack(block, values, factors);
+    for (int i = 0; i < T::VALUES; i++) to[i] = rounded(values[i]);
+}
+
+template <class T, class Value>
 void unpack_all(const Call& call, fwk::Member& member) {
     member.chunks((call.num_blocks + BLOCKS - 1) / BLOCKS, [&](int64_t chunk) {
         Factors factors;
         const int64_t end = chunk * BLOCKS + BLOCKS < call.num_blocks ? chunk * BLOCKS + BLOCKS : call.num_blocks;
         for (int64_t i = chunk * BLOCKS; i < end; i++)
-            T::unpack(call.blocks + i * T::BYTES, call.values + i * T::VALUES, factors);
+            unpack<T>(call.blocks + i * T::BYTES, (Value*)call.values + i * T::VALUES, factors);
         if (factors.is_damaged) __atomic_store_n(call.damaged, 1, __ATOMIC_RELAXED);
     });
+}
+
+template <class T>
+void unpack_all(const Call& call, fwk::Member& member) {
+    call.is_bfloat16 ? unpack_all<T, uint16_t>(call, member) : unpack_all<T, float>(call, member);
 }
 
 }  // namespace

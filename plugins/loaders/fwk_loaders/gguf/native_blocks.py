@@ -1,4 +1,4 @@
-"""From ggml's blocks to float32 by a native operator: what ``quants`` computes with torch, to the bit."""
+"""From ggml's blocks to numbers by a native operator: what ``quants`` computes with torch, to the bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMBERS = {stored.name: number for number, stored in TENSOR_TYPES.items()}
 class _Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("blocks", "values")),
-        *((name, ctypes.c_int64) for name in ("num_blocks", "type")),
+        *((name, ctypes.c_int64) for name in ("num_blocks", "type", "is_bfloat16")),
         ("damaged", ctypes.c_void_p),
     ]
 
@@ -34,15 +34,17 @@ class NativeBlocks:
         self._team = Team()
         self._operator = operator(native.load(SOURCE, instructions), "dequantise")
 
-    def dequantise(self, blocks: Tensor, stored: TensorType) -> Tensor:
-        """blocks: [num_blocks, block_bytes] uint8 to [num_blocks * block_size] float32. Raises ``DamagedBlock``."""
+    def dequantise(self, blocks: Tensor, stored: TensorType, values: Tensor) -> None:
+        """blocks: [num_blocks, block_bytes] uint8 to ``values``, [num_blocks * block_size] float32 or bfloat16.
+
+        Raises ``DamagedBlock``.
+        """
         blocks = blocks.contiguous()
-        values = torch.empty(blocks.shape[0] * stored.block_size)
         damaged = ctypes.c_int32(0)
         call = _Call(
-            *(blocks.data_ptr(), values.data_ptr(), blocks.shape[0], NUMBERS[stored.name], ctypes.addressof(damaged))
+            *(blocks.data_ptr(), values.data_ptr(), blocks.shape[0], NUMBERS[stored.name]),
+            *(values.dtype == torch.bfloat16, ctypes.addressof(damaged)),
         )
         self._team.run(self._operator, call)
         if damaged.value:
             raise DamagedBlock
-        return values

@@ -1,4 +1,4 @@
-"""From ggml's blocks to float32.
+"""From ggml's blocks to numbers.
 
 A quantised row is a run of blocks. ``d`` and ``m`` are float16 factors of a block; ``q`` are small integers, two to a
 byte: the low four bits of a run of bytes hold its first half of values, the high four bits the second half.
@@ -33,6 +33,10 @@ CHUNK_VALUES = 2**19
 """Values converted at a time: the intermediate tensors stay in the cache, and memory stays small."""
 
 
+DTYPES = (torch.float32, torch.bfloat16)
+"""What blocks become: values are computed in float32, and rounded to the nearest."""
+
+
 class DamagedBlock(ValueError):
     """A factor of a block is infinite or not a number."""
 
@@ -40,18 +44,17 @@ class DamagedBlock(ValueError):
         super().__init__("the scale of a block is infinite or not a number")
 
 
-def dequantise(blocks: Tensor, stored: TensorType) -> Tensor:
-    """blocks: [num_blocks, block_bytes] uint8 to [num_blocks * block_size] float32.
+def dequantise(blocks: Tensor, stored: TensorType, values: Tensor) -> None:
+    """blocks: [num_blocks, block_bytes] uint8 to ``values``, [num_blocks * block_size] of one of ``DTYPES``.
 
     Raises ``DamagedBlock``.
     """
     convert = _CONVERTERS[stored.name]
-    out = torch.empty(blocks.shape[0], stored.block_size)
+    out = values.view(blocks.shape[0], stored.block_size)
     chunk = CHUNK_VALUES // stored.block_size
     for start in range(0, blocks.shape[0], chunk):
         part = blocks[start : start + chunk]
         out[start : start + chunk] = convert(part).view(part.shape[0], stored.block_size)
-    return out.view(-1)
 
 
 def _factor(blocks: Tensor, start: int) -> Tensor:

@@ -13,7 +13,7 @@ from fwk.interfaces.loader import WeightSource
 from fwk.interfaces.quant import PLAIN
 from fwk_loaders.gguf.architectures import Architecture
 from fwk_loaders.gguf.native_blocks import NativeBlocks
-from fwk_loaders.gguf.quants import DamagedBlock, dequantise
+from fwk_loaders.gguf.quants import DTYPES, DamagedBlock, dequantise
 from fwk_loaders.gguf.reader import GGUFFile, TensorInfo
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -31,26 +31,23 @@ class GGUFWeights(WeightSource):
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor of its own memory: float16 and bfloat16 as stored, everything else float32."""
-        info = self._find(name)
-        if info.shape != tuple(shape):
-            raise ModelLoadError(
-                f"{self._file.path}: tensor {info.name!r} ({name}) has the shape {info.shape}, but the model needs "
-                f"{tuple(shape)}: the file's metadata and tensors do not belong together"
-            )
-        rows = self._rows(name, info)
+        info = self._find(name, shape)
         if info.type.name in _PLAIN:
-            values = rows.clone().view(_PLAIN[info.type.name])
+            values = self._rows(name, info).clone().view(_PLAIN[info.type.name]).view(info.shape)
+            self._file.release(info)
         else:
-            try:
-                values = self._dequantise(rows.view(-1, info.type.block_bytes), info.type)
-            except DamagedBlock as error:
-                raise ModelLoadError(
-                    f"{self._file.path}: tensor {info.name!r}: {error}; the file is damaged, fetch it again"
-                ) from None
-        self._file.release(info)
-        if self._architecture.norm_offset and name.endswith("norm.weight"):
-            values = values - self._architecture.norm_offset
-        return values.view(info.shape)
+            values = torch.empty(info.shape)
+            self._unpack(name, info, values)
+        return values - self._architecture.norm_offset if self._has_offset(name) else values
+
+    def tensor_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """Of its own memory, too; blocks become bfloat16 or float32 without another tensor in between."""
+        info = self._find(name, shape)
+        if info.type.name in _PLAIN or dtype not in DTYPES or self._has_offset(name):
+            return super().tensor_as(name, shape, dtype, out)
+        out = torch.empty(info.shape, dtype=dtype) if out is None else out
+        self._unpack(name, info, out)
+        return out
 
     def raw(self, name: str) -> Tensor:
         """The blocks as stored: [rows, blocks of a row, bytes of a block] uint8, the rows in Hugging Face's order."""
@@ -80,12 +77,30 @@ class GGUFWeights(WeightSource):
             if stored != "rope_freqs.weight":  # part of the configuration
                 yield self._architecture.given_name(stored) or stored
 
-    def _find(self, name: str) -> TensorInfo:
+    def _unpack(self, name: str, info: TensorInfo, values: Tensor) -> None:
+        """The blocks of a tensor to ``values``, of its shape and one of ``DTYPES``, contiguous."""
+        try:
+            self._dequantise(self._rows(name, info).view(-1, info.type.block_bytes), info.type, values.view(-1))
+        except DamagedBlock as error:
+            raise ModelLoadError(
+                f"{self._file.path}: tensor {info.name!r}: {error}; the file is damaged, fetch it again"
+            ) from None
+        self._file.release(info)
+
+    def _has_offset(self, name: str) -> bool:
+        return bool(self._architecture.norm_offset) and name.endswith("norm.weight")
+
+    def _find(self, name: str, shape: tuple[int, ...] | None = None) -> TensorInfo:
         stored = self._architecture.stored_name(name)
         info = self._file.tensors.get(stored or "")
         if info is None:
             also = f" (in GGUF: {stored!r})" if stored else ""
             raise ModelLoadError(f"{self._file.path}: tensor {name!r}{also} is missing; the file is no whole model")
+        if shape is not None and info.shape != tuple(shape):
+            raise ModelLoadError(
+                f"{self._file.path}: tensor {info.name!r} ({name}) has the shape {info.shape}, but the model needs "
+                f"{tuple(shape)}: the file's metadata and tensors do not belong together"
+            )
         return info
 
     def _rows(self, name: str, info: TensorInfo) -> Tensor:

@@ -53,6 +53,11 @@ class IntegerMethod(QuantMethod):
         found = {"numbers": ParamSpec(0, 1, torch.int8), "scales": scales}
         return {**found, "zeros": replace(scales, dtype=torch.uint8)} if self.has_zeros else found
 
+    @property
+    def encodes_from(self) -> torch.dtype:
+        # Scales are rounded to the type they are kept in before numbers are, so that one makes up for the other.
+        return self.context.dtype
+
     def encode(self, weight: Tensor, prefix: str) -> Mapping[str, Tensor]:
         size = weight.shape[1] if self.group_size == ALL else self.group_size
         if weight.shape[1] % size:
@@ -60,8 +65,7 @@ class IntegerMethod(QuantMethod):
                 f"{prefix}: groups of {size} do not divide its {weight.shape[1]} inputs; choose a smaller group size, "
                 "or leave the layer out with --quantization-exclude"
             )
-        # Scales are rounded to the type they are kept in before numbers are, so that one makes up for the other.
-        weight = weight.to(self.context.dtype)
+        weight = weight.to(self.encodes_from)
         if self._kernel is not None:
             middle = None if self.has_zeros else MIDDLE if self.bits == 4 else 0
             return self._kernel.packing.quantise(weight, self.bits, size, middle)

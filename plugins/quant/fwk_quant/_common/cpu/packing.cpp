@@ -97,7 +97,9 @@ void quantise_group(const Quantise& call, int64_t index) {
         scale = usable<T>((-least > most ? -least : most) / high, stored);
     }
     const int middle = int(call.middle);
-    for (int64_t i = 0; i < call.group; i++) {
+    const int64_t count = call.group;  // `to` may be written to anywhere, as far as a compiler knows
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
         float number = std::nearbyint(from[i].wide() / scale) + zero;
         number = number < low ? low : number > high ? high : number;
         to[i] = int8_t(int(number) + middle);

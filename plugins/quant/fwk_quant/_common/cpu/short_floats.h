@@ -36,6 +36,61 @@ inline uint16_t unpack_one(const uint16_t* x, int64_t step, int j, const uint16_
     return ((j % 2 ? swapped(side) : side) & REST) | exponents[x[2 * step] >> 4 * j & 15];
 }
 
+typedef uint16_t vw __attribute__((vector_size(W * 4), aligned(2)));  // the halves of W words
+
+// Words of QUAD columns of a panel: `count` numbers from each of `outputs` rows, and zeros.
+inline void take_quad(const uint16_t* rows, int64_t stride, int outputs, int64_t count, uint32_t (*words)[PANEL]) {
+#if defined(__AVX512F__)
+    if (outputs == PANEL && count == 2 * QUAD) {
+        for (int first = 0; first < PANEL; first += W, rows += W * stride) {
+            __m512i row[QUAD];  // of every fourth output, one to a lane
+            UNROLL for (int r = 0; r < QUAD; r++) {
+                const auto four = [&](int lane) { return _mm_loadu_si128((const __m128i*)(rows + (lane * QUAD + r) * stride)); };
+                row[r] = _mm512_inserti32x4(_mm512_castsi128_si512(four(0)), four(1), 1);
+                row[r] = _mm512_inserti32x4(_mm512_inserti32x4(row[r], four(2), 2), four(3), 3);
+            }
+            UNROLL for (int half = 0; half < 2; half++) {
+                const auto pairs = [&](int r) {
+                    return half ? _mm512_unpackhi_epi32(row[r], row[r + 1]) : _mm512_unpacklo_epi32(row[r], row[r + 1]);
+                };
+                _mm512_storeu_si512(&words[2 * half][first], _mm512_unpacklo_epi64(pairs(0), pairs(2)));
+                _mm512_storeu_si512(&words[2 * half + 1][first], _mm512_unpackhi_epi64(pairs(0), pairs(2)));
+            }
+        }
+        return;
+    }
+#endif
+    memset(words, 0, QUAD * PANEL * 4);
+    for (int o = 0; o < outputs; o++) {
+        uint32_t some[QUAD] = {};
+        memcpy(some, rows + o * stride, count * 2);
+        for (int j = 0; j < QUAD; j++) words[j][o] = some[j];
+    }
+}
+
+// Three words of W outputs from the halves of four, PANEL words apart. Returns which of them are rare.
+inline vw shorten_quad(const uint16_t* from, uint16_t top, uint16_t until, uint16_t* to) {
+    vw rest[QUAD], codes = {}, rare = {};
+    UNROLL for (int j = 0; j < QUAD; j++) {
+        const vw x = *(const vw*)(from + j * 2 * PANEL), exponent = x & EXPONENT;
+        const vw is_in = (vw)(exponent > until), is_out = ~is_in & (vw)(exponent > 0);
+        rest[j] = x & REST & ~is_out;
+        codes |= ((((exponent - top) >> 7) + (CODES - 1)) & 15 & is_in) << (4 * j);
+        rare |= is_out;
+    }
+    *(vw*)to = rest[0] | rest[1] << 8 | rest[1] >> 8;
+    *(vw*)(to + 2 * PANEL) = rest[2] | rest[3] << 8 | rest[3] >> 8;
+    *(vw*)(to + 4 * PANEL) = codes;
+    return rare;
+}
+
+inline bool is_any(vw x) {
+    uint64_t parts[W / 2], all = 0;
+    memcpy(parts, &x, sizeof x);
+    for (uint64_t part : parts) all |= part;
+    return all;
+}
+
 // The exponents of a panel's codes and how many rare weights it has; then its words and these.
 inline void shorten_panel(const Shorten& call, int64_t panel) {
     const int outputs = int(std::min<int64_t>(PANEL, call.out_features - panel * PANEL));
@@ -53,8 +108,11 @@ inline void shorten_panel(const Shorten& call, int64_t panel) {
         }
         exponents[0] = exponents[CODES] = 0;
         int64_t count = 0;
-        for (int o = 0; o < outputs; o++)
-            for (int64_t i = 0; i < call.in_features; i++) count += is_rare(weight[o * call.stride + i], until);
+        for (int o = 0; o < outputs; o++) {
+            int32_t of_row = 0;
+            for (int64_t i = 0; i < call.in_features; i++) of_row += is_rare(weight[o * call.stride + i], until);
+            count += of_row;
+        }
         call.rare_counts[panel] = count;
         return;
     }
@@ -63,28 +121,12 @@ inline void shorten_panel(const Shorten& call, int64_t panel) {
     uint16_t* to = (uint16_t*)(call.words + panel * call.num_words * PANEL);
     for (int64_t first = 0; first < call.in_features; first += 2 * QUAD, to += PACKED_QUAD * PANEL * 2) {
         const int64_t count = std::min<int64_t>(2 * QUAD, call.in_features - first);
-        uint32_t words[QUAD][PANEL] = {};
-        for (int o = 0; o < outputs; o++) {
-            uint32_t some[QUAD] = {};
-            memcpy(some, weight + o * call.stride + first, count * 2);
-            for (int j = 0; j < QUAD; j++) words[j][o] = some[j];
-        }
-        const uint16_t(*x)[2 * PANEL] = (const uint16_t(*)[2 * PANEL])words;
-        bool has_rare = false;
-        for (int i = 0; i < 2 * PANEL; i++) {
-            uint16_t rest[QUAD], codes = 0;
-            for (int j = 0; j < QUAD; j++) {
-                const uint16_t exponent = x[j][i] & EXPONENT;
-                const bool is_out = exponent <= until, is_zero = exponent == 0;
-                rest[j] = is_out && !is_zero ? 0 : x[j][i] & REST;
-                codes |= uint16_t(is_out || is_zero ? 0 : ((((exponent - top) >> 7) + CODES - 1) & 15) << (4 * j));
-                has_rare |= is_out && !is_zero;
-            }
-            to[i] = rest[0] | swapped(rest[1]);
-            to[2 * PANEL + i] = rest[2] | swapped(rest[3]);
-            to[4 * PANEL + i] = codes;
-        }
-        for (int64_t i = 0; has_rare && i < count; i++)
+        uint32_t words[QUAD][PANEL];
+        take_quad(weight + first, call.stride, outputs, count, words);
+        vw found = {};
+        for (int i = 0; i < 2 * PANEL; i += 2 * W) found |= shorten_quad((const uint16_t*)words + i, top, until, to + i);
+        if (!is_any(found)) continue;
+        for (int64_t i = 0; i < count; i++)
             for (int o = 0; o < outputs; o++) {
                 const uint16_t number = weight[o * call.stride + first + i];
                 if (is_rare(number, until)) *rare++ = {int32_t(first + i), uint16_t(o), number};
