@@ -1,7 +1,9 @@
 """Decode steps and prompts computed operator by operator and as a recorded tape, in turns.
 
     python -m benchmarks.recorded_step [--ways "native operators,recorded"] [--batches 1,8,32] [--rounds 5] [--steps 20]
-        [--prompts 16,128,512]
+        [--prompts 16,128,512] [--model gemma3-270m]
+
+Another way is "whole head", of unquantised weights alone: greedy steps compute all logits, too.
 
 One process holds an engine for each way; a round measures every way once, so that what else the machine does hits all.
 """
@@ -23,6 +25,7 @@ WAYS = {
     "torch operators": {"operator_backend": "torch", "disable_cuda_graph": True},
     "native operators": {"disable_cuda_graph": True},
     "last layer whole": {},
+    "whole head": {"screen_head": False},
     "recorded": {},
 }
 
@@ -56,7 +59,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--prompts", default="16,128,512")
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", default=",".join(way for way in WAYS if way != "whole head"))
+    parser.add_argument("--model", help="default: the embedded one")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--context", type=int, default=128)
@@ -64,6 +68,8 @@ def main() -> None:
     parser.add_argument("--quantization", default="auto")
     arguments = parser.parse_args()
     common = {"dtype": arguments.dtype, "quantization": arguments.quantization}
+    if arguments.model:
+        common["model"] = arguments.model
     with ExitStack() as stack:
         engines = {
             name: stack.enter_context(opened(name, {**common, **options}))

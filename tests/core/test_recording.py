@@ -237,7 +237,7 @@ def batch(size: StepSize, **changes: Any) -> ForwardBatch:
 
 def prepared(operators: Operators, capture: Capture) -> tuple[CapturedStepModel, Counting]:
     model = Counting()
-    steps = CapturedStepModel(model, operators, capture, MOST)
+    steps = CapturedStepModel(model, ctypes.c_int64(), operators, capture, MOST)
     steps.prepare(batch)
     return steps, model
 

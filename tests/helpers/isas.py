@@ -9,11 +9,12 @@ import pytest
 from fwk import native
 
 
-def isa_params(*others: Any) -> list[Any]:
-    """The machine's instruction sets as parameters; all but AVX2 and the best are slow.
+def isa_params(*others: Any, least: str = "plain") -> list[Any]:
+    """The machine's instruction sets from ``least`` on as parameters; all but AVX2 and the best are slow.
 
     Each takes a compiler several seconds a kernel. others: parameters that follow.
     """
-    machine = native.isas()
-    usual = {machine[-1], "avx2"}
+    order = list(native.ISA_NEEDS)
+    machine = [isa for isa in native.isas() if order.index(isa) >= order.index(least)]
+    usual = {native.isas()[-1], "avx2"}
     return [*(isa if isa in usual else pytest.param(isa, marks=pytest.mark.slow) for isa in machine), *others]

@@ -21,6 +21,7 @@ from fwk.types import Request, SamplingParams
 
 if TYPE_CHECKING:
     from fwk.engine.llm import LLM
+    from fwk.interfaces.quant import GreedyProduct
 
 READ_BYTES = 2**30
 MATRIX = 2048
@@ -69,11 +70,14 @@ def measure_machine(dtype: torch.dtype = torch.bfloat16) -> Machine:
 def measure_phases(llm: LLM, context: int, steps: int, batches: tuple[int, ...], prompt: int) -> list[Phase]:
     """Time decode steps at each batch size with ``context`` tokens a sequence, and the prefill of one prompt."""
     weights, macs = model_size(llm)
+    head, greedy = _greedy_head(llm)
     cell = kv_bytes(llm)
     phases: list[Phase] = []
     for batch in batches:
         seconds = _decode(llm, batch, context, steps)
         read = weights + batch * (context + steps // 2) * cell
+        if greedy is not None and batch <= greedy.max_rows:
+            read += greedy.num_bytes - head
         phases.append(Phase(f"decode, batch {batch}", read, 2 * batch * macs, batch, seconds))
     phases.append(Phase(f"prefill, {prompt} tokens", weights, 2 * prompt * macs, prompt, _prefill(llm, prompt)))
     return phases
@@ -93,6 +97,15 @@ def model_size(llm: LLM) -> tuple[int, int]:
                 nbytes += tensor.numel() * tensor.element_size()
         macs += hidden * vocab if isinstance(layer, LMHead) else layer.in_features * sum(layer.out_features)
     return nbytes, macs
+
+
+def _greedy_head(llm: LLM) -> tuple[int, GreedyProduct | None]:
+    """Bytes of the LM head, and how greedy steps compute it, if they do so in another way."""
+    model = llm.engine.executor._worker._runner.model.model  # type: ignore[attr-defined]
+    head = next((layer for layer in _layers(model, set()) if isinstance(layer, LMHead)), None)
+    if head is None:
+        return 0, None
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(head.weights, set())), head.greedy
 
 
 def kv_bytes(llm: LLM) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from ctypes import c_int64
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -73,6 +74,21 @@ Weights = Any
 
 
 @dataclass(frozen=True, slots=True)
+class GreedyProduct:
+    """Logits of which, in steps that are greedy, little more than the largest is computed.
+
+    apply: [n, in_features] to [n, out_features], as the method's own does it. In a greedy step of up to ``max_rows``
+    rows outputs other than the largest of a row may be -inf; the largest, and all that equal it, are the same to the
+    bit, and a row with an output that is no number has one, too.
+    num_bytes: what is read of the weights then, at the least.
+    """
+
+    apply: Callable[[Tensor], Tensor]
+    max_rows: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class QuantContext:
     """What a quantisation method is built with. ``checkpoint_config`` is config.json's ``quantization_config``.
 
@@ -113,10 +129,6 @@ class QuantMethod(ABC):
         """
         return {"weight": weight}
 
-    @abstractmethod
-    def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Weights:
-        """Repack once for the kernel. ``loaded`` holds the parts already sharded and joined along ``output_dim``."""
-
     @property
     def is_encoding(self) -> bool:
         """Whether ``encode`` does anything. Otherwise weights may be read as their parameter's type, at their place."""
@@ -128,8 +140,19 @@ class QuantMethod(ABC):
         return None
 
     @abstractmethod
+    def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Weights:
+        """Repack once for the kernel. ``loaded`` holds the parts already sharded and joined along ``output_dim``."""
+
+    @abstractmethod
     def apply(self, weights: Weights, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [num_tokens, in_features] to [num_tokens, sum(out_features)] in x's dtype."""
+
+    def greedy(self, weights: Weights, is_greedy: c_int64) -> GreedyProduct | None:
+        """How a model's last layer is computed where greedy decoding needs less of it; None: as in any step.
+
+        is_greedy: holds 1 in such steps, else 0; it is set before they begin.
+        """
+        return None
 
     def rows(self, weights: Weights, indices: Tensor) -> Tensor:
         """indices: [n] int64 to the rows of the matrix they name, [n, in_features] in the context's dtype."""

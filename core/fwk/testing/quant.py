@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_int64
 from typing import Any, ClassVar
 
 import pytest
@@ -187,6 +188,25 @@ class QuantizerSuite(PluginSuite):
             ids = torch.tensor([0, VOCAB - 1, 5, 5, 160])
             embedding = VocabEmbedding(self.context(item, layout, weights), EMBED)
             self.close(item, layout, embedding(ids), numbers[EMBED][ids])
+
+    def test_greedy_products_have_the_largest(self, item: Registered) -> None:
+        method, layout = self.method(item), self.layouts(item)[0]
+        context = layer_context(self.checkpoint(item, layout)[0], OneFormat(method, layout))
+        weights, is_greedy = RowParallelLinear(context, DOWN, INNER, HIDDEN).weights, c_int64()
+        product = method.greedy(weights, is_greedy)
+        if product is None:
+            return
+        for num_rows in (0, 1, product.max_rows, product.max_rows + 1):
+            x = random(num_rows, INNER)
+            with torch.inference_mode():
+                whole = method.apply(weights, x, None)
+                is_greedy.value = 0
+                assert torch.equal(product.apply(x), whole)
+                is_greedy.value = 1
+                found = product.apply(x)
+            assert torch.equal(found.where(found != -torch.inf, whole), whole)
+            is_largest = whole == whole.amax(-1, keepdim=True)
+            assert torch.equal(found[is_largest], whole[is_largest])
 
     def test_two_models_have_weights_of_their_own(self, item: Registered) -> None:
         layout = self.layouts(item)[0]

@@ -130,6 +130,7 @@ class ForwardBatch:
     hidden_at: Tensor | None = None  # [num_hidden] int64: tokens whose hidden states are wanted; None: all of them
     adapter_ids: Tensor | None = None  # [num_tokens] int32: LoRA slot of each token, -1 for none; None: all have none
     adapter_ids_np: Any = None
+    is_greedy: bool = False  # of the logits the largest of each row is all that matters
     tree_mask: Tensor | None = None  # [num_tokens, max_new] bool, see below; None: causal
     plan: Any = None  # what AttentionBackend.plan returned
     extras: dict[str, Any] = field(default_factory=dict[str, Any])  # pixel values and the like, by the processor's name

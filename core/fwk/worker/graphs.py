@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from ctypes import c_int64
 from typing import NamedTuple
 
 from torch import Tensor
@@ -61,13 +62,23 @@ class GraphCapture(ABC):
 
 
 class StepModel:
-    """The model as the runner calls it, every step operator by operator."""
+    """The model as the runner calls it, every step operator by operator.
 
-    def __init__(self, model: Model) -> None:
+    is_greedy: the model's own (``ModelContext``), set while a step runs.
+    """
+
+    def __init__(self, model: Model, is_greedy: c_int64) -> None:
         self.model = model
+        self._is_greedy = is_greedy
 
     def run(self, batch: ForwardBatch) -> StepOutput:
         """Compute one step; attention is planned already."""
+        self._is_greedy.value = batch.is_greedy
+        output = self._run(batch)
+        self._is_greedy.value = 0
+        return output
+
+    def _run(self, batch: ForwardBatch) -> StepOutput:
         hidden = self.model.forward(batch)
         if not len(batch.logits_at):
             return hidden, None
@@ -87,8 +98,10 @@ class CapturedStepModel(StepModel):
     in ``StepModel``; so does every step of a model that cannot be captured (``refusal``).
     """
 
-    def __init__(self, model: Model, operators: Operators, capture: GraphCapture, most: StepSize) -> None:
-        super().__init__(model)
+    def __init__(
+        self, model: Model, is_greedy: c_int64, operators: Operators, capture: GraphCapture, most: StepSize
+    ) -> None:
+        super().__init__(model, is_greedy)
         self._operators = operators
         self._capture = capture
         self._most = most
@@ -107,10 +120,10 @@ class CapturedStepModel(StepModel):
         except NotCapturable as reason:
             self.refusal = str(reason)
 
-    def run(self, batch: ForwardBatch) -> StepOutput:
+    def _run(self, batch: ForwardBatch) -> StepOutput:
         size = StepSize.of(batch)
         if self.graph is None or not self._is_capturable(batch, size):
-            return super().run(batch)
+            return super()._run(batch)
         return self.graph.replay(size)
 
     def _is_capturable(self, batch: ForwardBatch, size: StepSize) -> bool:

@@ -59,6 +59,7 @@ class ModelRunner:
         trees = self._drafting.trees(batch.sequences)
         forward, rows = self._inputs.prepare(batch, trees)
         launched = time.perf_counter()
+        forward.is_greedy = self._sampling.is_greedy(rows)
         hidden, logits = self.model.run(self._planned(forward))
         computed = time.perf_counter()
         self._drafting.follow(forward)

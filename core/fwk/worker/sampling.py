@@ -122,6 +122,11 @@ class SamplingPipeline:
                     return stand
         return None
 
+    def is_greedy(self, rows: StepRows) -> bool:
+        """Whether no logit matters but the largest of each row."""
+        choices = rows.chosen_by(self._table)
+        return choices.all_greedy and not choices.wants_logprobs and not _asked(self._first, rows)
+
     def sample(self, logits: Tensor, rows: StepRows) -> list[int]:
         """Pick a token for each row of ``logits`` [num_rows, vocab_size]; -1 for a row no token can be picked for."""
         choices = rows.chosen_by(self._table)
@@ -139,12 +144,10 @@ class SamplingPipeline:
 
     def _process(self, processors: list[_Active], logits: Tensor, rows: StepRows) -> Tensor:
         """Run those processors that a row asks for, on a copy of the logits in float32."""
-        if not any(active.slots for active in processors):
-            return logits
-        in_step = set(rows.slots.tolist())
-        asked = [active for active in processors if not active.slots.isdisjoint(in_step)]
+        asked = _asked(processors, rows)
         if not asked:
             return logits
+        in_step = set(rows.slots.tolist())
         logits = logits.to(torch.float32, copy=True)
         table = self._table
         view = LogitsView(rows.slots, rows.num_tokens, table.num_prompt[rows.slots], table.token_ids)
@@ -170,6 +173,14 @@ class SamplingPipeline:
         own = self._process(self._last, logits[index], rows.take(np.array(at)))
         rest = rejection_logits(own, drafts, proposal, torch.from_numpy(draws).to(logits.device))
         return logits.float().index_copy(0, index, rest), at
+
+
+def _asked(processors: list[_Active], rows: StepRows) -> list[_Active]:
+    """Those of which a sequence of the step asks something."""
+    if not any(active.slots for active in processors):
+        return []
+    in_step = set(rows.slots.tolist())
+    return [active for active in processors if not active.slots.isdisjoint(in_step)]
 
 
 def _tell(processor: LogitsProcessor, error: Exception) -> None:

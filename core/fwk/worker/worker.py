@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from ctypes import c_int64
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -123,6 +124,7 @@ class LocalWorker(Worker):
         attention = self._attention(attention_item)
         context = self._model_context(opened, model_item, attention, [], options)
         context.lora = self._lora_backend()
+        context.is_greedy = is_greedy = c_int64()
         model: Model | Encoder = build(model_item, context)
         self._report(context)
         self._check_all_read(opened, model_item, context.weights)
@@ -158,7 +160,7 @@ class LocalWorker(Worker):
         sampling = self._sampling(table)
         drafting = Drafting(decoder, table, inputs, attention, layers, sampling) if decoder else NoDrafting()
         runner = self._runner = ModelRunner(
-            model=self._step_model(model, inputs.max_tokens, drafting.max_drafts),
+            model=self._step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
             attention=attention,
             layers=layers,
             table=table,
@@ -346,12 +348,12 @@ class LocalWorker(Worker):
         self._pipeline = pipeline
         return pipeline
 
-    def _step_model(self, model: Model, max_tokens: int, max_drafts: int) -> StepModel:
+    def _step_model(self, model: Model, is_greedy: c_int64, max_tokens: int, max_drafts: int) -> StepModel:
         if self._why_not_captured():
-            return StepModel(model)
+            return StepModel(model, is_greedy)
         max_seqs = self._config.engine.cuda_graph_max_bs
         most = StepSize(max_tokens, max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
-        return CapturedStepModel(model, self._operators, TapeCapture(self._team), most)
+        return CapturedStepModel(model, is_greedy, self._operators, TapeCapture(self._team), most)
 
     def _why_not_captured(self) -> str:
         """Why steps are not even tried to be captured; empty when they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import c_int64
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
 from fwk.interfaces.parallel import ParallelGroup
-from fwk.interfaces.quant import LinearShape, OneFormat, ParamSpec, QuantMethod
+from fwk.interfaces.quant import GreedyProduct, LinearShape, OneFormat, ParamSpec, QuantContext, QuantMethod
 from fwk.layers import ColumnParallelLinear, GatedMLP, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
 from fwk.types import ModelConfig
 
@@ -138,12 +139,20 @@ def test_vocabulary_that_does_not_divide_is_padded(size: int) -> None:
 
     def joined(heads: list[LMHead]) -> Tensor:
         rows = [head.method.apply(head.weights, x, None) for head in heads]
+        assert {y.shape[-1] for y in rows} == {-(-33 // size)}
         return torch.cat(rows, -1)[:, :33]
 
     own = [LMHead(context, "h") for context in contexts]
     torch.testing.assert_close(joined(own), by_hand(tensors, "h", x))
     tied = [LMHead(context, "h", e) for context, e in zip(contexts, embeddings, strict=True)]
     torch.testing.assert_close(joined(tied), by_hand(tensors, "e", x))
+
+
+def test_a_rank_past_the_vocabulary_holds_padding_alone() -> None:
+    heads = [LMHead(rank, "h") for rank in ranks({"h.weight": random(1, 24)}, 2, vocab_size=1)]
+    first, second = (head.method.apply(head.weights, random(3, 24), None) for head in heads)
+    assert first.all()
+    assert not second.any()
 
 
 def test_lm_head_gathers_and_trims() -> None:
@@ -153,6 +162,36 @@ def test_lm_head_gathers_and_trims() -> None:
 
     context = make_context(config(), Tensors({"h.weight": random(33, 24)}), tp=Gathering(0, 2))
     assert LMHead(context, "h")(random(2, 24)).shape == (2, 33)
+
+
+class Greedy(QuantMethod):
+    """Has another product for greedy steps, which gives zeros."""
+
+    def params(self, shape: LinearShape) -> Mapping[str, ParamSpec]:
+        return {"weight": ParamSpec(output_dim=0, input_dim=1, dtype=shape.dtype)}
+
+    def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Tensor:
+        return loaded["weight"]
+
+    def apply(self, weights: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weights, bias)
+
+    def greedy(self, weights: Tensor, is_greedy: c_int64) -> GreedyProduct:
+        return GreedyProduct(lambda x: 0 * F.linear(x, weights), 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("size", "is_final", "is_told", "leaves_out"),
+    [(1, True, True, True), (1, False, True, False), (2, True, True, False), (1, True, False, False)],
+)
+def test_only_a_whole_head_at_the_end_may_leave_logits_out(
+    size: int, is_final: bool, is_told: bool, leaves_out: bool
+) -> None:
+    (context, *_) = ranks({"h.weight": random(33, 24)}, size)
+    context.is_greedy = c_int64() if is_told else None
+    context.quant = OneFormat(Greedy(QuantContext(context.device, context.dtype, {})))
+    logits = LMHead(context, "h", is_final=is_final)(random(2, 24))
+    assert bool((logits == 0).all()) == leaves_out
 
 
 @pytest.mark.parametrize(

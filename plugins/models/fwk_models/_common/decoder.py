@@ -25,7 +25,8 @@ class Decoder(Model):
         self.rotary = self.make_rotary(context)
         self.layers = [self.make_layer(context, index) for index in range(config.num_layers)]
         self.norm = RMSNorm(context, "model.norm", config.hidden_size, config.rms_norm_eps)
-        self.head = LMHead(context, "lm_head", self.embedding if config.tie_word_embeddings else None)
+        tied = self.embedding if config.tie_word_embeddings else None
+        self.head = LMHead(context, "lm_head", tied, is_final=True)
 
     def make_rotary(self, context: ModelContext) -> RotaryEmbedding:
         """The table of angles for all layers."""

@@ -31,8 +31,9 @@ class Gemma3(Model):
         self.rotary = {kind: RotaryEmbedding(context, rope=config.rope_of(kind)) for kind in kinds}
         self.layers = [Gemma3Layer(context, self.rotary, index) for index in range(config.num_layers)]
         self.norm = OffsetRMSNorm(context, "model.norm", config.hidden_size, config.rms_norm_eps)
-        self.head = LMHead(context, "lm_head", self.embedding if raw.get("tie_word_embeddings", True) else None)
         self.soft_cap: float | None = raw.get("final_logit_softcapping")
+        tied = self.embedding if raw.get("tie_word_embeddings", True) else None
+        self.head = LMHead(context, "lm_head", tied, is_final=self.soft_cap is None)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embedding(batch.token_ids)

@@ -12,6 +12,12 @@ class PlainOptions(Options):
         "Keep bfloat16 weights in 12 bits, without loss, on a CPU with bfloat16 instructions other than AMX's: linear "
         "layers of up to 8 tokens a step, which wait for memory, are 1.2 times as fast, those of many a little slower.",
     )
+    screen_head: bool = option(
+        True,
+        "Keep the LM head a second time, in 8 bits, on a CPU: steps of up to 4 sequences that all decode greedily find "
+        "out by it which tokens cannot be the most likely, and read only the other rows of the head. What comes out is "
+        "the same to the bit.",
+    )
 
 
 @hookimpl

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from ctypes import c_int64
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from fwk import native
-from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
+from fwk.interfaces.quant import GreedyProduct, LinearShape, ParamSpec, QuantContext, QuantMethod
 from fwk_quant._common.cpu.kernel import FloatKernel, PackedMatrix
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class PlainMethod(QuantMethod):
         shortens = context.options is None or context.options.shorten_weights
         is_native = self.why_not_native is None
         self._kernel = FloatKernel(context.team, shortens=shortens) if is_native else None
+        self._screens = context.options is None or context.options.screen_head
         self.can_embed = self._kernel is not None or self.why_unpacked is not None
         if is_cpu and self.why_not_native is not None:
             way = "oneDNN" if self.why_unpacked is None else f"torch on unpacked weights ({self.why_unpacked})"
@@ -58,6 +60,18 @@ class PlainMethod(QuantMethod):
         if self.why_unpacked is not None:
             return F.linear(x, weights, bias)
         return torch.ops.mkldnn._linear_pointwise(x, weights, bias, "none", [], "")
+
+    def greedy(self, weights: Tensor | PackedMatrix, is_greedy: c_int64) -> GreedyProduct | None:
+        """By the kernel, which leaves out what a screen of the weights rules out."""
+        kernel = self._kernel
+        if kernel is None or not self._screens or not isinstance(weights, PackedMatrix):
+            return None
+        screen = kernel.screen(weights)
+        if screen is None:
+            return None
+        return GreedyProduct(
+            lambda x: kernel.largest(weights, screen, x, is_greedy), kernel.screened_rows, screen.num_bytes
+        )
 
     def rows(self, weights: Tensor | PackedMatrix, indices: Tensor) -> Tensor:
         if isinstance(weights, PackedMatrix):

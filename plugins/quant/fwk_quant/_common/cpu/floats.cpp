@@ -3,6 +3,7 @@
 #include "driver.h"
 #include "float_blocks.h"
 #include "float_tiles.h"
+#include "screen.h"
 #include "short_floats.h"
 
 namespace kernel {
@@ -137,6 +138,43 @@ typedef FloatBlocks Bfloats;
 typedef Floats<Pair> Bfloats;
 #endif
 
+#if defined(FWK_SHORT_FLOATS)
+thread_local Spare lengthened;
+
+// The words in 16 bits of a panel of 12.
+const int32_t* lengthen_panel(const Matrix& m, int64_t panel) {
+    const int32_t* from = (const int32_t*)m.words + panel * m.num_words * PANEL;
+    const __m512i table = _mm512_loadu_si512(m.exponents + panel * 2 * CODES);
+    const int64_t count = m.num_words / PACKED_QUAD * QUAD;
+    int32_t* words = (int32_t*)lengthened.take(count * PANEL * 4);
+    for (int32_t* to = words; to < words + count * PANEL; from += PACKED_QUAD * PANEL, to += QUAD * PANEL)
+        for (int c = 0; c < PANEL; c += W) {
+            __m512bh own[QUAD];
+            unpack_quad(from + c, table, own);
+            for (int j = 0; j < QUAD; j++) _mm512_storeu_si512(to + j * PANEL + c, (__m512i)own[j]);
+        }
+    for (int64_t i = m.rare_starts[panel]; i < m.rare_starts[panel + 1]; i++) {
+        const Rare& rare = m.rare[i];
+        memcpy((char*)(words + rare.input / 2 * PANEL + rare.output) + rare.input % 2 * 2, &rare.value, 2);
+    }
+    return words;
+}
+#endif
+
+// A panel of any format as numbers: f(number), where number(i, c) is a vector of those of input i.
+template <class F>
+void with_numbers(const Matrix& m, int64_t panel, F f) {
+    const int32_t* words = (const int32_t*)m.words + panel * m.num_words * PANEL;
+    if (m.format == FLOAT32) return f([=](int64_t i, int c) { return (vf)load(words + i * PANEL + c * W); });
+#if defined(FWK_SHORT_FLOATS)
+    if (m.format == BFLOAT16_IN_12) words = lengthen_panel(m, panel);
+#endif
+    f([=](int64_t i, int c) {
+        const vi word = load(words + i / 2 * PANEL + c * W);
+        return (vf)(i % 2 ? word & int32_t(0xffff0000) : word << 16);
+    });
+}
+
 }  // namespace kernel
 
 extern "C" {
@@ -153,6 +191,37 @@ void linear(const void* args, fwk::Member& member) {
     if (call.matrix->format == BFLOAT16_IN_12) return run<ShortFloats, uint16_t>(call, member);
 #endif
     run<Bfloats, uint16_t>(call, member);
+}
+
+void linear_screen(const void* args, fwk::Member& member) {
+    using namespace kernel;
+    const Screen& screen = *(const Screen*)args;
+    member.chunks((screen.matrix->out_features + PANEL - 1) / PANEL, [&](int64_t panel) {
+        with_numbers(*screen.matrix, panel, [&](auto number) { screen_panel(screen, panel, number); });
+    });
+}
+
+void linear_largest(const void* args, fwk::Member& member) {
+    using namespace kernel;
+    const Largest& call = *(const Largest*)args;
+    if (call.linear.rows == 0) return;
+    if (call.linear.matrix->format == FLOAT32) return run_largest<Floats<Single>, float>(call, member);
+#if defined(FWK_TILES)
+    const fwk::tiles::Region region;
+#endif
+#if defined(FWK_SHORT_FLOATS)
+    if (call.linear.matrix->format == BFLOAT16_IN_12) return run_largest<ShortFloats, uint16_t>(call, member);
+#endif
+    run_largest<Bfloats, uint16_t>(call, member);
+}
+
+// Rows up to which `linear_largest` leaves something out; 0 where products of 8-bit integers are slow.
+int64_t linear_screened_rows() {
+#if defined(__AVX2__)
+    return kernel::SCREENED_ROWS;
+#else
+    return 0;
+#endif
 }
 
 // Whether bfloat16 may be in 12 bits.

@@ -29,15 +29,6 @@ struct Rounded {
     float* total(const char* row) const { return sums(row) + groups; }
 };
 
-// f(where W numbers of x lie from `at` on); zeros from `end` on.
-template <class T, class F>
-inline auto some(const T* x, int64_t at, int64_t end, F f) {
-    if (at + W <= end) return f(x + at);
-    T last[W] = {};
-    if (at < end) memcpy(last, x + at, (end - at) * sizeof(T));
-    return f(last);
-}
-
 // In three passes, so that groups do not wait for one another's largest number.
 template <class T>
 void round_row(const Matrix& m, const T* x, char* to) {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -34,6 +36,9 @@ SHORT_INPUTS, SHORT_WORDS = 32, 12
 RARE = 512
 """One weight of so many may have an exponent far below the others of its output: each is looked after by itself."""
 
+MOST_SCREENED = 2**16
+"""Inputs from which sums of products with 8-bit integers would not fit into 32 bits."""
+
 SMALL = 50_000
 """Multiply-adds that one thread does sooner than the others wake up."""
 
@@ -49,11 +54,28 @@ class Header(ctypes.Structure):
     ]
 
 
-class _Linear(ctypes.Structure):
+class LinearCall(ctypes.Structure):
+    """``Linear`` of ``matrix.h``."""
+
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("matrix", "x", "y", "bias", "spare")),
         *((name, ctypes.c_int64) for name in ("rows", "x_stride", "y_stride", "is_bfloat16")),
     ]
+
+
+Call = tuple[int, ctypes.Structure]
+"""An operator and its arguments."""
+
+
+class _Screen(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("matrix", "words", "scales", "errors")),
+        ("num_words", ctypes.c_int64),
+    ]
+
+
+class _Largest(ctypes.Structure):
+    _fields_ = [("linear", LinearCall), *((name, ctypes.c_void_p) for name in ("screen", "is_greedy", "bounds"))]
 
 
 class _Shorten(ctypes.Structure):
@@ -85,6 +107,22 @@ class PackedMatrix:
     scales: tuple[Tensor, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """A matrix' numbers again, in 8 bits, with bounds of what that takes away (``screen.h``).
+
+    It is made by a thread of its own, which mostly waits for memory, beside the rest of a start.
+    """
+
+    header: ctypes.Structure
+    pieces: tuple[Tensor, ...]
+    maker: Thread
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.numel() * piece.element_size() for piece in self.pieces)
+
+
 class LinearKernel:
     """Multiplies by packed matrices on the threads of ``team``.
 
@@ -110,6 +148,12 @@ class LinearKernel:
 
         Sums are float32, and rounded once. Raises ``ValueError`` for another shape or dtype.
         """
+        return self._multiply(matrix, x, bias, lambda call: (self._operator, call))
+
+    def _multiply(
+        self, matrix: PackedMatrix, x: Tensor, bias: Tensor | None, as_call: Callable[[LinearCall], Call]
+    ) -> Tensor:
+        """``apply`` by the operator, and with the arguments, that ``as_call`` makes of a linear layer's."""
         out_features, in_features = matrix.size
         if x.dim() != 2 or x.shape[1] != in_features or x.dtype not in matrix.dtypes:
             raise ValueError(
@@ -124,11 +168,11 @@ class LinearKernel:
         y = torch.empty(rows, out_features, dtype=x.dtype)
         prepared = (rows + SIDE - 1) // SIDE * SIDE if rows > FEW_ROWS else 0
         spare = torch.empty(prepared * self._row_bytes(header), dtype=torch.uint8)
-        call = _Linear(
+        call = LinearCall(
             *(header, x.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr(), spare.data_ptr()),
             *(rows, x.stride(0), out_features, x.dtype == torch.bfloat16),
         )
-        self._team.run(self._operator, call, is_small=rows * out_features * in_features < SMALL)
+        self._team.run(*as_call(call), is_small=rows * out_features * in_features < SMALL)
         return y
 
     def rows(self, matrix: PackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
@@ -155,6 +199,9 @@ class FloatKernel(LinearKernel):
         super().__init__(team, instructions)
         library = native.load(self.source, instructions)
         self._shorten = operator(library, "linear_shorten") if shortens and library.linear_is_short() else None
+        self._screen = operator(library, "linear_screen")
+        self._largest = operator(library, "linear_largest")
+        self.screened_rows: int = library.linear_screened_rows()
 
     def pack(self, weight: Tensor) -> PackedMatrix:
         """weight: [out_features, in_features] of one of ``formats``, which is not kept."""
@@ -171,6 +218,34 @@ class FloatKernel(LinearKernel):
             format=self.formats[weight.dtype],
         )
         return PackedMatrix(words, size, (weight.dtype,), header)
+
+    def screen(self, matrix: PackedMatrix) -> Screen | None:
+        """What ``largest`` needs of a matrix; None where it would not be sooner done than ``apply``."""
+        if not self.screened_rows or matrix.size[1] >= MOST_SCREENED:
+            return None
+        panels, num_words = -(-matrix.size[0] // PANEL), -(-matrix.size[1] // 4)
+        words = self.packing.pages.empty((panels, num_words, PANEL), torch.int32)
+        scales, errors = torch.empty(2, panels, PANEL).unbind()
+        pieces = (words, scales, errors)
+        header = _Screen(ctypes.addressof(matrix.header), *(piece.data_ptr() for piece in pieces), num_words)
+
+        def make(*_kept: object) -> None:
+            Team(1).run(self._screen, header)
+
+        maker = Thread(target=make, args=(matrix, pieces), daemon=True)
+        maker.start()
+        return Screen(header, pieces, maker)
+
+    def largest(self, matrix: PackedMatrix, screen: Screen, x: Tensor, is_greedy: ctypes.c_int64) -> Tensor:
+        """A ``GreedyProduct`` for up to ``screened_rows`` rows."""
+        screen.maker.join()
+        bounds = torch.empty(2, self.screened_rows, len(screen.pieces[0]))
+
+        def as_call(call: LinearCall) -> Call:
+            header, flag = ctypes.addressof(screen.header), ctypes.addressof(is_greedy)
+            return self._largest, _Largest(call, header, flag, bounds.data_ptr())
+
+        return self._multiply(matrix, x, None, as_call)
 
     def _short(self, weight: Tensor) -> PackedMatrix | None:
         """bfloat16 in 12 bits a number (``short_floats.h``); None where too many do not fit."""

@@ -60,6 +60,21 @@ struct Shorten {  // bfloat16 to 12 bits: first only exponents and rare_counts a
     Rare* rare;
 };
 
+struct Screen {  // a matrix' numbers again, an output's rounded with one scale to 8 bits (screen.h)
+    const Matrix* matrix;
+    int32_t* words;  // [panels, num_words, 32]: four neighbouring inputs, 128 added to each; 0 past the last
+    float* scales;   // [panels, 32]
+    float* errors;   // [panels, 32]: times the norm of x, how far at most a product with the rounded numbers is off
+    int64_t num_words;
+};
+
+struct Largest {  // y of which the largest of a row is sure, and what equals it, while is_greedy holds 1; else all of it
+    Linear linear;
+    const Screen* screen;
+    const int64_t* is_greedy;
+    float* bounds;  // [2, linear_screened_rows, panels]
+};
+
 struct LinearRows {  // rows of a matrix as they were before it was packed
     const Matrix* matrix;
     const int64_t* indices;

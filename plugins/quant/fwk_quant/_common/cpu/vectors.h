@@ -173,6 +173,15 @@ inline int32_t sum_of(vi x) {
 #endif
 }
 
+// f(where W numbers of x lie from `at` on); zeros from `end` on.
+template <class T, class F>
+inline auto some(const T* x, int64_t at, int64_t end, F f) {
+    if (at + W <= end) return f(x + at);
+    T last[W] = {};
+    if (at < end) memcpy(last, x + at, (end - at) * sizeof(T));
+    return f(last);
+}
+
 // What will be read next: a tile brings `bytes` (up to two cache lines) of it nearer for each row of words that it reads.
 struct Ahead {
     const char* at;
