@@ -34,8 +34,10 @@ void multiply(ARGUMENTS) {
     tiles::begin(rows, 32, 1 + words % 16);  // laid out for another step
     tiles::begin(rows, columns, words);
     tiles::read(sums, 128);
-    for (int k = 0; k < steps; k++, w += words * 32)
-        tiles::step<Numbers>(x + k * words * 4, steps * words * 4, w, w + 16, 128);
+    tiles::steps<Numbers>(steps, steps * words * 4, 128, [&](int64_t k) {
+        const int32_t* left = w + k * words * 32;
+        return tiles::Operands{x + k * words * 4, left, left + 16};
+    });
     tiles::write(sums, 128);
 }
 
@@ -50,7 +52,7 @@ int64_t held() {
 }
 void too_many_rows() { tiles::begin(33, 32, 16); }
 void rows_of_no_bytes() { tiles::begin(4, 32, 0); }
-void before_they_are_configured() { tiles::step<tiles::Pairs>(nullptr, 0, nullptr, nullptr, 0); }
+void before_they_are_configured() { tiles::steps<tiles::Pairs>(1, 0, 0, [](int64_t) { return tiles::Operands{}; }); }
 void after_they_are_released() {
     { const tiles::Region region; tiles::begin(1, 32, 1); }
     tiles::zero<0>();

@@ -120,19 +120,35 @@ inline void read(const void* from, int64_t stride) {
     if (shape.is_tall() && shape.is_wide()) load<3>(lower + 64, stride);
 }
 
-// Add the products of a step. x: the rows; left, right: words of the first and of the last 16 columns.
-template <class Numbers>
-inline void step(const void* x, int64_t x_stride, const void* left, const void* right, int64_t stride) {
-    load<4>(x, x_stride), load<6>(left, stride);
-    Numbers::template multiply<0, 4, 6>();
-    if (shape.is_wide()) {
-        load<7>(right, stride);
-        Numbers::template multiply<1, 4, 7>();
+struct Operands {  // of a step: the rows, and words of the first and of the last 16 columns
+    const void *x, *left, *right;
+};
+
+template <class Numbers, bool IS_TALL, bool IS_WIDE, class At>
+inline void steps_of(int64_t count, int64_t x_stride, int64_t stride, const At& at) {
+    for (int64_t i = 0; i < count; i++) {
+        const Operands operands = at(i);
+        load<4>(operands.x, x_stride), load<6>(operands.left, stride);
+        Numbers::template multiply<0, 4, 6>();
+        if (IS_WIDE) {
+            load<7>(operands.right, stride);
+            Numbers::template multiply<1, 4, 7>();
+        }
+        if (IS_TALL) {
+            load<5>((const char*)operands.x + SIDE * x_stride, x_stride);
+            Numbers::template multiply<2, 5, 6>();
+            if (IS_WIDE) Numbers::template multiply<3, 5, 7>();
+        }
     }
-    if (!shape.is_tall()) return;
-    load<5>((const char*)x + SIDE * x_stride, x_stride);
-    Numbers::template multiply<2, 5, 6>();
-    if (shape.is_wide()) Numbers::template multiply<3, 5, 7>();
+}
+
+// Add the products of so many steps, whose operands at(i) tells. Strides are bytes from row to row.
+template <class Numbers, class At>
+inline void steps(int64_t count, int64_t x_stride, int64_t stride, const At& at) {
+    if (shape.is_tall() && shape.is_wide()) return steps_of<Numbers, true, true>(count, x_stride, stride, at);
+    if (shape.is_wide()) return steps_of<Numbers, false, true>(count, x_stride, stride, at);
+    if (shape.is_tall()) return steps_of<Numbers, true, false>(count, x_stride, stride, at);
+    steps_of<Numbers, false, false>(count, x_stride, stride, at);
 }
 
 inline void write(void* to, int64_t stride) {

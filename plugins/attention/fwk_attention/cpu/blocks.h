@@ -35,15 +35,15 @@ struct Blocks<Pairs> {
             for (int g = 0; g < groups; g += 2) {
                 const int last = std::min(g + 1, groups - 1);
                 tiles::begin(std::min(rows - row, tiles::BLOCK), (last + 1 - g) * GROUP, step);
-                for (int k = 0; k < words; k += step) {
-                    const int at = k * keys.stride;
-                    tiles::step<tiles::Pairs>(a + row * words + k, words * 4, keys.at[g] + at, keys.at[last] + at,
-                                              keys.stride * 4);
-                    for (int i = 0; i < step && row == 0; i++) {
-                        fetch(keys.next[g] + at + i * keys.stride);
-                        fetch(keys.next[last] + at + i * keys.stride);
+                const int64_t stride = keys.stride;
+                tiles::steps<tiles::Pairs>(words / step, words * 4, stride * 4, [&](int64_t i) {
+                    const int64_t k = i * step, at = k * stride;
+                    for (int j = 0; j < step && row == 0; j++) {
+                        fetch(keys.next[g] + at + j * stride);
+                        fetch(keys.next[last] + at + j * stride);
                     }
-                }
+                    return tiles::Operands{a + row * words + k, keys.at[g] + at, keys.at[last] + at};
+                });
                 tiles::write(s + row * TILE + g * GROUP, TILE * 4);
             }
         }
@@ -57,14 +57,14 @@ struct Blocks<Pairs> {
                 float* sums = o + row * wide + at;
                 tiles::begin(std::min(rows - row, tiles::BLOCK), std::min(wide - at, tiles::BLOCK), VALUE_WORDS);
                 if (!is_first) tiles::read(sums, wide * 4);
-                for (int g = 0; g < groups; g++) {
-                    const int32_t *x = weights + row * (TILE / 2) + g * VALUE_WORDS, *v = values[g].at + at;
-                    tiles::step<tiles::Pairs>(x, TILE / 2 * 4, v, v + tiles::SIDE, wide * 4);
+                tiles::steps<tiles::Pairs>(groups, TILE / 2 * 4, wide * 4, [&](int64_t g) {
                     for (int i = 0; i < VALUE_WORDS && row == 0; i++) {
                         fetch(values[g].next + i * wide + at);
                         fetch(values[g].next + i * wide + at + tiles::SIDE);
                     }
-                }
+                    const int32_t* v = values[g].at + at;
+                    return tiles::Operands{weights + row * (TILE / 2) + g * VALUE_WORDS, v, v + tiles::SIDE};
+                });
                 tiles::write(sums, wide * 4);
             }
         }

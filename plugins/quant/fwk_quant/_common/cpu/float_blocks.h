@@ -13,10 +13,11 @@ inline void float_block(int rows, const char* x, int64_t x_stride, const int32_t
     namespace tiles = fwk::tiles;
     static_assert(PANEL == tiles::BLOCK, "a panel is as wide as a block");
     tiles::begin(rows, PANEL, tiles::SIDE);
-    for (int64_t k = 0; k < words; k += tiles::SIDE, x += 64, w += tiles::SIDE * PANEL) {
-        tiles::step<tiles::Pairs>(x, x_stride, w, w + tiles::SIDE, PANEL * 4);
-        for (int i = 0; i < tiles::SIDE; i++) ahead.fetch();
-    }
+    tiles::steps<tiles::Pairs>(words / tiles::SIDE, x_stride, PANEL * 4, [&](int64_t i) {
+        UNROLL for (int j = 0; j < tiles::SIDE; j++) ahead.fetch();
+        const int32_t* left = w + i * tiles::SIDE * PANEL;
+        return tiles::Operands{x + i * 64, left, left + tiles::SIDE};
+    });
     tiles::write(out, PANEL * 4);
 }
 

@@ -15,6 +15,7 @@ void integer_block(int rows, const OpenPanel& panel, const char* x, float* out, 
     const Matrix& m = panel.m;
     const Rounded form = panel.form;
     const int64_t stride = form.size(), words = m.group / 4, fetches = words / Bits<BITS>::COUNT * Bits<BITS>::WORDS;
+    const int64_t step = std::min<int64_t>(words, tiles::SIDE);
     const bool has_starts = m.zero_kind == CONSTANT;
     const int32_t* w = panel.words;
     const Factors* factors = panel.factors - 1;
@@ -22,8 +23,11 @@ void integer_block(int rows, const OpenPanel& panel, const char* x, float* out, 
     memset(out, 0, rows * PANEL * sizeof(float));
     for (int64_t g = 0, left = 1; g < form.groups; g++, w += words * PANEL) {
         if (--left == 0) factors++, left = m.scale_every;
-        tiles::begin(rows, PANEL, int(words));
-        tiles::step<tiles::Bytes>(x + g * m.group, stride, w, w + tiles::SIDE, PANEL * 4);
+        tiles::begin(rows, PANEL, int(step));
+        tiles::steps<tiles::Bytes>(words / step, stride, PANEL * 4, [&](int64_t i) {
+            const int32_t* left = w + i * step * PANEL;
+            return tiles::Operands{x + g * m.group + i * step * 4, left, left + tiles::SIDE};
+        });
         tiles::write(products, PANEL * 4);
         for (int64_t i = 0; i < fetches; i++) ahead.fetch();
         for (int r = 0; r < rows; r++) {
