@@ -6,11 +6,15 @@
 // A block is up to 32 rows by 32 or 16 columns of 32-bit sums, in up to four tiles. A step multiplies up to 16 words
 // (pairs of bfloat16, or four bytes) of each row by as many words of each column, which lie as a packed matrix has
 // them: words of 16 columns side by side.
+//
+// A strip is up to 16 rows by up to 64 columns. Its tiles serve steps of two numbers of words without being laid out anew,
+// which costs more than a product of few rows.
 
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #if defined(FWK_EMULATED_TILES)
 #define FWK_TILES 1
@@ -77,6 +81,7 @@ static_assert(sizeof(Layout) == 64, "is what the instruction reads");
 
 struct Shape {
     int rows = 0, columns = 0, words = 0;
+    int fewer = 0;  // words of a strip's other steps; 0: it is no strip
 
     bool is_tall() const { return rows > SIDE; }
     bool is_wide() const { return columns > SIDE; }
@@ -94,7 +99,7 @@ struct Region {
 
 // A block of zeros, of 1 to 32 rows and 16 or 32 columns, whose steps take 1 to 16 words.
 inline void begin(int rows, int columns, int words) {
-    if (shape.rows != rows || shape.words != words) {
+    if (shape.rows != rows || shape.words != words || shape.fewer) {
         const int upper = std::min(rows, SIDE), lower = rows - upper;
         Layout layout;
         for (int tile : {0, 1}) layout.set(tile, upper, SIDE);
@@ -157,6 +162,55 @@ inline void write(void* to, int64_t stride) {
     if (shape.is_wide()) store<1>(upper + 64, stride);
     if (shape.is_tall()) store<2>(lower, stride);
     if (shape.is_tall() && shape.is_wide()) store<3>(lower + 64, stride);
+}
+
+// Lay tiles out for strips of 1 to 16 rows, whose steps take `words` or `fewer` words, 1 to 16 each.
+inline void lay_strips(int rows, int words, int fewer) {
+    if (shape.rows == rows && shape.words == words && shape.fewer == fewer) return;
+    Layout layout;
+    for (int tile : {0, 1, 2, 3}) layout.set(tile, rows, SIDE);
+    layout.set(4, rows, words), layout.set(5, rows, fewer);
+    layout.set(6, words, SIDE), layout.set(7, fewer, SIDE);
+    configure(&layout);
+    shape = {rows, 0, words, fewer};
+}
+
+// f(tile) for each of N tiles, with the number as a constant.
+template <int N, class F>
+inline void for_tiles(const F& f) {
+    f(std::integral_constant<int, 0>());
+    if constexpr (N > 1) f(std::integral_constant<int, 1>());
+    if constexpr (N > 2) f(std::integral_constant<int, 2>());
+    if constexpr (N > 3) f(std::integral_constant<int, 3>());
+}
+
+// Add the products of so many steps to a strip of N times 16 columns. rows(i), columns(i, tile): the operands of a step,
+// IS_FEW: whose words are the fewer. Strides are bytes from row to row.
+template <class Numbers, int N, bool IS_FEW, class Rows, class Columns>
+inline void strip_steps(int64_t count, int64_t x_stride, int64_t stride, const Rows& rows, const Columns& columns) {
+    constexpr int X = IS_FEW ? 5 : 4, Y = IS_FEW ? 7 : 6;
+    for (int64_t i = 0; i < count; i++) {
+        load<X>(rows(i), x_stride);
+        for_tiles<N>([&](auto tile) {
+            load<Y>(columns(i, tile.value), stride);
+            Numbers::template multiply<tile.value, X, Y>();
+        });
+    }
+}
+
+template <int N>
+inline void zero_strip() {
+    for_tiles<N>([](auto tile) { zero<tile.value>(); });
+}
+
+template <int N>
+inline void read_strip(const float* from, int64_t stride) {
+    for_tiles<N>([=](auto tile) { load<tile.value>(from + tile.value * SIDE, stride); });
+}
+
+template <int N>
+inline void write_strip(float* to, int64_t stride) {
+    for_tiles<N>([=](auto tile) { store<tile.value>(to + tile.value * SIDE, stride); });
 }
 
 }  // namespace fwk::tiles

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int STORED = 16;  // tokens whose K and V are stored at a time
 constexpr int MANY = 16;    // tasks that leave no thread without work for long
+constexpr int PIECES = 8;   // of memory that are fetched at a time, 64 bytes each
 constexpr float SPAN = 8;   // binary orders by which scores may be above the one that they are compared with
 constexpr float NEARLY = 250;  // a bit less than 2^SPAN
 
@@ -42,11 +43,33 @@ struct Step {
     int group = int(layer.num_heads / layer.num_kv_heads), size = int(layer.head_size), wide = padded(layer.head_size);
     int words = cache.words;
 
+    // K or V of a head in a tile's groups: `words` pieces each, of as many bytes.
+    struct Groups {
+        S* at[TILE / GROUP];
+        int64_t offsets[TILE / GROUP];  // of the first key in its block
+        int count = 0;
+        int64_t stride;  // from piece to piece, in bytes
+
+        // Fetch PIECES while a tile that has so many groups is at this one.
+        void fetch(int group, int piece, int groups) const {
+            for (; group < count; group += groups) {
+                const char* from = (const char*)at[group] + piece * stride;
+                for (int i = 0; i < PIECES; i++) __builtin_prefetch(from + i * stride, 0, 3);
+            }
+        }
+    };
+
+    struct Piece {
+        const Task* task;
+        int head;
+    };
+
     // One KV head of a task.
     struct Work {
         const Task& task;
         const Tokens* members;
         int64_t head;
+        const Piece& next;               // that this thread will probably compute
         int rows, last_tile;             // place of the last tile's first key
         int32_t* queries;                // [rows, words]
         float* scores;                   // [rows, TILE]
@@ -62,7 +85,8 @@ struct Step {
         else ((uint16_t*)words)[i] = narrow(x);
     }
 
-    void run(const Task& task, int64_t head) const {
+    void run(const Piece& piece, const Piece& next) const {
+        const Task& task = *piece.task;
         const Tokens* members = plan.members + task.first_member;
         int tokens = 0;
         for (int m = 0; m < task.num_members; m++) tokens += members[m].count;
@@ -70,31 +94,34 @@ struct Step {
         scratch.begin(size_t(padded(rows)) * (words + TILE * 2 + wide + W * 2 + 3) * 4 +
                       size_t(TILE) * (words + wide + 2) * 4 + wide * 4 + 64 * 14);
         const int last_tile = task.first_key + (task.last_key - task.first_key - 1) / KEYS * KEYS;
-        Work work{task, members, head, rows, last_tile,
+        Work work{task, members, piece.head, next, rows, last_tile,
                   scratch.take<int32_t>(rows * words), scratch.take<float>(rows * TILE),
                   scratch.take<int32_t>(rows * TILE / N), scratch.take<float>(rows * wide),
                   scratch.take<float>(rows * W), scratch.take<float>(rows * W), scratch.take<float>(padded(rows)),
                   scratch.take<float>(padded(rows)), scratch.take<float>(padded(rows)),
                   scratch.take<int32_t>(TILE * words), scratch.take<int32_t>(TILE / N * wide),
                   scratch.take<int32_t>(wide), scratch.take<float>(TILE), scratch.take<float>(TILE)};
-        int row = 0;
+        int32_t* to = work.queries;
         for (int m = 0; m < task.num_members; m++)
             for (int t = 0; t < members[m].count; t++)
-                for (int h = 0; h < group; h++, row++) {
-                    const T* from = q + (members[m].first + t) * q_stride + (head * group + h) * int64_t(size);
-                    int32_t* to = work.queries + row * words;
+                for (int h = 0; h < group; h++, to += words) {
+                    const T* from = q + (members[m].first + t) * q_stride + (work.head * group + h) * size;
                     to[words - 1] = 0;
                     if constexpr (N == 2) memcpy(to, from, size * sizeof(T));
                     else P::words(from, to, size);
                 }
         for (int r = 0; r < padded(rows); r++) work.largest[r] = work.peaks[r] = NONE;
         memset(work.totals, 0, size_t(rows) * W * 4);
-        for (int start = task.first_key; start < task.last_key; start += KEYS) tile(work, start);
+        for (int start = task.first_key; start < task.last_key; start += KEYS) {
+            if constexpr (!Blocks<P>::ARE_USED) tile(work, start);
+            else tile_by_blocks(work, start);
+        }
         finish(work);
     }
 
     void tile(Work& work, int start) const {
         const int count = std::min(KEYS, work.task.last_key - start), columns = computed(count);
+        const int64_t head = work.head;
         const int32_t* table = plan.table + work.members->seq * plan.table_width;
         const int32_t *keys[TILE / W], *next_keys[TILE / W];
         Values values[TILE / GROUP + 1];
@@ -109,19 +136,18 @@ struct Step {
                 lay_rows(work, table, place, present, g);
             } else {
                 const int64_t block = table[place / layer.block_size], offset = place % layer.block_size;
-                S *from_k = cache.at(block, work.head, false), *from_v = cache.at(block, work.head, true);
+                S *from_k = cache.at(block, head, false), *from_v = cache.at(block, head, true);
                 if constexpr (IS_QUANTISED<S>) {
                     memcpy(work.key_scales + g * GROUP, cache.scales(from_k) + offset * 4, GROUP * 4);
                     memcpy(work.value_scales + g * GROUP, cache.scales(from_v) + offset * 4, GROUP * 4);
                 }
+                S* const next = next_of(work, place + KEYS);
                 if constexpr (IS_DIRECT) {
                     k = (const int32_t*)from_k + offset;
                     v = (const int32_t*)from_v + offset / N * size;
-                    S* const next = next_of(work, place + KEYS);
                     next_k = (const int32_t*)next + offset;
                     next_v = (const int32_t*)(next + cache.half) + offset / N * size;
                 } else {
-                    const S* const next = next_of(work, place + KEYS);
                     for (int w = 0; w < words; w++) {
                         const int64_t at = (w * layer.block_size + offset) * N;
                         fetch(next + at);
@@ -135,10 +161,6 @@ struct Step {
                 keys[g * (GROUP / W) + i] = k + i * W;
                 next_keys[g * (GROUP / W) + i] = next_k + i * W;
             }
-            if constexpr (Blocks<P>::ARE_USED) {
-                values[num_values++] = {present < GROUP ? only(work, v, present, g) : v, next_v, GROUP / N};
-                continue;
-            }
             if (present >= N) values[num_values++] = {v, next_v, present / N};
             if (present % N) {  // the other half of the last words is nobody's
                 const int32_t* from = v + present / N * wide;
@@ -149,11 +171,6 @@ struct Step {
         }
         const Columns all{keys, next_keys, key_stride};
         const bool is_first = start == work.task.first_key;
-        if constexpr (Blocks<P>::ARE_USED) {
-            Blocks<P>::score(work.rows, work.queries, words, all, columns / GROUP, work.scores);
-            soften(work, start, count);
-            return Blocks<P>::weigh(work.rows, work.weights, values, num_values, wide, work.sums, is_first);
-        }
         const bool is_usual = !is_first && count == KEYS && is_whole(work, start, count);
         if (!is_usual || !weigh_at_once(work, all)) {
             int column = 0;
@@ -165,6 +182,76 @@ struct Step {
         int at = 0;
         for (; at + COLS * W <= wide; at += COLS * W) weigh_columns<COLS>(work, values, num_values, at, is_first);
         for (; at < wide; at += W) weigh_columns<1>(work, values, num_values, at, is_first);
+    }
+
+    Groups groups_of(const Task& task, int64_t head, int start, bool is_value) const {
+        Groups groups;
+        if (!layer.is_tiled) return groups;
+        const int32_t* table = plan.table + plan.members[task.first_member].seq * plan.table_width;
+        const int block_size = int(layer.block_size);
+        groups.count = computed(std::min(KEYS, task.last_key - start)) / GROUP;
+        groups.stride = (is_value ? GROUP : block_size) * N * int(sizeof(S));
+        int block = start / block_size, offset = start % block_size;
+        for (int g = 0; g < groups.count; g++) {
+            groups.at[g] = cache.at(table[block], head, is_value) + offset * (is_value ? size : N);
+            groups.offsets[g] = offset;
+            offset += GROUP;
+            if (offset == block_size) block++, offset = 0;
+        }
+        return groups;
+    }
+
+    // A tile by AMX. Its V is fetched while K is computed with, then K of the next tile: to the first cache, which has
+    // room for both. Few lines are on their way at a time, and from the second cache they would be once more.
+    void tile_by_blocks(Work& work, int start) const {
+        const int count = std::min(KEYS, work.task.last_key - start), groups = computed(count) / GROUP;
+        const bool is_first = start == work.task.first_key, is_last = start == work.last_tile;
+        const int32_t* operands[TILE / GROUP];
+        for (int g = 0; g < groups && !layer.is_tiled; g++) {
+            const int32_t* table = plan.table + work.members->seq * plan.table_width;
+            lay_rows(work, table, start + g * GROUP, std::min(GROUP, count - g * GROUP), g);
+        }
+        const Groups keys = groups_of(work.task, work.head, start, false);
+        const Groups values = groups_of(work.task, work.head, start, true);
+        const Task& next = is_last ? *work.next.task : work.task;
+        const int64_t next_head = is_last ? work.next.head : work.head;
+        const Groups after = groups_of(next, next_head, is_last ? next.first_key : start + KEYS, false);
+
+        auto fetch_values = [&](int g, int piece) { values.fetch(g, piece, groups); };
+        const int stride = operands_of(keys, work.keys, GROUP * words, groups, operands, fetch_values);
+        if constexpr (IS_QUANTISED<S>) copy_scales(work, keys, values);
+        const Columns columns{operands, nullptr, stride};
+        Blocks<P>::score(work.rows, work.queries, words, columns, groups, work.scores, fetch_values);
+        soften(work, start, count);
+
+        auto fetch_keys = [&](int g, int piece) { after.fetch(g, piece, groups); };
+        operands_of(values, work.values, GROUP / N * wide, groups, operands, fetch_keys);
+        const int last = groups - 1, present = count - last * GROUP;
+        if (present < GROUP) operands[last] = only(work, operands[last], present, last);
+        Blocks<P>::weigh(work.rows, work.weights, operands, groups, wide, words, work.sums, is_first, fetch_keys);
+    }
+
+    // The operands of a tile's K or V, where they are or made of what is there; words from row to row of K.
+    template <class F>
+    int operands_of(const Groups& groups, int32_t* made, int made_size, int count, const int32_t** operands,
+                    const F& fetch) const {
+        for (int g = 0; g < count; g++, made += made_size) {
+            operands[g] = IS_DIRECT && layer.is_tiled ? (const int32_t*)groups.at[g] : made;
+            if (IS_DIRECT || !layer.is_tiled) continue;
+            for (int w = 0; w < words; w++) {
+                if (w % PIECES == 0) fetch(g, w);
+                P::words((const S*)((const char*)groups.at[g] + w * groups.stride), made + w * GROUP, GROUP);
+            }
+        }
+        return IS_DIRECT && layer.is_tiled ? int(layer.block_size) : GROUP;
+    }
+
+    void copy_scales(Work& work, const Groups& keys, const Groups& values) const {
+        for (int g = 0; g < keys.count; g++) {
+            const int64_t offset = keys.offsets[g];
+            memcpy(work.key_scales + g * GROUP, cache.scales(keys.at[g] - offset * N) + offset * 4, GROUP * 4);
+            memcpy(work.value_scales + g * GROUP, cache.scales(values.at[g] - offset * size) + offset * 4, GROUP * 4);
+        }
     }
 
     // V of a group that has only some of its keys: zeros in the place of the others, whatever lies there.
@@ -432,14 +519,17 @@ struct Step {
     }
 
     void all(fwk::Member& m) const {
-        const int64_t heads = layer.num_kv_heads;
+        const int heads = int(layer.num_kv_heads);
         if (plan.num_tasks < MANY) {
-            m.chunks_in_order(plan.num_tasks * heads, [&](int64_t i, int64_t) { run(plan.tasks[i / heads], i % heads); });
-        } else {  // heads of a task lie side by side: the next is fetched while one is computed
-            m.chunks_in_order(plan.num_tasks, [&](int64_t i, int64_t) {
-                for (int64_t head = 0; head < heads; head++) run(plan.tasks[i], head);
-            });
+            auto piece = [&](int64_t i) { return Piece{plan.tasks + i / heads, int(i % heads)}; };
+            return m.chunks_in_order(plan.num_tasks * heads, [&](int64_t i, int64_t next) { run(piece(i), piece(next)); });
         }
+        // Heads of a task lie side by side: the next is fetched while one is computed.
+        m.chunks_in_order(plan.num_tasks, [&](int64_t i, int64_t next) {
+            const Task *task = plan.tasks + i, *after = plan.tasks + next;
+            for (int head = 0; head < heads; head++)
+                run({task, head}, head + 1 < heads ? Piece{task, head + 1} : Piece{after, 0});
+        });
     }
 };
 

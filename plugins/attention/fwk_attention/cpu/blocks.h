@@ -28,9 +28,16 @@ struct Blocks<Pairs> {
         return step;
     }
 
-    // S[rows, groups * GROUP] = A[rows, words] K
-    static void score(int rows, const int32_t* a, int words, const Columns& keys, int groups, float* s) {
+    // S[rows, groups * GROUP] = A[rows, words] K. ahead(group, piece): fetch one of `words` pieces of what comes next.
+    template <class F>
+    static void score(int rows, const int32_t* a, int words, const Columns& keys, int groups, float* s, const F& ahead) {
         const int step = step_of(words);
+        if (rows <= tiles::SIDE) {
+            tiles::lay_strips(rows, step, VALUE_WORDS);
+            for (int g = 0; g < groups; g += 4)
+                with_count(groups - g, [&](auto n) { score_few<n.value>(a, words, step, keys, g, s + g * GROUP, ahead); });
+            return;
+        }
         for (int row = 0; row < rows; row += tiles::BLOCK) {
             for (int g = 0; g < groups; g += 2) {
                 const int last = std::min(g + 1, groups - 1);
@@ -38,9 +45,9 @@ struct Blocks<Pairs> {
                 const int64_t stride = keys.stride;
                 tiles::steps<tiles::Pairs>(words / step, words * 4, stride * 4, [&](int64_t i) {
                     const int64_t k = i * step, at = k * stride;
-                    for (int j = 0; j < step && row == 0; j++) {
-                        fetch(keys.next[g] + at + j * stride);
-                        fetch(keys.next[last] + at + j * stride);
+                    for (int j = 0; j < step && row == 0; j += 8) {
+                        ahead(g, k + j);
+                        if (last > g) ahead(last, k + j);
                     }
                     return tiles::Operands{a + row * words + k, keys.at[g] + at, keys.at[last] + at};
                 });
@@ -50,24 +57,69 @@ struct Blocks<Pairs> {
     }
 
     // O[rows, wide] = O + weights[rows, ...] V, or without the former when it is the first. values: whole groups.
-    static void weigh(int rows, const int32_t* weights, const Values* values, int groups, int wide, float* o,
-                      bool is_first) {
+    // ahead: as above.
+    template <class F>
+    static void weigh(int rows, const int32_t* weights, const int32_t* const* values, int groups, int wide, int words,
+                      float* o, bool is_first, const F& ahead) {
+        if (rows <= tiles::SIDE) {
+            tiles::lay_strips(rows, step_of(words), VALUE_WORDS);
+            for (int at = 0; at < wide; at += 4 * tiles::SIDE)
+                with_count((wide - at) / tiles::SIDE, [&](auto n) {
+                    weigh_few<n.value>(weights, values, groups, wide, at, o + at, is_first, ahead);
+                });
+            return;
+        }
         for (int row = 0; row < rows; row += tiles::BLOCK) {
             for (int at = 0; at < wide; at += tiles::BLOCK) {
                 float* sums = o + row * wide + at;
                 tiles::begin(std::min(rows - row, tiles::BLOCK), std::min(wide - at, tiles::BLOCK), VALUE_WORDS);
                 if (!is_first) tiles::read(sums, wide * 4);
                 tiles::steps<tiles::Pairs>(groups, TILE / 2 * 4, wide * 4, [&](int64_t g) {
-                    for (int i = 0; i < VALUE_WORDS && row == 0; i++) {
-                        fetch(values[g].next + i * wide + at);
-                        fetch(values[g].next + i * wide + at + tiles::SIDE);
-                    }
-                    const int32_t* v = values[g].at + at;
+                    for (int i = 0; i < tiles::SIDE && row == 0; i += 8) ahead(g, at / 2 + i);
+                    const int32_t* v = values[g] + at;
                     return tiles::Operands{weights + row * (TILE / 2) + g * VALUE_WORDS, v, v + tiles::SIDE};
                 });
                 tiles::write(sums, wide * 4);
             }
         }
+    }
+
+  private:
+    // f(n) with the constant n = min(count, 4).
+    template <class F>
+    static void with_count(int count, const F& f) {
+        if (count >= 4) f(std::integral_constant<int, 4>());
+        else if (count == 3) f(std::integral_constant<int, 3>());
+        else if (count == 2) f(std::integral_constant<int, 2>());
+        else f(std::integral_constant<int, 1>());
+    }
+
+    template <int N, class F>
+    static void score_few(const int32_t* a, int words, int step, const Columns& keys, int first, float* s,
+                          const F& ahead) {
+        tiles::zero_strip<N>();
+        tiles::strip_steps<tiles::Pairs, N, false>(
+            words / step, words * 4, keys.stride * 4, [&](int64_t i) { return a + i * step; },
+            [&](int64_t i, int n) {
+                for (int j = 0; j < step; j += 8) ahead(first + n, i * step + j);
+                return keys.at[first + n] + i * step * keys.stride;
+            });
+        tiles::write_strip<N>(s, TILE * 4);
+    }
+
+    template <int N, class F>
+    static void weigh_few(const int32_t* weights, const int32_t* const* values, int groups, int wide, int at, float* o,
+                          bool is_first, const F& ahead) {
+        if (is_first) tiles::zero_strip<N>();
+        else tiles::read_strip<N>(o, wide * 4);
+        tiles::strip_steps<tiles::Pairs, N, true>(
+            groups, TILE / 2 * 4, wide * 4, [&](int64_t g) { return weights + g * VALUE_WORDS; },
+            [&](int64_t g, int n) {
+                const int from = at + n * tiles::SIDE;
+                ahead(g, from / 2);
+                return values[g] + from;
+            });
+        tiles::write_strip<N>(o, wide * 4);
     }
 };
 #endif
