@@ -39,14 +39,15 @@ struct Step {
     static constexpr int N = P::PER_WORD;
     static constexpr bool IS_EXACT = N == 1;
     static constexpr bool IS_DIRECT = N * sizeof(S) == 4;  // tiles are computed with where they are
-    static constexpr int KEYS = IS_DIRECT ? TILE : TILE / 2;  // of a tile; one that is made has to fit the first cache
+    static constexpr int MOST = Blocks<P>::KEYS;  // keys of a tile, at most
+    static constexpr int KEYS = IS_DIRECT || MOST < TILE ? MOST : MOST / 2;  // one that is made has to fit the first cache
     int group = int(layer.num_heads / layer.num_kv_heads), size = int(layer.head_size), wide = padded(layer.head_size);
     int words = cache.words;
 
     // K or V of a head in a tile's groups: `words` pieces each, of as many bytes.
     struct Groups {
-        S* at[TILE / GROUP];
-        int64_t offsets[TILE / GROUP];  // of the first key in its block
+        S* at[MOST / GROUP];
+        int64_t offsets[MOST / GROUP];  // of the first key in its block
         int count = 0;
         int64_t stride;  // from piece to piece, in bytes
 
@@ -59,25 +60,24 @@ struct Step {
         }
     };
 
-    struct Piece {
+    struct Piece {  // one KV head of a task
         const Task* task;
         int head;
     };
 
-    // One KV head of a task.
     struct Work {
         const Task& task;
         const Tokens* members;
         int64_t head;
-        const Piece& next;               // that this thread will probably compute
+        const Piece& next;               // what this thread will probably compute then
         int rows, last_tile;             // place of the last tile's first key
         int32_t* queries;                // [rows, words]
-        float* scores;                   // [rows, TILE]
-        int32_t* weights;                // [rows, TILE / N]
+        float* scores;                   // [rows, MOST], with AMX of few rows at a time
+        int32_t* weights;                // [rows, MOST / N], likewise
         float *sums, *totals, *added;    // [rows, wide], [rows, W], and of a tile
         float *largest, *factors, *peaks;  // [rows, and up to a whole vector]
-        int32_t *keys, *values, *last;   // [TILE, words], [TILE / N, wide], [wide]: a tile made of the cache
-        float *key_scales, *value_scales;  // [TILE]
+        int32_t *keys, *values, *last;   // [MOST, words], [MOST / N, wide], [wide]: a tile made of the cache
+        float *key_scales, *value_scales;  // [MOST]
     };
 
     static void set_number(int32_t* words, int i, float x) {
@@ -91,16 +91,16 @@ struct Step {
         int tokens = 0;
         for (int m = 0; m < task.num_members; m++) tokens += members[m].count;
         const int rows = tokens * group;
-        scratch.begin(size_t(padded(rows)) * (words + TILE * 2 + wide + W * 2 + 3) * 4 +
-                      size_t(TILE) * (words + wide + 2) * 4 + wide * 4 + 64 * 14);
+        scratch.begin(size_t(padded(rows)) * (words + MOST * 2 + wide + W * 2 + 3) * 4 +
+                      size_t(MOST) * (words + wide + 2) * 4 + wide * 4 + 64 * 14);
         const int last_tile = task.first_key + (task.last_key - task.first_key - 1) / KEYS * KEYS;
         Work work{task, members, piece.head, next, rows, last_tile,
-                  scratch.take<int32_t>(rows * words), scratch.take<float>(rows * TILE),
-                  scratch.take<int32_t>(rows * TILE / N), scratch.take<float>(rows * wide),
+                  scratch.take<int32_t>(rows * words), scratch.take<float>(rows * MOST),
+                  scratch.take<int32_t>(rows * MOST / N), scratch.take<float>(rows * wide),
                   scratch.take<float>(rows * W), scratch.take<float>(rows * W), scratch.take<float>(padded(rows)),
                   scratch.take<float>(padded(rows)), scratch.take<float>(padded(rows)),
-                  scratch.take<int32_t>(TILE * words), scratch.take<int32_t>(TILE / N * wide),
-                  scratch.take<int32_t>(wide), scratch.take<float>(TILE), scratch.take<float>(TILE)};
+                  scratch.take<int32_t>(MOST * words), scratch.take<int32_t>(MOST / N * wide),
+                  scratch.take<int32_t>(wide), scratch.take<float>(MOST), scratch.take<float>(MOST)};
         int32_t* to = work.queries;
         for (int m = 0; m < task.num_members; m++)
             for (int t = 0; t < members[m].count; t++)
@@ -123,8 +123,8 @@ struct Step {
         const int count = std::min(KEYS, work.task.last_key - start), columns = computed(count);
         const int64_t head = work.head;
         const int32_t* table = plan.table + work.members->seq * plan.table_width;
-        const int32_t *keys[TILE / W], *next_keys[TILE / W];
-        Values values[TILE / GROUP + 1];
+        const int32_t *keys[MOST / W], *next_keys[MOST / W];
+        Values values[MOST / GROUP + 1];
         const int key_stride = layer.is_tiled && IS_DIRECT ? int(layer.block_size) : GROUP;
         int num_values = 0;
         for (int g = 0; g < columns / GROUP; g++) {
@@ -171,13 +171,13 @@ struct Step {
         }
         const Columns all{keys, next_keys, key_stride};
         const bool is_first = start == work.task.first_key;
-        const bool is_usual = !is_first && count == KEYS && is_whole(work, start, count);
+        const bool is_usual = !is_first && count == KEYS && is_whole(work, start, count, 0);
         if (!is_usual || !weigh_at_once(work, all)) {
             int column = 0;
             score_columns<COLS>(work, all, columns / W, column);
             score_columns<2>(work, all, columns / W, column);
             score_columns<1>(work, all, columns / W, column);
-            soften(work, start, count);
+            soften(work, start, count, 0, work.rows);
         }
         int at = 0;
         for (; at + COLS * W <= wide; at += COLS * W) weigh_columns<COLS>(work, values, num_values, at, is_first);
@@ -201,12 +201,13 @@ struct Step {
         return groups;
     }
 
-    // A tile by AMX. Its V is fetched while K is computed with, then K of the next tile: to the first cache, which has
-    // room for both. Few lines are on their way at a time, and from the second cache they would be once more.
+    // A tile by AMX, some rows at a time. What is read next is fetched to the first cache: few lines are on their way at
+    // a time, and from the second cache they would be once more.
     void tile_by_blocks(Work& work, int start) const {
         const int count = std::min(KEYS, work.task.last_key - start), groups = computed(count) / GROUP;
         const bool is_first = start == work.task.first_key, is_last = start == work.last_tile;
-        const int32_t* operands[TILE / GROUP];
+        const bool is_single = work.rows <= Blocks<P>::ROWS;
+        const int32_t* operands[MOST / GROUP];
         for (int g = 0; g < groups && !layer.is_tiled; g++) {
             const int32_t* table = plan.table + work.members->seq * plan.table_width;
             lay_rows(work, table, start + g * GROUP, std::min(GROUP, count - g * GROUP), g);
@@ -215,35 +216,74 @@ struct Step {
         const Groups values = groups_of(work.task, work.head, start, true);
         const Task& next = is_last ? *work.next.task : work.task;
         const int64_t next_head = is_last ? work.next.head : work.head;
-        const Groups after = groups_of(next, next_head, is_last ? next.first_key : start + KEYS, false);
+        const int next_start = is_last ? next.first_key : start + KEYS;
+        const Groups next_keys = groups_of(next, next_head, next_start, false);
+        const Groups next_values = is_single ? values : groups_of(next, next_head, next_start, true);
 
-        auto fetch_values = [&](int g, int piece) { values.fetch(g, piece, groups); };
-        const int stride = operands_of(keys, work.keys, GROUP * words, groups, operands, fetch_values);
-        if constexpr (IS_QUANTISED<S>) copy_scales(work, keys, values);
+        auto fetch_values = [&](int g, int piece) { next_values.fetch(g, piece, groups); };
+        auto fetch_keys = [&](int g, int piece) { next_keys.fetch(g, piece, groups); };
+        auto fetch_none = [](int, int) {};
+        const int stride = find_keys(work, keys, groups, operands, fetch_values);
         const Columns columns{operands, nullptr, stride};
-        Blocks<P>::score(work.rows, work.queries, words, columns, groups, work.scores, fetch_values);
-        soften(work, start, count);
-
-        auto fetch_keys = [&](int g, int piece) { after.fetch(g, piece, groups); };
-        operands_of(values, work.values, GROUP / N * wide, groups, operands, fetch_keys);
-        const int last = groups - 1, present = count - last * GROUP;
-        if (present < GROUP) operands[last] = only(work, operands[last], present, last);
-        Blocks<P>::weigh(work.rows, work.weights, operands, groups, wide, words, work.sums, is_first, fetch_keys);
+        if constexpr (IS_QUANTISED<S>) copy_scales(work, keys, values);
+        if (!is_single) lay_values(work, values, count, fetch_keys);
+        for (int row = 0; row < work.rows; row += Blocks<P>::ROWS) {
+            const int rows = std::min(Blocks<P>::ROWS, work.rows - row), end = row + rows;
+            int seen = seen_by(work, end - 1, start, count);
+            if (seen <= 0 && !is_first) continue;
+            seen = std::max(seen, 1);
+            const int some = computed(seen) / GROUP;
+            const int32_t* queries = work.queries + row * words;
+            float* sums = work.sums + row * wide;
+            if (end < work.rows) Blocks<P>::score(rows, queries, words, columns, some, work.scores, fetch_none);
+            else Blocks<P>::score(rows, queries, words, columns, some, work.scores, fetch_values);
+            soften(work, start, seen, row, end);
+            if (is_single) lay_values(work, values, count, fetch_keys);
+            auto weigh = [&](const auto& fetch) {
+                Blocks<P>::weigh(rows, work.weights, work.values, some, wide, words, sums, is_first, fetch);
+            };
+            if (end < work.rows) weigh(fetch_none);
+            else weigh(fetch_keys);
+        }
     }
 
-    // The operands of a tile's K or V, where they are or made of what is there; words from row to row of K.
+    // A tile's V in one piece: a step over keys takes two groups, which may lie in two blocks.
     template <class F>
-    int operands_of(const Groups& groups, int32_t* made, int made_size, int count, const int32_t** operands,
-                    const F& fetch) const {
-        for (int g = 0; g < count; g++, made += made_size) {
-            operands[g] = IS_DIRECT && layer.is_tiled ? (const int32_t*)groups.at[g] : made;
-            if (IS_DIRECT || !layer.is_tiled) continue;
-            for (int w = 0; w < words; w++) {
-                if (w % PIECES == 0) fetch(g, w);
-                P::words((const S*)((const char*)groups.at[g] + w * groups.stride), made + w * GROUP, GROUP);
+    void lay_values(Work& work, const Groups& values, int count, const F& fetch) const {
+        const int groups = computed(count) / GROUP, group_words = GROUP / N * wide;
+        for (int g = 0; g < groups && layer.is_tiled; g++) {
+            const char* from = (const char*)values.at[g];
+            int32_t* to = work.values + g * group_words;
+            for (int w = 0; w < words; w++, from += values.stride, to += GROUP) {
+                if (!IS_DIRECT && w % PIECES == 0) fetch(g, w);
+                P::words((const S*)from, to, GROUP);
             }
         }
-        return IS_DIRECT && layer.is_tiled ? int(layer.block_size) : GROUP;
+        const int present = count - (groups - 1) * GROUP;
+        if (present < GROUP) cut(work.values + (groups - 1) * group_words, present);
+        if (groups % 2) memset(work.values + groups * group_words, 0, group_words * 4);
+    }
+
+    // Keys of a tile up to the last that a row, or one before it, sees.
+    int seen_by(const Work& work, int row, int start, int count) const {
+        if (work.task.num_members > 1 || plan.tree) return count;
+        return std::min(work.members->place + row / group + 1 - start, count);
+    }
+
+    // A tile's K, where it is or made of what is there; words from row to row.
+    template <class F>
+    int find_keys(Work& work, const Groups& keys, int count, const int32_t** found, const F& fetch) const {
+        const bool is_there = IS_DIRECT && layer.is_tiled;
+        for (int g = 0; g < count; g++) {
+            int32_t* const made = work.keys + g * GROUP * words;
+            found[g] = is_there ? (const int32_t*)keys.at[g] : made;
+            if (is_there || !layer.is_tiled) continue;
+            for (int w = 0; w < words; w++) {
+                if (!IS_DIRECT && w % PIECES == 0) fetch(g, w);
+                P::words((const S*)((const char*)keys.at[g] + w * keys.stride), made + w * GROUP, GROUP);
+            }
+        }
+        return is_there ? int(layer.block_size) : GROUP;
     }
 
     void copy_scales(Work& work, const Groups& keys, const Groups& values) const {
@@ -254,34 +294,25 @@ struct Step {
         }
     }
 
-    // V of a group that has only some of its keys: zeros in the place of the others, whatever lies there.
-    const int32_t* only(Work& work, const int32_t* v, int present, int g) const {
-        int32_t* to = work.values + g * GROUP / N * wide;
+    // Zeros in the place of keys that a group has not, whatever lies there.
+    void cut(int32_t* v, int present) const {
         const int rows = (present + N - 1) / N;
-        if (to != v) memcpy(to, v, rows * wide * 4);
-        for (int i = 0; i < wide && present % N; i++) to[(rows - 1) * wide + i] &= 0xffff;
-        memset(to + rows * wide, 0, (GROUP / N - rows) * wide * 4);
-        return to;
+        for (int i = 0; i < wide && present % N; i++) v[(rows - 1) * wide + i] &= 0xffff;
+        memset(v + rows * wide, 0, (GROUP / N - rows) * wide * 4);
     }
 
-    // The block that will be read when this place has been passed by a tile: of the same task, or of the head or task
-    // that probably comes next.
+    // The block that will be read when this place has been passed by a tile: of the same task, or of what probably comes
+    // next.
     S* next_of(const Work& work, int64_t place) const {
         const Task* task = &work.task;
-        const Tokens* member = work.members;
         int64_t head = work.head;
         if (place >= task->last_key) {
-            place += task->first_key - (work.last_tile + KEYS);
-            head++;
-            if (head == layer.num_kv_heads) {
-                head = 0;
-                if (task + 1 < plan.tasks + plan.num_tasks) task++;
-                member = plan.members + task->first_member;
-                place += task->first_key - work.task.first_key;
-            }
-            place = std::min<int64_t>(place, task->last_key - 1);
+            place -= work.last_tile + KEYS;
+            task = work.next.task, head = work.next.head;
+            place = std::min<int64_t>(place + task->first_key, task->last_key - 1);
         }
-        return cache.at(plan.table[member->seq * plan.table_width + place / layer.block_size], head, false);
+        const int32_t* table = plan.table + plan.members[task->first_member].seq * plan.table_width;
+        return cache.at(table[place / layer.block_size], head, false);
     }
 
     template <int C>
@@ -289,7 +320,7 @@ struct Step {
         for (; column + C <= num_vectors; column += C) {
             const Columns some{keys.at + column, keys.next + column, keys.stride};
             score_rows<P, C>(work.rows, work.queries, words, some, words, [&](int row, const vf (&sums)[C]) {
-                for (int i = 0; i < C; i++) store(work.scores + row * TILE + (column + i) * W, sums[i]);
+                for (int i = 0; i < C; i++) store(work.scores + row * MOST + (column + i) * W, sums[i]);
             });
         }
     }
@@ -311,7 +342,7 @@ struct Step {
                 };
 #pragma GCC unroll 8
                 for (int i = 0; i < COLS * W; i += N * W)
-                    P::pack(work.weights + (row * TILE + column * W + i) / N, i, COLS * W, weigh);
+                    P::pack(work.weights + (row * MOST + column * W + i) / N, i, COLS * W, weigh);
                 store(work.added + row * W, total);
                 most = larger(total, most);
             };
@@ -324,7 +355,7 @@ struct Step {
 
     template <int C>
     void weigh_columns(Work& work, const Values* values, int num_values, int at, bool is_first) const {
-        Values part[TILE / GROUP + 1];
+        Values part[MOST / GROUP + 1];
         for (int i = 0; i < num_values; i++) part[i] = {values[i].at + at, values[i].next + at, values[i].rows};
         weigh_rows<P, C>(work.rows, work.weights, part, num_values, wide, work.sums + at, wide, is_first);
     }
@@ -378,41 +409,41 @@ struct Step {
     // Scores of a tile become weights: compared with one that was the largest, until another is SPAN above it (as in
     // FlashAttention-4), because floats are as precise there. Three passes, so that rows do not wait for one another's
     // largest score.
-    void soften(Work& work, int start, int count) const {
+    void soften(Work& work, int start, int count, int first, int last) const {
         const bool is_scaled = IS_QUANTISED<S> || layer.soft_cap != 0;
         const float scale = is_scaled ? 1.0f : layer.scale * LOG2_E;  // to units of the binary logarithm
         const int columns = computed(count);
-        hide(work, start, count);
-        find_peaks(work, scale, columns);
-        for (int r = 0; r < work.rows; r += W) {
+        hide(work, start, count, first, last);
+        find_peaks(work, scale, columns, first, last);
+        for (int r = first; r < last; r += W) {
             const vf none = splat(NONE), before = load(work.largest + r), peak = load(work.peaks + r);
             const vf top = peak > before + SPAN ? peak : before;
             store(work.factors + r, before == none ? vf{} : exp2_of<true>(before - top));
             store(work.largest + r, top);
             store(work.peaks + r, top == none ? vf{} : top);  // all hidden so far: any finite number serves
         }
-        for (int r = 0; r < work.rows && start > work.task.first_key; r++)
+        for (int r = first; r < last && start > work.task.first_key; r++)
             for (int i = r * wide; i < (r + 1) * wide && work.factors[r] != 1.0f; i += W)
                 store(work.sums + i, load(work.sums + i) * work.factors[r]);
-        if (columns == KEYS) exponents(work, scale, KEYS);
-        else exponents(work, scale, columns);
+        if (columns == KEYS) exponents(work, scale, KEYS, first, last);
+        else exponents(work, scale, columns, first, last);
     }
 
-    void find_peaks(Work& work, float scale, int columns) const {
-        int row = 0;
-        for (; row + W <= work.rows && columns == KEYS; row += W)
-            store(work.peaks + row, largest_of<KEYS>(work.scores + row * TILE, TILE) * scale);
-        for (; row < work.rows; row++) {
-            const float* s = work.scores + row * TILE;
+    void find_peaks(Work& work, float scale, int columns, int first, int last) const {
+        int row = first;
+        for (; row + W <= last && columns == KEYS; row += W)
+            store(work.peaks + row, largest_of<KEYS>(work.scores + (row - first) * MOST, MOST) * scale);
+        for (; row < last; row++) {
+            const float* s = work.scores + (row - first) * MOST;
             vf most = load(s);
             for (int i = W; i < columns; i += W) most = larger(load(s + i), most);
             work.peaks[row] = max_of(most) * scale;
         }
     }
 
-    __attribute__((always_inline)) void exponents(Work& work, float scale, int columns) const {
-        for (int r = 0; r < work.rows; r++) {
-            const float* s = work.scores + r * TILE;
+    __attribute__((always_inline)) void exponents(Work& work, float scale, int columns, int first, int last) const {
+        for (int r = first; r < last; r++) {
+            const float* s = work.scores + (r - first) * MOST;
             const float middle = work.peaks[r];
             vf total{};
             auto weigh = [&](int i) {
@@ -421,30 +452,31 @@ struct Step {
                 if constexpr (!IS_QUANTISED<S>) return e;
                 return e == vf{} ? vf{} : e * load(work.value_scales + i);  // nothing is seen of what hidden ones hold
             };
-            for (int i = 0; i < columns; i += N * W) P::pack(work.weights + (r * TILE + i) / N, i, columns, weigh);
+            int32_t* weights = work.weights + (r - first) * (MOST / N);
+            for (int i = 0; i < columns; i += N * W) P::pack(weights + i / N, i, columns, weigh);
             store(work.totals + r * W, load(work.totals + r * W) * work.factors[r] + total);
         }
     }
 
-    // Whether all rows see a tile's keys, and all factors of its scores are the same.
-    bool is_whole(const Work& work, int start, int count) const {
+    // Whether all rows from `row` on see a tile's keys, and all factors of its scores are the same.
+    bool is_whole(const Work& work, int start, int count, int row) const {
         if (IS_QUANTISED<S> || layer.soft_cap != 0 || count % GROUP) return false;
         if (work.task.num_members > 1) return true;
         const Tokens& first = *work.members;
         const bool starts_whole = !layer.window || first.place + first.count - layer.window <= start;
-        return !plan.tree && starts_whole && start + count <= first.place + 1;  // the first token sees the last key
+        return !plan.tree && starts_whole && start + count <= first.place + row / group + 1;
     }
 
     // Scale scores that want more than one factor for all, and set those that are not seen to NONE.
-    void hide(Work& work, int start, int count) const {
-        if (is_whole(work, start, count)) return;
+    void hide(Work& work, int start, int count, int row, int last) const {
+        if (is_whole(work, start, count, row)) return;
         const Tokens& first = *work.members;
         const bool is_shared = work.task.num_members > 1, is_scaled = IS_QUANTISED<S> || layer.soft_cap != 0;
         const bool needs_tree = plan.tree && !is_shared && (layer.window || start + count > first.past);
         const int columns = computed(count);
         int low = 0, high = count;
-        for (int r = 0; r < work.rows; r++) {
-            float* s = work.scores + r * TILE;
+        for (int r = row; r < last; r++) {
+            float* s = work.scores + (r - row) * MOST;
             if (is_scaled) scale_row(work, s, columns);
             if (!is_shared) range(first, r / group, start, count, low, high);
             for (int j = 0; j < std::min(low, columns); j++) s[j] = NONE;
@@ -520,16 +552,18 @@ struct Step {
 
     void all(fwk::Member& m) const {
         const int heads = int(layer.num_kv_heads);
-        if (plan.num_tasks < MANY) {
-            auto piece = [&](int64_t i) { return Piece{plan.tasks + i / heads, int(i % heads)}; };
-            return m.chunks_in_order(plan.num_tasks * heads, [&](int64_t i, int64_t next) { run(piece(i), piece(next)); });
-        }
-        // Heads of a task lie side by side: the next is fetched while one is computed.
-        m.chunks_in_order(plan.num_tasks, [&](int64_t i, int64_t next) {
-            const Task *task = plan.tasks + i, *after = plan.tasks + next;
-            for (int head = 0; head < heads; head++)
-                run({task, head}, head + 1 < heads ? Piece{task, head + 1} : Piece{after, 0});
-        });
+        const bool are_few = plan.num_tokens * group <= plan.num_tasks * W;
+        if (are_few && plan.num_tasks >= MANY)  // heads of a task lie side by side
+            return m.chunks_in_order(plan.num_tasks, [&](int64_t i, int64_t next) {
+                const Task *task = plan.tasks + i, *after = plan.tasks + next;
+                for (int head = 0; head < heads; head++)
+                    run({task, head}, head + 1 < heads ? Piece{task, head + 1} : Piece{after, 0});
+            });
+        auto piece = [&](int64_t i) {  // of a prompt, keys of one head are read by many tasks
+            if (are_few) return Piece{plan.tasks + i / heads, int(i % heads)};
+            return Piece{plan.tasks + i % plan.num_tasks, int(i / plan.num_tasks)};
+        };
+        m.chunks_in_order(plan.num_tasks * heads, [&](int64_t i, int64_t next) { run(piece(i), piece(next)); });
     }
 };
 

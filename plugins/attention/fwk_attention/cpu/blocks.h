@@ -13,13 +13,16 @@ namespace {
 template <class P>
 struct Blocks {
     static constexpr bool ARE_USED = false;
+    static constexpr int KEYS = TILE;  // of a tile
 };
 
 #if defined(FWK_TILES) && defined(__AVX512BF16__)
 template <>
 struct Blocks<Pairs> {
     static constexpr bool ARE_USED = true;
-    static constexpr int VALUE_WORDS = GROUP / 2;  // of a step over keys: those of a group, which lie in one block
+    static constexpr int KEYS = 64;            // of a tile
+    static constexpr int ROWS = tiles::BLOCK;  // that are multiplied at a time, at most
+    static constexpr int VALUE_WORDS = GROUP;  // of a step over keys: those of two groups
 
     // Words of a step over a head: so many that none are left over.
     static int step_of(int words) {
@@ -28,59 +31,57 @@ struct Blocks<Pairs> {
         return step;
     }
 
-    // S[rows, groups * GROUP] = A[rows, words] K. ahead(group, piece): fetch one of `words` pieces of what comes next.
+    // S[rows, groups * GROUP] = A[rows, words] K. ahead(group, piece): fetch some of what comes next.
     template <class F>
-    static void score(int rows, const int32_t* a, int words, const Columns& keys, int groups, float* s, const F& ahead) {
+    static void score(int rows, const int32_t* a, int words, const Columns& keys, int groups, float* s,
+                      const F& ahead) {
         const int step = step_of(words);
         if (rows <= tiles::SIDE) {
             tiles::lay_strips(rows, step, VALUE_WORDS);
             for (int g = 0; g < groups; g += 4)
-                with_count(groups - g, [&](auto n) { score_few<n.value>(a, words, step, keys, g, s + g * GROUP, ahead); });
+                with_count(groups - g, [&](auto n) {
+                    score_few<n.value>(a, words, step, keys, g, s + g * GROUP, ahead);
+                });
             return;
         }
-        for (int row = 0; row < rows; row += tiles::BLOCK) {
-            for (int g = 0; g < groups; g += 2) {
-                const int last = std::min(g + 1, groups - 1);
-                tiles::begin(std::min(rows - row, tiles::BLOCK), (last + 1 - g) * GROUP, step);
-                const int64_t stride = keys.stride;
-                tiles::steps<tiles::Pairs>(words / step, words * 4, stride * 4, [&](int64_t i) {
-                    const int64_t k = i * step, at = k * stride;
-                    for (int j = 0; j < step && row == 0; j += 8) {
-                        ahead(g, k + j);
-                        if (last > g) ahead(last, k + j);
-                    }
-                    return tiles::Operands{a + row * words + k, keys.at[g] + at, keys.at[last] + at};
-                });
-                tiles::write(s + row * TILE + g * GROUP, TILE * 4);
-            }
+        for (int g = 0; g < groups; g += 2) {
+            const int last = std::min(g + 1, groups - 1);
+            tiles::begin(rows, (last + 1 - g) * GROUP, step);
+            tiles::steps<tiles::Pairs>(words / step, words * 4, keys.stride * 4, [&](int64_t i) {
+                const int64_t k = i * step, at = k * keys.stride;
+                for (int j = 0; j < step; j += 8) {
+                    ahead(g, k + j);
+                    if (last > g) ahead(last, k + j);
+                }
+                return tiles::Operands{a + k, keys.at[g] + at, keys.at[last] + at};
+            });
+            tiles::write(s + g * GROUP, KEYS * 4);
         }
     }
 
-    // O[rows, wide] = O + weights[rows, ...] V, or without the former when it is the first. values: whole groups.
-    // ahead: as above.
+    // O[rows, wide] = O + weights[rows, ...] V, or without the former when it is the first. values: [words, wide]; of an
+    // odd number of groups, one of zeros follows, and of weights too. ahead: as above.
     template <class F>
-    static void weigh(int rows, const int32_t* weights, const int32_t* const* values, int groups, int wide, int words,
+    static void weigh(int rows, const int32_t* weights, const int32_t* values, int groups, int wide, int words,
                       float* o, bool is_first, const F& ahead) {
+        const int steps = (groups + 1) / 2;
         if (rows <= tiles::SIDE) {
             tiles::lay_strips(rows, step_of(words), VALUE_WORDS);
             for (int at = 0; at < wide; at += 4 * tiles::SIDE)
                 with_count((wide - at) / tiles::SIDE, [&](auto n) {
-                    weigh_few<n.value>(weights, values, groups, wide, at, o + at, is_first, ahead);
+                    weigh_few<n.value>(weights, values, steps, wide, at, o + at, is_first, ahead);
                 });
             return;
         }
-        for (int row = 0; row < rows; row += tiles::BLOCK) {
-            for (int at = 0; at < wide; at += tiles::BLOCK) {
-                float* sums = o + row * wide + at;
-                tiles::begin(std::min(rows - row, tiles::BLOCK), std::min(wide - at, tiles::BLOCK), VALUE_WORDS);
-                if (!is_first) tiles::read(sums, wide * 4);
-                tiles::steps<tiles::Pairs>(groups, TILE / 2 * 4, wide * 4, [&](int64_t g) {
-                    for (int i = 0; i < tiles::SIDE && row == 0; i += 8) ahead(g, at / 2 + i);
-                    const int32_t* v = values[g] + at;
-                    return tiles::Operands{weights + row * (TILE / 2) + g * VALUE_WORDS, v, v + tiles::SIDE};
-                });
-                tiles::write(sums, wide * 4);
-            }
+        for (int at = 0; at < wide; at += tiles::BLOCK) {
+            tiles::begin(rows, std::min(wide - at, tiles::BLOCK), VALUE_WORDS);
+            if (!is_first) tiles::read(o + at, wide * 4);
+            tiles::steps<tiles::Pairs>(steps, KEYS / 2 * 4, wide * 4, [&](int64_t i) {
+                for (int j = 0; j < tiles::SIDE; j += 8) ahead(2 * i, at / 2 + j), ahead(2 * i + 1, at / 2 + j);
+                const int32_t* v = values + i * VALUE_WORDS * wide + at;
+                return tiles::Operands{weights + i * VALUE_WORDS, v, v + tiles::SIDE};
+            });
+            tiles::write(o + at, wide * 4);
         }
     }
 
@@ -104,20 +105,20 @@ struct Blocks<Pairs> {
                 for (int j = 0; j < step; j += 8) ahead(first + n, i * step + j);
                 return keys.at[first + n] + i * step * keys.stride;
             });
-        tiles::write_strip<N>(s, TILE * 4);
+        tiles::write_strip<N>(s, KEYS * 4);
     }
 
     template <int N, class F>
-    static void weigh_few(const int32_t* weights, const int32_t* const* values, int groups, int wide, int at, float* o,
+    static void weigh_few(const int32_t* weights, const int32_t* values, int steps, int wide, int at, float* o,
                           bool is_first, const F& ahead) {
         if (is_first) tiles::zero_strip<N>();
         else tiles::read_strip<N>(o, wide * 4);
         tiles::strip_steps<tiles::Pairs, N, true>(
-            groups, TILE / 2 * 4, wide * 4, [&](int64_t g) { return weights + g * VALUE_WORDS; },
-            [&](int64_t g, int n) {
+            steps, KEYS / 2 * 4, wide * 4, [&](int64_t i) { return weights + i * VALUE_WORDS; },
+            [&](int64_t i, int n) {
                 const int from = at + n * tiles::SIDE;
-                ahead(g, from / 2);
-                return values[g] + from;
+                ahead(2 * i, from / 2), ahead(2 * i + 1, from / 2);
+                return values + i * VALUE_WORDS * wide + from;
             });
         tiles::write_strip<N>(o, wide * 4);
     }

@@ -19,7 +19,10 @@ their sums and scores stay within a core's cache. The fewer, the fewer keys are 
 see."""
 
 MORE_ROWS = 96
-"""The same where products take blocks of 32 rows, or tiles are made of 8-bit numbers first."""
+"""The same where tiles are made of 8-bit numbers first."""
+
+MOST_ROWS = 192
+"""The same where products take blocks of 32 rows, each of which leaves out the keys that it does not see."""
 
 FEW_ROWS = 48
 """Up to here the keys are cut into ranges, so that one long sequence keeps all threads busy, and sequences that share
