@@ -552,7 +552,7 @@ struct Step {
 
     void all(fwk::Member& m) const {
         const int heads = int(layer.num_kv_heads);
-        const bool are_few = plan.num_tokens * group <= plan.num_tasks * W;
+        const bool are_few = !Blocks<P>::ARE_USED || plan.num_tokens * group <= plan.num_tasks * W;  // rows of a task
         if (are_few && plan.num_tasks >= MANY)  // heads of a task lie side by side
             return m.chunks_in_order(plan.num_tasks, [&](int64_t i, int64_t next) {
                 const Task *task = plan.tasks + i, *after = plan.tasks + next;
