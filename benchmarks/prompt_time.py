@@ -52,7 +52,7 @@ class Watch:
             self._inner(team, op, args, is_small=is_small)
             label = label_of(args)
             self.now[label] += self.clock() - started
-            if label.startswith("linear"):
+            if label.startswith("linear "):
                 inputs, outputs = label.removeprefix("linear ").split(" to ")
                 self.work[label] += int(inputs) * int(outputs) * args.rows
 
