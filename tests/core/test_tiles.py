@@ -41,7 +41,28 @@ void multiply(ARGUMENTS) {
     tiles::write(sums, 128);
 }
 
+template <bool IS_FEW, int N>
+void multiply_strip(ARGUMENTS) {
+    const tiles::Region region;
+    tiles::begin(rows, 32, 16);  // laid out for a block
+    tiles::lay_strips(rows, IS_FEW ? 16 : words, IS_FEW ? words : 1);
+    tiles::read_strip<N>((float*)sums, 128);
+    tiles::strip_steps<tiles::Bytes, N, IS_FEW>(
+        steps, steps * words * 4, 128, [&](int64_t k) { return x + k * words * 4; },
+        [&](int64_t k, int tile) { return w + k * words * 32 + tile * 16; });
+    tiles::write_strip<N>((float*)sums, 128);
+    tiles::begin(rows, 32, 16);  // and again
+}
+
+template <bool IS_FEW>
+void multiply_strips(ARGUMENTS) {
+    if (columns == 16) multiply_strip<IS_FEW, 1>(rows, columns, words, steps, x, w, sums);
+    else multiply_strip<IS_FEW, 2>(rows, columns, words, steps, x, w, sums);
+}
+
 extern "C" {
+void strips(ARGUMENTS) { multiply_strips<false>(rows, columns, words, steps, x, w, sums); }
+void strips_of_fewer(ARGUMENTS) { multiply_strips<true>(rows, columns, words, steps, x, w, sums); }
 void pairs(ARGUMENTS) { multiply<tiles::Pairs>(rows, columns, words, steps, x, w, sums); }
 void bytes(ARGUMENTS) { multiply<tiles::Bytes>(rows, columns, words, steps, x, w, sums); }
 #ifdef FWK_EMULATED_TILES
@@ -91,15 +112,19 @@ def run(
     assert np.array_equal(beside, sums[:, shape[1] :])
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_integers_are_exact(shape: tuple[int, int, int, int], library: ctypes.CDLL) -> None:
+STRIPS = [*SHAPES[:2], (3, 16, 8, 2)]
+INTEGERS_BY = [*(("bytes", shape) for shape in SHAPES), *((f"strips{x}", y) for x in ("", "_of_fewer") for y in STRIPS)]
+
+
+@pytest.mark.parametrize(("name", "shape"), INTEGERS_BY, ids=str)
+def test_integers_are_exact(name: str, shape: tuple[int, int, int, int], library: ctypes.CDLL) -> None:
     rows, columns, words, steps = shape
     random = np.random.default_rng(rows)
     x = random.integers(-128, 128, (rows, steps * words * 4)).astype(np.int8)
     w = random.integers(0, 256, (steps * words, 32, 4)).astype(np.uint8)
     sums = random.integers(-(2**31), 2**31, (rows + 1, 32)).astype(np.int32)  # which products may overflow
     exact = sums[:rows] + x.astype(np.int64) @ w.astype(np.int64).transpose(0, 2, 1).reshape(-1, 32)
-    run(library, "bytes", shape, x, w, sums)
+    run(library, name, shape, x, w, sums)
     assert np.array_equal(sums[:rows, :columns], exact.astype(np.int32)[:, :columns])
 
 
