@@ -21,6 +21,9 @@ SIZES = [(70, 192, 32), (33, 128, 16), (33, 100, 2**31), (40, 512, 256)]
 NUM_TOKENS = [0, 1, 5, 14]
 """Around those that are not put side by side, and the rows of a tile."""
 
+FINE_STEPS = 127 * 256 + 127
+"""Of a row's largest magnitude, where activations are rounded to 16 bits."""
+
 SHARED_AND_OWN = (70, 600)
 """Outputs of a matrix for which two threads share the rows they prepare, and of one for which each has its own."""
 
@@ -71,13 +74,13 @@ def values(matrix: Integers) -> Tensor:
     return (numbers - (matrix.zero if isinstance(matrix.zero, int) else by_column(matrix.zero))) * scales
 
 
-def rounded(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """x in 127 steps of each group's largest magnitude, and a step where x is half way between two, else 0."""
+def rounded(x: Tensor, group: int, count: int) -> tuple[Tensor, Tensor]:
+    """x in ``count`` steps of each group's largest magnitude, and a step where x is half way between two, else 0."""
     columns = x.shape[1]
     groups = torch.nn.functional.pad(x.double(), (0, -columns % group)).unflatten(1, (-1, group))
-    steps = (groups.abs().amax(-1, keepdim=True) / 127).expand_as(groups)
+    steps = (groups.abs().amax(-1, keepdim=True) / count).expand_as(groups)
     counts = torch.where(steps > 0, groups / steps, 0)
-    is_tie = (counts.frac().abs() - 0.5).abs() < 1e-4
+    is_tie = (counts.frac().abs() - 0.5).abs() < 1e-4 * count / 127
     found = (counts.round() * steps, is_tie * steps)
     return found[0].flatten(1)[:, :columns], found[1].flatten(1)[:, :columns]
 
@@ -98,6 +101,7 @@ def test_equals_a_product_with_rounded_inputs(
     matrix = matrix_of(bits, size, scheme)
     exact, group = values(matrix), rounded_together(bits, size[1], size[2])
     assert group is not None
+    group, count = (size[1], FINE_STEPS) if kernel.is_fine(matrix) else (group, 127)
     packed = kernel.pack(matrix)
     bias = torch.randn(size[0], generator=torch.Generator().manual_seed(1))
     for rows in NUM_TOKENS:
@@ -105,7 +109,7 @@ def test_equals_a_product_with_rounded_inputs(
         for dtype in (torch.float32, torch.bfloat16):
             x, b = wide[:, 1:].to(dtype), bias.to(dtype)
             mine = kernel.apply(packed, x, b)
-            near, ties = rounded(x, group)
+            near, ties = rounded(x, group, count)
             wanted = near @ exact.t() + b.double()
             largest = near.abs() @ exact.abs().t() + b.double().abs()
             room = largest * 2.0**-19 + ties @ exact.abs().t()  # which may go either way
@@ -153,14 +157,29 @@ def test_tiles_are_given_back() -> None:
 
 @pytest.mark.parametrize("rows", [50, 70, 450])
 @pytest.mark.parametrize("out_features", SHARED_AND_OWN)
-def test_the_number_of_threads_changes_nothing(out_features: int, rows: int) -> None:
-    matrix, x = matrix_of(4, (out_features, 192, 64), "zeros"), torch.randn(rows, 192)
+@pytest.mark.parametrize(("bits", "group", "scheme"), [(4, 64, "zeros"), (8, 2**31, "middle")])
+def test_the_number_of_threads_changes_nothing(
+    bits: int, group: int, scheme: str, out_features: int, rows: int
+) -> None:
+    matrix, x = matrix_of(bits, (out_features, 192, group), scheme), torch.randn(rows, 192)
     results: list[Tensor] = []
     for size in (1, 2, 5):
         one = IntegerKernel(Team(size), native.isas()[-1])
         results.append(one.apply(one.pack(matrix), x, None))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_fine_activations_lose_less_than_bfloat16(rows: int, kernel: IntegerKernel) -> None:
+    matrix = matrix_of(8, (70, 1000, 2**31), "middle")
+    if not kernel.is_fine(matrix):
+        return  # others take one scale for every 64 inputs
+    x = torch.randn(rows, 1000)
+    x[:, 500] = 30.0
+    wanted = x.double() @ values(matrix).t()
+    errors = (kernel.apply(kernel.pack(matrix), x, None).double() - wanted).norm()
+    assert errors < (x.bfloat16().double() @ values(matrix).t() - wanted).norm()
 
 
 def _with(place: int, value: float) -> Callable[[Tensor], None]:

@@ -102,8 +102,9 @@ struct Member {
     // time, fewer the fewer are left, and without a core delays these; next is the one that it will probably take then.
     // Of two members one goes up from the first, the other down from the last: so each reads one piece of memory, and
     // mostly what it wrote itself.
-    template <class F>
-    void chunks_in_order(int64_t n, F f) {
+    // after() comes when a member has had some of them, before others may read what they wrote.
+    template <class F, class After>
+    void chunks_in_order(int64_t n, F f, After after) {
         const int64_t step = size == 2 && index ? -1 : 1;
         int64_t i = step < 0 ? n : -1;
         take(n, 2 * size, [&](int64_t first, int64_t count) {
@@ -112,7 +113,13 @@ struct Member {
                 i += step;
                 f(i, std::clamp<int64_t>(i + step, 0, n - 1));
             }
+            after();
         });
+    }
+
+    template <class F>
+    void chunks_in_order(int64_t n, F f) {
+        chunks_in_order(n, f, [] {});
     }
 
     // The operator has returned: the next one may begin, unless it has.

@@ -35,8 +35,11 @@ inline void zero() {
 
 template <int TILE>
 inline void load(const void* from, int64_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TILE) : "memory");
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TILE));
 }
+
+// What was written before is in memory, where `load` reads: a compiler is not told so by each load.
+inline void settle() { asm volatile("" ::: "memory"); }
 
 template <int TILE>
 inline void store(void* to, int64_t stride) {
@@ -80,10 +83,11 @@ struct Layout {  // as the instruction reads it
 static_assert(sizeof(Layout) == 64, "is what the instruction reads");
 
 struct Shape {
-    int rows = 0, columns = 0, words = 0;
+    int upper = 0, lower = 0;  // rows of tiles 0 and 1, and of 2 and 3
+    int columns = 0, words = 0;
     int fewer = 0;  // words of a strip's other steps; 0: it is no strip
 
-    bool is_tall() const { return rows > SIDE; }
+    bool is_tall() const { return lower > 0; }
     bool is_wide() const { return columns > SIDE; }
 };
 static thread_local Shape shape;  // of the block that this thread's tiles are laid out for; of no rows: they are not
@@ -91,16 +95,22 @@ static thread_local Shape shape;  // of the block that this thread's tiles are l
 // Whoever multiplies blocks holds one: this thread's tiles are given back with it, so that nobody saves them in vain.
 struct Region {
     ~Region() {
-        if (!shape.rows) return;
+        if (!shape.upper) return;
         release();
         shape = {};
     }
 };
 
-// A block of zeros, of 1 to 32 rows and 16 or 32 columns, whose steps take 1 to 16 words.
-inline void begin(int rows, int columns, int words) {
-    if (shape.rows != rows || shape.words != words || shape.fewer) {
-        const int upper = std::min(rows, SIDE), lower = rows - upper;
+// The block becomes zeros.
+inline void zeros() {
+    zero<0>();
+    if (shape.is_wide()) zero<1>();
+    if (shape.is_tall()) zero<2>();
+    if (shape.is_tall() && shape.is_wide()) zero<3>();
+}
+
+inline void begin(int upper, int lower, int columns, int words) {
+    if (shape.upper != upper || shape.lower != lower || shape.words != words || shape.fewer) {
         Layout layout;
         for (int tile : {0, 1}) layout.set(tile, upper, SIDE);
         for (int tile : {2, 3}) layout.set(tile, lower, SIDE);
@@ -109,15 +119,22 @@ inline void begin(int rows, int columns, int words) {
         for (int tile : {6, 7}) layout.set(tile, words, SIDE);
         configure(&layout);
     }
-    shape = {rows, columns, words};
-    zero<0>();
-    if (shape.is_wide()) zero<1>();
-    if (shape.is_tall()) zero<2>();
-    if (shape.is_tall() && shape.is_wide()) zero<3>();
+    shape = {upper, lower, columns, words};
+    zeros();
 }
+
+// A block of zeros, of 1 to 32 rows and 16 or 32 columns, whose steps take 1 to 16 words.
+inline void begin(int rows, int columns, int words) {
+    const int upper = std::min(rows, SIDE);
+    begin(upper, rows - upper, columns, words);
+}
+
+// The same of twice so many rows, 1 to 16 each, of which the second ones begin where the seventeenth is.
+inline void begin_both(int rows, int columns, int words) { begin(rows, rows, columns, words); }
 
 // The block becomes what lies at `from`; strides are bytes from row to row.
 inline void read(const void* from, int64_t stride) {
+    settle();
     const char *upper = (const char*)from, *lower = upper + SIDE * stride;
     load<0>(upper, stride);
     if (shape.is_wide()) load<1>(upper + 64, stride);
@@ -147,9 +164,10 @@ inline void steps_of(int64_t count, int64_t x_stride, int64_t stride, const At& 
     }
 }
 
-// Add the products of so many steps, whose operands at(i) tells. Strides are bytes from row to row.
+// Add the products of so many steps, whose operands at(i) tells, and does not write. Strides are bytes from row to row.
 template <class Numbers, class At>
 inline void steps(int64_t count, int64_t x_stride, int64_t stride, const At& at) {
+    settle();
     if (shape.is_tall() && shape.is_wide()) return steps_of<Numbers, true, true>(count, x_stride, stride, at);
     if (shape.is_wide()) return steps_of<Numbers, false, true>(count, x_stride, stride, at);
     if (shape.is_tall()) return steps_of<Numbers, true, false>(count, x_stride, stride, at);
@@ -166,13 +184,13 @@ inline void write(void* to, int64_t stride) {
 
 // Lay tiles out for strips of 1 to 16 rows, whose steps take `words` or `fewer` words, 1 to 16 each.
 inline void lay_strips(int rows, int words, int fewer) {
-    if (shape.rows == rows && shape.words == words && shape.fewer == fewer) return;
+    if (shape.upper == rows && shape.words == words && shape.fewer == fewer) return;
     Layout layout;
     for (int tile : {0, 1, 2, 3}) layout.set(tile, rows, SIDE);
     layout.set(4, rows, words), layout.set(5, rows, fewer);
     layout.set(6, words, SIDE), layout.set(7, fewer, SIDE);
     configure(&layout);
-    shape = {rows, 0, words, fewer};
+    shape = {rows, rows, 0, words, fewer};
 }
 
 // f(tile) for each of N tiles, with the number as a constant.
@@ -189,6 +207,7 @@ inline void for_tiles(const F& f) {
 template <class Numbers, int N, bool IS_FEW, class Rows, class Columns>
 inline void strip_steps(int64_t count, int64_t x_stride, int64_t stride, const Rows& rows, const Columns& columns) {
     constexpr int X = IS_FEW ? 5 : 4, Y = IS_FEW ? 7 : 6;
+    settle();
     for (int64_t i = 0; i < count; i++) {
         load<X>(rows(i), x_stride);
         for_tiles<N>([&](auto tile) {
@@ -205,6 +224,7 @@ inline void zero_strip() {
 
 template <int N>
 inline void read_strip(const float* from, int64_t stride) {
+    settle();
     for_tiles<N>([=](auto tile) { load<tile.value>(from + tile.value * SIDE, stride); });
 }
 

@@ -20,6 +20,7 @@ constexpr int64_t FEW = 4;          // rows that are not put side by side
 constexpr int64_t OWN_PANELS = 8;   // of so many for each thread, each prepares its rows itself
 constexpr int64_t ROW_BLOCK = 192;  // rows of a task, at most
 constexpr int64_t ROW_HALF = 32;    // rows of one of two threads, at least
+constexpr int64_t BLOCK_BYTES = 1 << 20;  // of a task's rows of blocks, at most: they are to stay in the second cache
 
 thread_local Spare own;
 
@@ -55,12 +56,35 @@ void put(const Linear& call, const float* sums, int64_t first_row, int rows, int
     }
 }
 
+// Sums of a block that are put a few rows at a time, while tiles multiply the next one.
+template <class T>
+struct Outcome {
+    const Linear& call;
+    const float* sums;  // of the row before which there is none
+    int64_t row, end, first;
+
+    void begin(const float* from, int64_t first_row, int64_t end_row, int64_t first_output) {
+        sums = from - first_row * PANEL;
+        row = first_row, end = end_row, first = first_output;
+    }
+
+    void put(int64_t most) {
+        const int64_t count = std::min(most, end - row);
+        if (count <= 0) return;
+        kernel::put<T>(call, sums + row * PANEL, row, int(count), first);
+        row += count;
+    }
+};
+
 // Where part i of n begins of so many rows, of which those side by side stay together.
 inline int64_t part(int64_t rows, int64_t i, int64_t n, int64_t side) {
     return std::min(rows, (rows + side - 1) / side * i / n * side);
 }
 
-inline int64_t num_blocks(int64_t rows, int size) {
+// Tiles multiply so fast that panels are to be read once, for as many rows as there is room for.
+template <class K>
+int64_t num_blocks(int64_t rows, int64_t bytes, int size) {
+    if (K::ARE_BLOCKS) return (rows * bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
     return size == 2 && rows >= 2 * ROW_HALF ? (blocks + 1) / 2 * 2 : blocks;
 }
@@ -69,19 +93,22 @@ inline int64_t num_blocks(int64_t rows, int size) {
 template <class K, class T>
 void run(const Linear& call, fwk::Member& member) {
     const Matrix& m = *call.matrix;
-    const int64_t panels = (m.out_features + PANEL - 1) / PANEL, blocks = num_blocks(call.rows, member.size);
     const bool is_read = K::template reads<T>(call), is_few = call.rows <= FEW;
-    const bool is_shared = !is_read && !is_few && panels < OWN_PANELS * member.size;
     const int64_t side = is_read || is_few ? 1 : K::SIDE;
     const int64_t stride = is_read ? call.x_stride * int64_t(sizeof(T)) : K::row_bytes(m);
+    const int64_t panels = (m.out_features + PANEL - 1) / PANEL, blocks = num_blocks<K>(call.rows, stride, member.size);
+    const bool is_shared = !is_read && !is_few && (panels < OWN_PANELS * member.size || call.rows >= K::SHARED_ROWS);
     if (is_shared) {
-        const int64_t step = 4;
+        const int64_t step = std::max<int64_t>(side, 4);
         member.chunks_in_order((call.rows + step - 1) / step, [&](int64_t i, int64_t) {
             prepare<K, T>(call, i * step, std::min(call.rows, (i + 1) * step), side, call.spare + i * step * stride);
         });
     }
     int64_t prepared = -1;  // the block whose rows this thread has
-    member.chunks_in_order(panels * blocks, [&](int64_t i, int64_t next) {
+    alignas(64) float memory[2][K::ROWS * PANEL];
+    float *sums = memory[0], *others = memory[1];
+    Outcome<T> outcome{call};
+    const auto compute = [&](int64_t i, int64_t next) {
         const int64_t panel = i % panels, block = i / panels;
         const int64_t first = part(call.rows, block, blocks, side), end = part(call.rows, block + 1, blocks, side);
         Rows x{is_read ? (const char*)call.x : call.spare, stride, side};
@@ -101,16 +128,23 @@ void run(const Linear& call, fwk::Member& member) {
         const typename K::Panel opened(m, panel, tiles > 1);
         for (int64_t tile = 0; tile < tiles; tile++) {
             const int64_t at = part(end - first, tile, tiles, side), last = part(end - first, tile + 1, tiles, side);
-            alignas(64) float sums[K::ROWS * PANEL];
+            const int rows = int(last - at);
+            if constexpr (K::ARE_BLOCKS) {
+                opened.multiply_beside(rows, x.from(at), sums, {ahead, tile, tiles}, outcome);
+                outcome.put(K::ROWS);
+                outcome.begin(sums, first + at, first + last, panel * PANEL);
+                std::swap(sums, others);
+                continue;
+            }
             // Lines to be written to are fetched, too: of many rows they are no longer in a cache.
             for (int64_t r = at; r < last; r++)
                 __builtin_prefetch((T*)call.y + (first + r) * call.y_stride + panel * PANEL, 1, 3);
             for (int column = 0; column < PANEL; column += K::COLUMNS)
-                opened.multiply(int(last - at), x.from(at), column, sums + column,
-                                {ahead + tile * share * m.num_words, share});
-            put<T>(call, sums, first + at, int(last - at), panel * PANEL);
+                opened.multiply(rows, x.from(at), column, sums + column, {ahead + tile * share * m.num_words, share});
+            put<T>(call, sums, first + at, rows, panel * PANEL);
         }
-    });
+    };
+    member.chunks_in_order(panels * blocks, compute, [&] { outcome.put(K::ROWS); });
 }
 
 }  // namespace kernel

@@ -11,6 +11,8 @@ namespace kernel {
 template <class F>
 struct Floats {
     static constexpr int ROWS = FLOAT_ROWS, COLUMNS = C * W, SIDE = kernel::SIDE;
+    static constexpr bool ARE_BLOCKS = false;
+    static constexpr int64_t SHARED_ROWS = INT64_MAX;
 
     // Words of a row of x.
     static int64_t words_of(const Matrix& m) {
@@ -119,6 +121,7 @@ struct ShortFloats : Floats<Pair> {
 // Of bfloat16, also for a single row: the order in which a row is summed is AMX's own, and is to be that of all rows.
 struct FloatBlocks : Floats<Single> {
     static constexpr int ROWS = fwk::tiles::BLOCK, COLUMNS = PANEL, SIDE = 1;
+    static constexpr bool ARE_BLOCKS = true;
 
     template <class T>
     static bool reads(const Linear& call) {
@@ -128,8 +131,18 @@ struct FloatBlocks : Floats<Single> {
     struct Panel : Floats<Single>::Panel {
         using Floats<Single>::Panel::Panel;
 
-        void multiply(int rows, Rows x, int, float* out, Ahead ahead) const {
-            float_block(rows, x.first, x.stride, words, count, out, ahead);
+        void multiply(int rows, Rows x, int, float* out, Ahead) const {
+            float_block(rows, x.first, x.stride, words, count, out, [] {});
+        }
+
+        template <class O>
+        void multiply_beside(int rows, Rows x, float* out, Next next, O& outcome) const {
+            const int64_t steps = count / fwk::tiles::SIDE, share = (ROWS + steps - 1) / steps;
+            Lines lines(next, count * 2, steps);
+            float_block(rows, x.first, x.stride, words, count, out, [&] {
+                lines.fetch();
+                outcome.put(share);
+            });
         }
     };
 };

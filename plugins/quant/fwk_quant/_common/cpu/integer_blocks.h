@@ -7,45 +7,59 @@
 #if defined(FWK_TILES)
 namespace kernel {
 
+// Adds products of a group to sums, [rows, PANEL] each.
+template <bool IS_WHOLE>
+inline void add_group(int rows, const OpenPanel& panel, const char* x, int64_t group, const Factors* factors,
+                      const int32_t* products, float* sums) {
+    const Rounded form = panel.form;
+    const int64_t stride = form.size() / 4;
+    const bool has_starts = panel.m.zero_kind == CONSTANT;
+    const float *scale = form.scales(x) + group, *total = form.sums(x) + group;
+    vf factor[C], offset[C];
+    UNROLL for (int c = 0; c < C; c++) {
+        factor[c] = load(factors->scale + c * W);
+        offset[c] = load(factors->offset + c * W);
+    }
+    for (int r = 0; r < rows; r++, products += PANEL, sums += PANEL, scale += stride, total += stride) {
+        const vi start = has_starts ? splat(*(const int32_t*)total) : vi{};
+        UNROLL for (int c = 0; c < C; c++) {
+            const vi whole = load(products + c * W) + start;
+            store(sums + c * W,
+                  with_group<IS_WHOLE>(load(sums + c * W), whole, factor[c], offset[c], has_starts, *total, *scale));
+        }
+    }
+}
+
 // out[rows, PANEL] = x[rows] times a panel that is open, to the bit as integer_tile does: a group's products by AMX,
-// the rest as there.
-template <int BITS, bool IS_WHOLE>
-void integer_block(int rows, const OpenPanel& panel, const char* x, float* out, Ahead ahead) {
+// and beside them what else is to be done with the group before. beside() comes once for each group.
+template <int BITS, bool IS_WHOLE, class Beside>
+inline void integer_block(int rows, const OpenPanel& panel, const char* x, float* out, const Beside& beside) {
     namespace tiles = fwk::tiles;
     const Matrix& m = panel.m;
     const Rounded form = panel.form;
-    const int64_t stride = form.size(), words = m.group / 4, fetches = words / Bits<BITS>::COUNT * Bits<BITS>::WORDS;
-    const int64_t step = std::min<int64_t>(words, tiles::SIDE);
-    const bool has_starts = m.zero_kind == CONSTANT;
-    const int32_t* w = panel.words;
-    const Factors* factors = panel.factors - 1;
-    alignas(64) int32_t products[tiles::BLOCK * PANEL];
+    const int64_t stride = form.size(), words = m.group / 4, step = std::min<int64_t>(words, tiles::SIDE);
+    alignas(64) int32_t memory[2][tiles::BLOCK * PANEL];
+    int32_t *products = memory[0], *before = memory[1];
+    const auto factors = [&](int64_t g) { return panel.factors + g / m.scale_every; };
     memset(out, 0, rows * PANEL * sizeof(float));
-    for (int64_t g = 0, left = 1; g < form.groups; g++, w += words * PANEL) {
-        if (--left == 0) factors++, left = m.scale_every;
+    for (int64_t g = 0; g < form.groups; g++) {
         tiles::begin(rows, PANEL, int(step));
         tiles::steps<tiles::Bytes>(words / step, stride, PANEL * 4, [&](int64_t i) {
-            const int32_t* left = w + i * step * PANEL;
+            const int32_t* left = panel.words + (g * words + i * step) * PANEL;
             return tiles::Operands{x + g * m.group + i * step * 4, left, left + tiles::SIDE};
         });
+        beside();
+        if (g > 0) add_group<IS_WHOLE>(rows, panel, x, g - 1, factors(g - 1), before, out);
         tiles::write(products, PANEL * 4);
-        for (int64_t i = 0; i < fetches; i++) ahead.fetch();
-        for (int r = 0; r < rows; r++) {
-            const char* row = x + r * stride;
-            const float scale = form.scales(row)[g], total = form.sums(row)[g];
-            const vi start = has_starts ? splat(form.starts(row)[g]) : vi{};
-            UNROLL for (int c = 0; c < PANEL; c += W) {
-                float* to = out + r * PANEL + c;
-                const vi sums = load(products + r * PANEL + c) + start;
-                store(to, with_group<IS_WHOLE>(load(to), sums, factors, c, has_starts, total, scale));
-            }
-        }
+        std::swap(products, before);
     }
+    add_group<IS_WHOLE>(rows, panel, x, form.groups - 1, factors(form.groups - 1), before, out);
     if (!IS_WHOLE) return;
+    const bool has_starts = m.zero_kind == CONSTANT;
     for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < PANEL; c += W) {
             float* to = out + r * PANEL + c;
-            store(to, scaled(load(to), factors, c, has_starts, *form.total(x + r * stride)));
+            store(to, scaled(load(to), panel.factors, c, has_starts, *form.total(x + r * stride)));
         }
 }
 

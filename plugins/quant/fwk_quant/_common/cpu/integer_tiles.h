@@ -152,12 +152,11 @@ struct OpenPanel {
 
 // Sums of W columns with those of a group. IS_WHOLE: one scale for all groups of a row, which then multiplies their sum.
 template <bool IS_WHOLE>
-inline vf with_group(vf sum, vi products, const Factors* factors, int column, bool has_starts, float total,
-                     float scale) {
+inline vf with_group(vf sum, vi products, vf factor, vf offset, bool has_starts, float total, float scale) {
     vf part = as_float(products);
     if (!IS_WHOLE) {
-        part *= load(factors->scale + column);
-        if (!has_starts) part = fma(load(factors->offset + column), splat(total), part);
+        part *= factor;
+        if (!has_starts) part = fma(offset, splat(total), part);
     }
     return fma(part, splat(scale), sum);
 }
@@ -210,8 +209,8 @@ void integer_tile(const OpenPanel& panel, const char* x, int column, float* out,
         UNROLL for (int r = 0; r < R; r++) {
             const float scale = form.scales(x + r * stride)[g], total = form.sums(x + r * stride)[g];
             UNROLL for (int c = 0; c < C; c++)
-                sum[r][c] = with_group<IS_WHOLE>(sum[r][c], products[r][c], factors, column + c * W, has_starts, total,
-                                                 scale);
+                sum[r][c] = with_group<IS_WHOLE>(sum[r][c], products[r][c], load(factors->scale + column + c * W),
+                                                 load(factors->offset + column + c * W), has_starts, total, scale);
         }
     }
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) {

@@ -1,6 +1,7 @@
 // Linear layers of integers of 4, 5, 6 and 8 bits in groups, on activations rounded to 8 bits.
 
 #include "driver.h"
+#include "fine_integers.h"
 #include "integer_blocks.h"
 #include "integer_tiles.h"
 
@@ -11,6 +12,8 @@ thread_local Spare panel_memory;
 template <int BITS>
 struct Integers {
     static constexpr int ROWS = INTEGER_ROWS, COLUMNS = C * W, SIDE = 1;
+    static constexpr bool ARE_BLOCKS = false;
+    static constexpr int64_t SHARED_ROWS = INT64_MAX;
     static constexpr bool MAY_BE_WHOLE = BITS == 8 || BITS == 4;  // the others only come in groups
 
     static int64_t row_bytes(const Matrix& m) { return Rounded(m).size(); }
@@ -70,16 +73,34 @@ constexpr int64_t BLOCK_ROWS = 8;  // rows from which blocks are worth their pan
 template <int BITS>
 struct IntegerBlocks : Integers<BITS> {
     static constexpr int ROWS = fwk::tiles::BLOCK, COLUMNS = PANEL;
+    static constexpr bool ARE_BLOCKS = true;
+    static constexpr int64_t SHARED_ROWS = 64;
 
     struct Panel : Integers<BITS>::Panel {
         Panel(const Matrix& m, int64_t index, bool) : Integers<BITS>::Panel(m, index, true, BITS < 8) {}
 
-        void multiply(int rows, Rows x, int, float* out, Ahead ahead) const {
-            if (this->is_whole) return integer_block<BITS, true>(rows, this->panel, x.first, out, ahead);
-            integer_block<BITS, false>(rows, this->panel, x.first, out, ahead);
+        template <class O>
+        void multiply_beside(int rows, Rows x, float* out, Next next, O& outcome) const {
+            const int64_t groups = this->panel.form.groups, share = (ROWS + groups - 1) / groups;
+            Lines lines(next, this->panel.m.num_words * 2, groups);
+            const auto beside = [&] {
+                lines.fetch();
+                outcome.put(share);
+            };
+            if (this->is_whole) return integer_block<BITS, true>(rows, this->panel, x.first, out, beside);
+            integer_block<BITS, false>(rows, this->panel, x.first, out, beside);
         }
     };
 };
+#endif
+
+#if defined(FWK_TILES)
+template <class T>
+void run_fine(const Linear& call, fwk::Member& member) {
+    if (call.rows < BLOCK_ROWS) return run<FineTiles, T>(call, member);
+    const fwk::tiles::Region region;
+    run<FineBlocks, T>(call, member);
+}
 #endif
 
 template <int BITS>
@@ -140,6 +161,9 @@ void linear(const void* args, fwk::Member& member) {
     using namespace kernel;
     const Linear& call = *(const Linear*)args;
     if (call.rows == 0) return;
+#if defined(FWK_TILES)
+    if (call.matrix->is_fine) return call.is_bfloat16 ? run_fine<uint16_t>(call, member) : run_fine<float>(call, member);
+#endif
     if (call.matrix->format == INT8) return run_typed<8>(call, member);
     if (call.matrix->format == INT4) return run_typed<4>(call, member);
     if (call.matrix->format == INT5) return run_typed<5>(call, member);
@@ -155,7 +179,21 @@ void linear_rows(const void* args, fwk::Member& member) {
     put_rows<6>(call, member);
 }
 
+// Whether x may be rounded to 16 bits (Matrix::is_fine).
+int64_t linear_may_be_fine() {
+#if defined(FWK_TILES)
+    return true;
+#else
+    return false;
+#endif
+}
+
 // Bytes of a row of x once it is prepared.
-int64_t linear_row_bytes(const Matrix* matrix) { return kernel::Rounded(*matrix).size(); }
+int64_t linear_row_bytes(const Matrix* matrix) {
+#if defined(FWK_TILES)
+    if (matrix->is_fine) return kernel::FineTiles::row_bytes(*matrix);
+#endif
+    return kernel::Rounded(*matrix).size();
+}
 
 }  // extern "C"

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from fwk import native
 from fwk_quant._common.cpu.kernel import Header, LinearKernel, PackedMatrix
 from fwk_quant._common.cpu.packing import Packing
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fwk.team import Team
 
 ROUNDED_TOGETHER = 64
 """Inputs whose activations share a scale, where groups of weights are no smaller."""
@@ -63,10 +66,24 @@ def rounded_together(bits: int, columns: int, group: int) -> int | None:
     return size if size <= ROUNDED_TOGETHER and size % INPUTS_A_STEP[bits] == 0 else None
 
 
+MOST_FINE = 2**16
+"""Inputs up to which sums of 8-bit products fit into 32 bits."""
+
+
 class IntegerKernel(LinearKernel):
     """Matrices of integers of 4, 5, 6 and 8 bits."""
 
     source = Path(__file__).with_name("integers.cpp")
+
+    def __init__(self, team: Team, instructions: str | None = None) -> None:
+        super().__init__(team, instructions)
+        self._may_be_fine = bool(native.load(self.source, instructions).linear_may_be_fine())
+
+    def is_fine(self, matrix: Integers) -> bool:
+        """Whether activations are rounded to 16 bits with one scale for a token (``fine_integers.h``)."""
+        columns = matrix.numbers.shape[1]
+        is_plain = matrix.offsets is None and isinstance(matrix.zero, int)
+        return self._may_be_fine and matrix.bits == 8 and is_plain and columns <= min(matrix.group, MOST_FINE)
 
     def pack(self, matrix: Integers) -> PackedMatrix:
         """What ``rounded_together`` allows."""
@@ -83,6 +100,7 @@ class IntegerKernel(LinearKernel):
             group=group,
             scale_every=max(1, -(-min(matrix.group, columns) // group)),
             nest=matrix.scales.size if isinstance(matrix.scales, Nested) else 1,
+            is_fine=self.is_fine(matrix),
         )
         scales, header.scale_kind = _packed(matrix.scales, self.packing)
         header.scales, header.scale_bytes = _addresses(scales)

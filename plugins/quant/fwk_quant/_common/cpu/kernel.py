@@ -24,7 +24,7 @@ FEW_ROWS = 4
 WORDS_A_STEP = 16
 """Words of a row of floats that AMX multiplies at once: rows are filled up to a multiple."""
 
-SIDE = 4
+SIDE = 16
 """Of more rows, those that may be prepared side by side: there is room for a whole number of these."""
 
 SHORT = 6
@@ -51,6 +51,7 @@ class Header(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("out_features", "in_features", "num_words", "format")),
         *((name, ctypes.c_int64) for name in ("group", "scale_every", "nest", "scale_kind", "zero_kind", "zero")),
         *((name, ctypes.c_void_p) for name in ("exponents", "rare_starts", "rare")),
+        ("is_fine", ctypes.c_int64),
     ]
 
 

@@ -38,6 +38,7 @@ struct Matrix {
     const uint16_t* exponents;   // BFLOAT16_IN_12: [panels, 32], of its codes, twice
     const int64_t* rare_starts;  // [panels + 1]
     const Rare* rare;            // by panel, then by input
+    int64_t is_fine;             // INT8 of one scale an output, CONSTANT: x is rounded to 16 bits, with one scale a row
 };
 
 struct Linear {
@@ -45,7 +46,7 @@ struct Linear {
     const void* x;     // [rows, in_features], of the type of y
     void* y;           // [rows, out_features]
     const void* bias;  // [out_features] of the type of y, or null
-    char* spare;       // [rows to a whole 4, linear_row_bytes], for rows that threads share
+    char* spare;       // [rows to a whole 16, linear_row_bytes], for rows that threads share
     int64_t rows, x_stride, y_stride;  // strides in elements
     int64_t is_bfloat16;               // x, y and bias; otherwise they are float32
 };

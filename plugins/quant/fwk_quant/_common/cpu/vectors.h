@@ -194,6 +194,30 @@ struct Ahead {
     }
 };
 
+// A panel that will be read next, of which each of so many tiles brings a part nearer.
+struct Next {
+    const char* panel;
+    int64_t tile, tiles;
+};
+
+// A tile's part of so many lines of it, in so many steps. While lines come from memory, others come slowly from the second
+// cache, too: so of few tiles the first, whose own panel may still be on its way, fetches none.
+struct Lines {
+    int64_t count = 0;
+    const char* at = nullptr;
+
+    Lines(Next next, int64_t lines, int64_t steps) {
+        const int64_t idle = next.tiles <= 4 ? next.tiles / 2 : 0, parts = (next.tiles - idle) * steps;
+        if (next.tile < idle) return;
+        count = (lines + parts - 1) / parts;
+        at = next.panel + (next.tile - idle) * steps * count * 64;
+    }
+
+    void fetch() {
+        for (int64_t i = 0; i < count; i++, at += 64) __builtin_prefetch(at, 0, 2);
+    }
+};
+
 // Memory of one thread, kept between calls.
 struct Spare {
     char* memory = nullptr;
