@@ -29,7 +29,7 @@ Times = dict[str, float]
 def label_of(args: Any) -> str:
     """What an operator is called in the table."""
     name = type(args).__name__.strip("_").removesuffix("Struct").lower()
-    if name != "linear":
+    if name != "linearcall":
         return name
     from fwk_quant._common.cpu.kernel import Header
 
