@@ -40,7 +40,9 @@ def distributions(configuration: str, num_tokens: int) -> tuple[Tensor, list[int
     if quantization != "none":
         options[f"{quantization}_activations"] = activations
     seen: list[Tensor] = []
-    with fwk.LLM(prefix_cache="none", max_total_tokens=4096, max_prefill_tokens=num_tokens, disable_cuda_graph=True, **options) as llm:
+    with fwk.LLM(
+        prefix_cache="none", max_total_tokens=4096, max_prefill_tokens=num_tokens, disable_cuda_graph=True, **options
+    ) as llm:
         tokens = llm.text.encode(topics["objects"])[:num_tokens]
         model = llm.engine.executor._worker._runner.model.model  # type: ignore[attr-defined]
         logits = model.logits
