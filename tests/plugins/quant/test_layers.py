@@ -209,7 +209,11 @@ def test_two_ranks_make_up_the_whole(name: str, twins: Any) -> None:
 @pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 @pytest.mark.parametrize("name", ["online-int8", "online-int4", "gguf-Q4_1"])
 def test_two_ranks_round_activations_as_one_does(name: str, twins: Any) -> None:
-    """Groups of 32 or 64 inputs lie on one rank: what ranks add up differs by float32's rounding alone."""
+    """Groups of 32 or 64 inputs lie on one rank: what ranks add up differs by float32's rounding alone.
+
+    In 16 bits, for AMX, activations of a rank have one scale: there it differs by their rounding.
+    """
+    is_fine = name == "online-int8" and native.has_tiles(native.isa())
     made, options = twins(name), rounding(name, "8bit")
     whole, *ranks = (
         context(made, tp=Rank(rank, size), plugin_options=options) for rank, size in ((0, 1), (0, 2), (1, 2))
@@ -223,7 +227,7 @@ def test_two_ranks_round_activations_as_one_does(name: str, twins: Any) -> None:
     alone = RowParallelLinear(whole, f"{MLP}.down_proj", inner, hidden)
     rows = [RowParallelLinear(rank, f"{MLP}.down_proj", inner, hidden) for rank in ranks]
     total = sum(row(part.contiguous()) for row, part in zip(rows, y.chunk(2, -1), strict=True))
-    torch.testing.assert_close(total, alone(y), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(total, alone(y), rtol=1e-5, atol=1e-3 if is_fine else 1e-4)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
