@@ -145,7 +145,7 @@ struct FineTiles {
 struct FineBlocks : FineTiles {
     static constexpr int ROWS = FINE_ROWS, SIDE = FINE_ROWS;
     static constexpr bool ARE_BLOCKS = true;
-    static constexpr int64_t SHARED_ROWS = 64;
+    static constexpr int64_t SHARED_ROWS = 16;
 
     struct Panel : FineTiles::Panel {
         using FineTiles::Panel::Panel;
