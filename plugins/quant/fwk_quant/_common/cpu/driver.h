@@ -89,37 +89,52 @@ int64_t num_blocks(int64_t rows, int64_t bytes, int size) {
     return size == 2 && rows >= 2 * ROW_HALF ? (blocks + 1) / 2 * 2 : blocks;
 }
 
-// K: a kind of matrix; how rows of x are prepared for it, a panel opened, and tiles of ROWS x COLUMNS computed.
+// What threads do of a call: panels by blocks of rows. K: a kind of matrix; how rows of x are prepared for it, a panel
+// opened, and tiles of ROWS x COLUMNS computed.
 template <class K, class T>
-void run(const Linear& call, fwk::Member& member) {
+struct Work {
+    const Linear& call;
     const Matrix& m = *call.matrix;
     const bool is_read = K::template reads<T>(call), is_few = call.rows <= FEW;
     const int64_t side = is_read || is_few ? 1 : K::SIDE;
     const int64_t stride = is_read ? call.x_stride * int64_t(sizeof(T)) : K::row_bytes(m);
-    const int64_t panels = (m.out_features + PANEL - 1) / PANEL, blocks = num_blocks<K>(call.rows, stride, member.size);
-    const bool is_shared = !is_read && !is_few && (panels < OWN_PANELS * member.size || call.rows >= K::SHARED_ROWS);
-    if (is_shared) {
+    const int64_t panels = (m.out_features + PANEL - 1) / PANEL, blocks;
+    const bool is_shared;
+    int64_t prepared = -1;  // the block whose rows this thread has
+
+    Work(const Linear& given, int size)
+        : call(given), blocks(num_blocks<K>(call.rows, stride, size)),
+          is_shared(!is_read && !is_few && (panels < OWN_PANELS * size || call.rows >= K::SHARED_ROWS)) {}
+
+    void share(fwk::Member& member) {
+        if (!is_shared) return;
         const int64_t step = std::max<int64_t>(side, 4);
         member.chunks_in_order((call.rows + step - 1) / step, [&](int64_t i, int64_t) {
             prepare<K, T>(call, i * step, std::min(call.rows, (i + 1) * step), side, call.spare + i * step * stride);
         });
     }
-    int64_t prepared = -1;  // the block whose rows this thread has
-    alignas(64) float memory[2][K::ROWS * PANEL];
-    float *sums = memory[0], *others = memory[1];
-    Outcome<T> outcome{call};
-    const auto compute = [&](int64_t i, int64_t next) {
+
+    // Rows of a block.
+    Rows rows(int64_t block, int64_t first, int64_t end) {
+        const Rows x{is_read ? (const char*)call.x : call.spare, stride, side};
+        if (is_read || is_shared) return x.from(first);
+        char* to = own.take((end - first + side - 1) / side * side * stride);
+        if (block != prepared) prepare<K, T>(call, first, end, side, to);
+        prepared = block;
+        return {to, stride, side};
+    }
+};
+
+template <class K, class T>
+void run(const Linear& call, fwk::Member& member) {
+    Work<K, T> work(call, member.size);
+    const Matrix& m = work.m;
+    const int64_t panels = work.panels, blocks = work.blocks, side = work.side;
+    work.share(member);
+    member.chunks_in_order(panels * blocks, [&](int64_t i, int64_t next) {
         const int64_t panel = i % panels, block = i / panels;
         const int64_t first = part(call.rows, block, blocks, side), end = part(call.rows, block + 1, blocks, side);
-        Rows x{is_read ? (const char*)call.x : call.spare, stride, side};
-        if (is_read || is_shared) {
-            x = x.from(first);
-        } else {
-            char* to = own.take((end - first + side - 1) / side * side * stride);
-            if (block != prepared) prepare<K, T>(call, first, end, side, to);
-            prepared = block;
-            x.first = to;
-        }
+        const Rows x = work.rows(block, first, end);
         const int64_t tiles = (end - first + K::ROWS - 1) / K::ROWS;
         // Meanwhile the panel that this thread will probably take next is fetched, a part by each tile of rows: memory
         // takes longer for a panel than a tile does.
@@ -128,20 +143,41 @@ void run(const Linear& call, fwk::Member& member) {
         const typename K::Panel opened(m, panel, tiles > 1);
         for (int64_t tile = 0; tile < tiles; tile++) {
             const int64_t at = part(end - first, tile, tiles, side), last = part(end - first, tile + 1, tiles, side);
-            const int rows = int(last - at);
-            if constexpr (K::ARE_BLOCKS) {
-                opened.multiply_beside(rows, x.from(at), sums, {ahead, tile, tiles}, outcome);
-                outcome.put(K::ROWS);
-                outcome.begin(sums, first + at, first + last, panel * PANEL);
-                std::swap(sums, others);
-                continue;
-            }
+            alignas(64) float sums[K::ROWS * PANEL];
             // Lines to be written to are fetched, too: of many rows they are no longer in a cache.
             for (int64_t r = at; r < last; r++)
                 __builtin_prefetch((T*)call.y + (first + r) * call.y_stride + panel * PANEL, 1, 3);
             for (int column = 0; column < PANEL; column += K::COLUMNS)
-                opened.multiply(rows, x.from(at), column, sums + column, {ahead + tile * share * m.num_words, share});
-            put<T>(call, sums, first + at, rows, panel * PANEL);
+                opened.multiply(int(last - at), x.from(at), column, sums + column,
+                                {ahead + tile * share * m.num_words, share});
+            put<T>(call, sums, first + at, int(last - at), panel * PANEL);
+        }
+    });
+}
+
+// The same by blocks, with what is to be done with one's sums beside the products of the next.
+template <class K, class T>
+void run_blocks(const Linear& call, fwk::Member& member) {
+    Work<K, T> work(call, member.size);
+    const Matrix& m = work.m;
+    const int64_t panels = work.panels, blocks = work.blocks, side = work.side;
+    work.share(member);
+    alignas(64) float memory[2][K::ROWS * PANEL];
+    float *sums = memory[0], *others = memory[1];
+    Outcome<T> outcome{call};
+    const auto compute = [&](int64_t i, int64_t next) {
+        const int64_t panel = i % panels, block = i / panels;
+        const int64_t first = part(call.rows, block, blocks, side), end = part(call.rows, block + 1, blocks, side);
+        const Rows x = work.rows(block, first, end);
+        const int64_t tiles = (end - first + K::ROWS - 1) / K::ROWS;
+        const char* ahead = (const char*)m.words + next % panels * m.num_words * PANEL * 4;
+        const typename K::Panel opened(m, panel, tiles > 1);
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t at = part(end - first, tile, tiles, side), last = part(end - first, tile + 1, tiles, side);
+            opened.multiply_beside(int(last - at), x.from(at), sums, {ahead, tile, tiles}, outcome);
+            outcome.put(K::ROWS);
+            outcome.begin(sums, first + at, first + last, panel * PANEL);
+            std::swap(sums, others);
         }
     };
     member.chunks_in_order(panels * blocks, compute, [&] { outcome.put(K::ROWS); });

@@ -199,11 +199,13 @@ void linear(const void* args, fwk::Member& member) {
     if (call.matrix->format == FLOAT32) return run<Floats<Single>, float>(call, member);
 #if defined(FWK_TILES)
     const fwk::tiles::Region region;
-#endif
+    run_blocks<FloatBlocks, uint16_t>(call, member);
+#else
 #if defined(FWK_SHORT_FLOATS)
     if (call.matrix->format == BFLOAT16_IN_12) return run<ShortFloats, uint16_t>(call, member);
 #endif
-    run<Bfloats, uint16_t>(call, member);
+    run<Floats<Pair>, uint16_t>(call, member);
+#endif
 }
 
 void linear_screen(const void* args, fwk::Member& member) {

@@ -99,7 +99,7 @@ template <class T>
 void run_fine(const Linear& call, fwk::Member& member) {
     if (call.rows < BLOCK_ROWS) return run<FineTiles, T>(call, member);
     const fwk::tiles::Region region;
-    run<FineBlocks, T>(call, member);
+    run_blocks<FineBlocks, T>(call, member);
 }
 #endif
 
@@ -108,8 +108,8 @@ void run_typed(const Linear& call, fwk::Member& member) {
 #if defined(FWK_TILES)
     if (call.rows >= BLOCK_ROWS) {
         const fwk::tiles::Region region;
-        if (call.is_bfloat16) return run<IntegerBlocks<BITS>, uint16_t>(call, member);
-        return run<IntegerBlocks<BITS>, float>(call, member);
+        if (call.is_bfloat16) return run_blocks<IntegerBlocks<BITS>, uint16_t>(call, member);
+        return run_blocks<IntegerBlocks<BITS>, float>(call, member);
     }
 #endif
     if (call.is_bfloat16) return run<Integers<BITS>, uint16_t>(call, member);
