@@ -149,6 +149,16 @@ def test_the_number_of_rows_changes_nothing(
         assert torch.equal(kernel.apply(packed, x[first:end], None), whole[first:end])
 
 
+@pytest.mark.parametrize(("bits", "group", "scheme"), [(8, 2**31, "middle"), (4, 32, "offsets")])
+def test_rows_that_no_cache_has_room_for_are_the_same(
+    bits: int, group: int, scheme: str, kernel: IntegerKernel
+) -> None:
+    packed, x = kernel.pack(matrix_of(bits, (70, 1536, group), scheme)), torch.randn(700, 1536)
+    whole = kernel.apply(packed, x, None)
+    for rows in (slice(0, 40), slice(330, 420), slice(640, 700)):
+        assert torch.equal(kernel.apply(packed, x[rows], None), whole[rows])
+
+
 def test_tiles_are_given_back() -> None:
     kernel = IntegerKernel(Team(3), native.EMULATED_AMX)
     kernel.apply(kernel.pack(matrix_of(4, (100, 192, 64), "zeros")), torch.randn(50, 192), None)

@@ -90,6 +90,13 @@ def test_weights_come_back_bit_by_bit(size: tuple[int, int], kernel: FloatKernel
     assert torch.equal(rows.view(torch.int16), weight.view(torch.int16))
 
 
+def test_rows_that_no_cache_has_room_for_are_the_same(kernel: FloatKernel) -> None:
+    matrix, x = kernel.pack(random(70, 1536, dtype=torch.bfloat16)), random(700, 1536, dtype=torch.bfloat16)
+    whole = kernel.apply(matrix, x, None)
+    for rows in (slice(0, 40), slice(330, 420), slice(640, 700)):
+        assert torch.equal(kernel.apply(matrix, x[rows], None), whole[rows])
+
+
 def test_short_weights_are_the_weights() -> None:
     kernel, long = FloatKernel(Team(2)), FloatKernel(Team(2), shortens=False)
     for size in ((33, 50), (64, 576), (200, 333)):
