@@ -59,7 +59,7 @@ def engines(environments: Environments, tokenize: Tokenize, eos: int) -> list[En
     """All of them; none is set up yet."""
     return [
         _fwk("fwk bf16", "bf16", []),
-        _fwk("fwk int8", "int8 (W8A8)", ["--quantization", "int8"]),
+        _fwk("fwk int8", "int8 (W8A8; with AMX W8A16)", ["--quantization", "int8"]),
         _fwk("fwk 4-bit", "Q4_1 as in the file", ["--quantization", "gguf"]),
         _llama(environments, "llama.cpp Q4_1", "Q4_1 as in the file", lambda: environments.gguf("q4_1")),
         _llama(environments, "llama.cpp bf16", "bf16", lambda: environments.gguf("bf16")),

@@ -175,7 +175,6 @@ void run_blocks(const Linear& call, fwk::Member& member) {
         for (int64_t tile = 0; tile < tiles; tile++) {
             const int64_t at = part(end - first, tile, tiles, side), last = part(end - first, tile + 1, tiles, side);
             opened.multiply_beside(int(last - at), x.from(at), sums, {ahead, tile, tiles}, outcome);
-            outcome.put(K::ROWS);
             outcome.begin(sums, first + at, first + last, panel * PANEL);
             std::swap(sums, others);
         }
