@@ -14,7 +14,7 @@ def activations_option() -> Any:
     return option(
         "auto",
         "Activations of these layers on a CPU: 8bit rounds them, with a scale for every 16 to 64 inputs of a token, "
-        "for a fast integer kernel (with AMX, where a row of weights has one scale, to 16 bits with one scale a token, which is "
-        "faster there and loses less); full keeps them, and weights are unpacked for each product; auto: 8bit in "
-        "bfloat16, else full.",
+        "for a fast integer kernel (with AMX, where a row of weights has one scale, to 16 bits with one scale a token, "
+        "which is faster there and loses less); full keeps them, and weights are unpacked for each product; auto: "
+        "8bit in bfloat16, else full.",
     )
