@@ -60,7 +60,7 @@ void put(const Linear& call, const float* sums, int64_t first_row, int rows, int
 template <class T>
 struct Outcome {
     const Linear& call;
-    const float* sums;  // of the row before which there is none
+    const float* sums;  // as if they began with row 0
     int64_t row, end, first;
 
     void begin(const float* from, int64_t first_row, int64_t end_row, int64_t first_output) {
