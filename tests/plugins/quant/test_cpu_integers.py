@@ -181,10 +181,10 @@ def test_the_number_of_threads_changes_nothing(
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-def test_fine_activations_lose_less_than_bfloat16(rows: int, kernel: IntegerKernel) -> None:
-    matrix = matrix_of(8, (70, 1000, 2**31), "middle")
-    if not kernel.is_fine(matrix):
-        return  # others take one scale for every 64 inputs
+@pytest.mark.parametrize("isa", isa_params(native.EMULATED_AMX, least="amx"))
+def test_fine_activations_lose_less_than_bfloat16(isa: str, rows: int) -> None:
+    kernel, matrix = IntegerKernel(Team(2), isa), matrix_of(8, (70, 1000, 2**31), "middle")
+    assert kernel.is_fine(matrix)
     x = torch.randn(rows, 1000)
     x[:, 500] = 30.0
     wanted = x.double() @ values(matrix).t()

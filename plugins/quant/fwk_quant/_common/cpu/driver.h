@@ -5,7 +5,7 @@
 //
 // A line of memory that another core wrote comes from there: in some 25 ns from a core of the same cache, in 150 from
 // another. So threads share little here: each prepares the rows it needs itself, if that is little work beside its own,
-// and of many rows each of two has its half.
+// and of many rows each of two has its half, but for AMX, where that would be to wait for each panel twice.
 #pragma once
 
 #include <algorithm>
@@ -114,6 +114,17 @@ struct Work {
         });
     }
 
+    struct Task {  // some rows by a panel
+        int64_t panel, first, end, tiles;
+        Rows x;
+    };
+
+    Task task(int64_t i) {
+        const int64_t block = i / panels;
+        const int64_t first = part(call.rows, block, blocks, side), end = part(call.rows, block + 1, blocks, side);
+        return {i % panels, first, end, (end - first + K::ROWS - 1) / K::ROWS, rows(block, first, end)};
+    }
+
     // Rows of a block.
     Rows rows(int64_t block, int64_t first, int64_t end) {
         const Rows x{is_read ? (const char*)call.x : call.spare, stride, side};
@@ -129,13 +140,10 @@ template <class K, class T>
 void run(const Linear& call, fwk::Member& member) {
     Work<K, T> work(call, member.size);
     const Matrix& m = work.m;
-    const int64_t panels = work.panels, blocks = work.blocks, side = work.side;
+    const int64_t panels = work.panels, side = work.side;
     work.share(member);
-    member.chunks_in_order(panels * blocks, [&](int64_t i, int64_t next) {
-        const int64_t panel = i % panels, block = i / panels;
-        const int64_t first = part(call.rows, block, blocks, side), end = part(call.rows, block + 1, blocks, side);
-        const Rows x = work.rows(block, first, end);
-        const int64_t tiles = (end - first + K::ROWS - 1) / K::ROWS;
+    member.chunks_in_order(panels * work.blocks, [&](int64_t i, int64_t next) {
+        const auto [panel, first, end, tiles, x] = work.task(i);
         // Meanwhile the panel that this thread will probably take next is fetched, a part by each tile of rows: memory
         // takes longer for a panel than a tile does.
         const char* ahead = (const char*)m.words + next % panels * m.num_words * PANEL * 4;
@@ -160,16 +168,13 @@ template <class K, class T>
 void run_blocks(const Linear& call, fwk::Member& member) {
     Work<K, T> work(call, member.size);
     const Matrix& m = work.m;
-    const int64_t panels = work.panels, blocks = work.blocks, side = work.side;
+    const int64_t panels = work.panels, side = work.side;
     work.share(member);
     alignas(64) float memory[2][K::ROWS * PANEL];
     float *sums = memory[0], *others = memory[1];
     Outcome<T> outcome{call};
     const auto compute = [&](int64_t i, int64_t next) {
-        const int64_t panel = i % panels, block = i / panels;
-        const int64_t first = part(call.rows, block, blocks, side), end = part(call.rows, block + 1, blocks, side);
-        const Rows x = work.rows(block, first, end);
-        const int64_t tiles = (end - first + K::ROWS - 1) / K::ROWS;
+        const auto [panel, first, end, tiles, x] = work.task(i);
         const char* ahead = (const char*)m.words + next % panels * m.num_words * PANEL * 4;
         const typename K::Panel opened(m, panel, tiles > 1);
         for (int64_t tile = 0; tile < tiles; tile++) {
@@ -179,7 +184,7 @@ void run_blocks(const Linear& call, fwk::Member& member) {
             std::swap(sums, others);
         }
     };
-    member.chunks_in_order(panels * blocks, compute, [&] { outcome.put(K::ROWS); });
+    member.chunks_in_order(panels * work.blocks, compute, [&] { outcome.put(K::ROWS); });
 }
 
 }  // namespace kernel

@@ -37,16 +37,16 @@ inline void integer_block(int rows, const OpenPanel& panel, const char* x, float
     namespace tiles = fwk::tiles;
     const Matrix& m = panel.m;
     const Rounded form = panel.form;
-    const int64_t stride = form.size(), words = m.group / 4, step = std::min<int64_t>(words, tiles::SIDE);
+    const int64_t stride = form.size(), words = m.group / 4;  // at most those of a step
     alignas(64) int32_t memory[2][tiles::BLOCK * PANEL];
     int32_t *products = memory[0], *before = memory[1];
     const auto factors = [&](int64_t g) { return panel.factors + g / m.scale_every; };
     memset(out, 0, rows * PANEL * sizeof(float));
     for (int64_t g = 0; g < form.groups; g++) {
-        tiles::begin(rows, PANEL, int(step));
-        tiles::steps<tiles::Bytes>(words / step, stride, PANEL * 4, [&](int64_t i) {
-            const int32_t* left = panel.words + (g * words + i * step) * PANEL;
-            return tiles::Operands{x + g * m.group + i * step * 4, left, left + tiles::SIDE};
+        tiles::begin(rows, PANEL, int(words));
+        tiles::steps<tiles::Bytes>(1, stride, PANEL * 4, [&](int64_t) {
+            const int32_t* left = panel.words + g * words * PANEL;
+            return tiles::Operands{x + g * m.group, left, left + tiles::SIDE};
         });
         beside();
         if (g > 0) add_group<IS_WHOLE>(rows, panel, x, g - 1, factors(g - 1), before, out);

@@ -179,15 +179,6 @@ void linear_rows(const void* args, fwk::Member& member) {
     put_rows<6>(call, member);
 }
 
-// Whether x may be rounded to 16 bits (Matrix::is_fine).
-int64_t linear_may_be_fine() {
-#if defined(FWK_TILES)
-    return true;
-#else
-    return false;
-#endif
-}
-
 // Bytes of a row of x once it is prepared.
 int64_t linear_row_bytes(const Matrix* matrix) {
 #if defined(FWK_TILES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fwk import native
-from fwk_quant._common.cpu.kernel import Header, LinearKernel, PackedMatrix
+from fwk_quant._common.cpu.kernel import TOO_MANY_INPUTS, Header, LinearKernel, PackedMatrix
 from fwk_quant._common.cpu.packing import Packing
 
 if TYPE_CHECKING:
@@ -66,10 +66,6 @@ def rounded_together(bits: int, columns: int, group: int) -> int | None:
     return size if size <= ROUNDED_TOGETHER and size % INPUTS_A_STEP[bits] == 0 else None
 
 
-MOST_FINE = 2**16
-"""Inputs up to which sums of 8-bit products fit into 32 bits."""
-
-
 class IntegerKernel(LinearKernel):
     """Matrices of integers of 4, 5, 6 and 8 bits."""
 
@@ -77,13 +73,14 @@ class IntegerKernel(LinearKernel):
 
     def __init__(self, team: Team, instructions: str | None = None) -> None:
         super().__init__(team, instructions)
-        self._may_be_fine = bool(native.load(self.source, instructions).linear_may_be_fine())
+        self._may_be_fine = native.has_tiles(instructions or native.isa())
 
     def is_fine(self, matrix: Integers) -> bool:
         """Whether activations are rounded to 16 bits with one scale for a token (``fine_integers.h``)."""
         columns = matrix.numbers.shape[1]
         is_plain = matrix.offsets is None and isinstance(matrix.zero, int)
-        return self._may_be_fine and matrix.bits == 8 and is_plain and columns <= min(matrix.group, MOST_FINE)
+        is_whole = columns <= matrix.group and columns < TOO_MANY_INPUTS
+        return self._may_be_fine and matrix.bits == 8 and is_plain and is_whole
 
     def pack(self, matrix: Integers) -> PackedMatrix:
         """What ``rounded_together`` allows."""

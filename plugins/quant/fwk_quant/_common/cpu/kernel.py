@@ -36,7 +36,7 @@ SHORT_INPUTS, SHORT_WORDS = 32, 12
 RARE = 512
 """One weight of so many may have an exponent far below the others of its output: each is looked after by itself."""
 
-MOST_SCREENED = 2**16
+TOO_MANY_INPUTS = 2**16
 """Inputs from which sums of products with 8-bit integers would not fit into 32 bits."""
 
 SMALL = 50_000
@@ -222,7 +222,7 @@ class FloatKernel(LinearKernel):
 
     def screen(self, matrix: PackedMatrix) -> Screen | None:
         """What ``largest`` needs of a matrix; None where it would not be sooner done than ``apply``."""
-        if not self.screened_rows or matrix.size[1] >= MOST_SCREENED:
+        if not self.screened_rows or matrix.size[1] >= TOO_MANY_INPUTS:
             return None
         panels, num_words = -(-matrix.size[0] // PANEL), -(-matrix.size[1] // 4)
         words = self.packing.pages.empty((panels, num_words, PANEL), torch.int32)
