@@ -1,5 +1,5 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
-PACKAGES = core plugins tests benchmarks examples
+PACKAGES = core kit plugins tests benchmarks examples
 
 .PHONY: check lint types imports test slow faults soak clients examples audit docs format
 
@@ -39,7 +39,7 @@ audit:  ## known holes in what is installed, slow patterns in our own sources; n
 
 docs:
 	$(PYTHON) -m fwk arguments > docs/arguments.md
-	$(PYTHON) -m fwk.cli.family_pages docs/plugins
+	$(PYTHON) -m fwk_kit.cli.family_pages docs/plugins
 	$(PYTHON) -m fwk arguments --peers > docs/migrating.md
 	$(PYTHON) -m fwk limits > docs/limits.md
 

@@ -22,7 +22,7 @@ from fwk.worker import kv_cache
 
 
 def small_pages(num_bytes: int) -> torch.Tensor:
-    """As ``fwk.pages.zeros``, in whatever pages the system has by default."""
+    """As ``fwk.native.huge_pages.zeros``, in whatever pages the system has by default."""
     return torch.zeros(num_bytes, dtype=torch.uint8)
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fwk import native
-from fwk.team import Team, operator
+from fwk.native.thread_pool import Team, operator
 from fwk_quant._common.cpu.integers import IntegerKernel, Integers, Nested
 from fwk_quant._common.cpu.kernel import FloatKernel, LinearKernel, PackedMatrix
 

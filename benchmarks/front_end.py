@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 from tests.faults.rig import VOCAB, Server, write_model
 
-from fwk.bench.load import run
-from fwk.bench.workload import Asked, Workload
+from fwk_kit.bench.load import run
+from fwk_kit.bench.workload import Asked, Workload
 
 PROMPT = 32
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from fwk.interfaces.observer import Observer, ObserverContext, RequestRecord
-from fwk.server.observing import Observers
+from fwk.server.observer_dispatch import Observers
 
 TURN = 200
 

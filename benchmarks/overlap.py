@@ -18,8 +18,8 @@ from fwk.engine.core import Engine
 from fwk.interfaces.executor import ExecutorContext, Worker, WorkerInfo, WorkerRecipe
 from fwk.plugins import discover, load_object
 from fwk.plugins.selection import find
-from fwk.testing.fake_engine import FakeExecutor, FakeWorker, make_engine, reference
 from fwk.types import Batch, Request, StepResult
+from fwk_kit.testing.fake_engine import FakeExecutor, FakeWorker, make_engine, reference
 
 NO_RECIPE = WorkerRecipe("nothing:nobody", {})
 PROMPT = [1, 2, 3]

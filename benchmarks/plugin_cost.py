@@ -46,7 +46,7 @@ START = """
 import time
 started = time.perf_counter()
 from fwk.cli.common import read_options
-from fwk.cli.flags import Parser
+from fwk.cli.option_parsing import Parser
 plugins, *_ = read_options(Parser("fwk serve", allow_abbrev=False), ["--page-size", "16"])
 print(time.perf_counter() - started, len(plugins.all()), len(plugins.broken))
 """

@@ -20,7 +20,7 @@ from typing import Any
 
 import fwk
 from fwk import SamplingParams
-from fwk.team import Team
+from fwk.native.thread_pool import Team
 from fwk.types import Request
 
 Times = dict[str, float]

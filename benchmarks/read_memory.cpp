@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "fwk/team.h"
+#include "fwk/thread_pool.h"
 
 extern "C" {
 

@@ -21,7 +21,7 @@ from fwk.plugins import build, discover, find
 from fwk.types import NewSequence
 from fwk.worker.inputs import StepRows
 from fwk.worker.sampling import SamplingPipeline, num_finished
-from fwk.worker.table import SequenceTable
+from fwk.worker.sequence_table import SequenceTable
 
 CONTEXT = 100
 KINDS = {

@@ -14,9 +14,9 @@ import statistics
 import time
 
 from fwk.engine.core import Engine
-from fwk.testing.base import installed
-from fwk.testing.fake_engine import make_engine
 from fwk.types import Request, SamplingParams, Service
+from fwk_kit.testing.base import installed
+from fwk_kit.testing.fake_engine import make_engine
 
 NUM_RUNNING = 32
 NUM_TENANTS = 500

@@ -19,7 +19,7 @@ from fwk import SamplingParams
 from fwk.engine.blocks import BlockAllocator
 from fwk.engine.plan import Limits
 from fwk.engine.scheduler import Scheduler
-from fwk.interfaces.cache import CacheContext, PrefixCache
+from fwk.interfaces.prefix_cache import CacheContext, PrefixCache
 from fwk.interfaces.schedule import ScheduleContext
 from fwk.plugins import build, discover, find
 from fwk.plugins.selection import plugin_options

@@ -3,7 +3,7 @@
 #include <omp.h>
 #include <time.h>
 
-#include "fwk/team.h"
+#include "fwk/thread_pool.h"
 
 namespace {
 
@@ -22,7 +22,7 @@ struct Call {
     const void* args;
 };
 
-// As `team_run` of core's team.cpp. nanoseconds [count]: from the end of the operator before to the end of this one.
+// As `team_run` of core's thread_pool.cpp. nanoseconds [count]: from the end of the operator before to the end of this one.
 void run_timed(const Call* calls, int64_t count, int size, int64_t* nanoseconds) {
     fwk::Team team;
 #pragma omp parallel num_threads(size)

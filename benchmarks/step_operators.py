@@ -19,7 +19,7 @@ from pathlib import Path
 import fwk
 from benchmarks.prompt_time import label_of
 from fwk import SamplingParams, native
-from fwk.team import Tape
+from fwk.native.thread_pool import Tape
 from fwk.types import Request
 
 SOURCE = Path(__file__).with_name("step_operators.cpp")

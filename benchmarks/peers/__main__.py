@@ -15,11 +15,11 @@ from benchmarks.peers.environments import Environments
 from benchmarks.peers.page import page
 from benchmarks.peers.rounds import Ready, Rounds, read, to_stderr
 from benchmarks.peers.sessions import Tokenize
-from fwk.bench.workload import Maker
 from fwk.config import ModelOptions
 from fwk.errors import ConfigError, FwkError
+from fwk.setup.checkpoint import OpenedModel
 from fwk.text.model_text import ModelText
-from fwk.worker.opened_model import OpenedModel
+from fwk_kit.bench.workload import Maker
 
 
 def main() -> int:
@@ -68,7 +68,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--records", type=Path, help="where each run is kept (default: DATE.jsonl in the peers' folder)"
     )
-    parser.add_argument("--out", type=Path, help="the page (default: docs/results/DATE-peers.md)")
+    parser.add_argument("--out", type=Path, help="the page (default: benchmarks/results/DATE-peers.md)")
     arguments = parser.parse_args()
     if arguments.out is None:
         arguments.out = Path(__file__).parents[2] / "docs" / "results" / f"{arguments.date}-peers.md"

@@ -12,10 +12,10 @@ from pathlib import Path
 import fwk
 from benchmarks.peers.environments import LLAMA, Environments
 from benchmarks.peers.sessions import Session, Tokenize, http, in_process
-from fwk.bench.servers import Server, of_fwk
-from fwk.bench.workload import WORKLOADS, Workload
 from fwk.plugins import build_config, discover
-from fwk.worker.opened_model import OpenedModel, open_model
+from fwk.setup.checkpoint import OpenedModel, open_model
+from fwk_kit.bench.servers import Server, of_fwk
+from fwk_kit.bench.workload import WORKLOADS, Workload
 
 HERE = Path(__file__).parent
 CORES = os.cpu_count() or 1

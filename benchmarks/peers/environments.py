@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.peers import folder
 from fwk.errors import ConfigError
-from fwk.worker.opened_model import OpenedModel
+from fwk.setup.checkpoint import OpenedModel
 
 TORCH = "torch==2.13.0+cpu"
 VLLM = "0.32.0"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fwk.worker.opened_model import OpenedModel
+from fwk.setup.checkpoint import OpenedModel
 
 
 def write(model: OpenedModel, folder: Path) -> None:

@@ -16,9 +16,9 @@ import psutil
 
 from benchmarks.peers.engines import SCENARIOS, Engine, Start
 from benchmarks.peers.sessions import Session
-from fwk.bench.summary import Summary, summarise
-from fwk.bench.workload import Maker, Workload
 from fwk.errors import ConfigError
+from fwk_kit.bench.summary import Summary, summarise
+from fwk_kit.bench.workload import Maker, Workload
 
 
 @dataclass(frozen=True, slots=True)

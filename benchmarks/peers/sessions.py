@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fwk.bench.load import Reply, fits, run, served_model
-from fwk.bench.servers import Running, Server, watching
-from fwk.bench.workload import Asked, Workload
 from fwk.errors import ConfigError
+from fwk_kit.bench.load import Reply, fits, run, served_model
+from fwk_kit.bench.servers import Running, Server, watching
+from fwk_kit.bench.workload import Asked, Workload
 
 
 class Session(ABC):

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from fwk.hookspecs import hookimpl
     from fwk.interfaces.attention import AttentionBackendSpec
     from fwk.interfaces.balance import LoadBalancerSpec
-    from fwk.interfaces.cache import CacheTierSpec, PrefixCacheSpec
     from fwk.interfaces.declaration import Ask, Declaration, Facts, Host, Limit, Needs
     from fwk.interfaces.dialect import DialectSpec
     from fwk.interfaces.executor import ExecutorSpec
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from fwk.interfaces.observer import ObserverSpec
     from fwk.interfaces.operators import OperatorsSpec
     from fwk.interfaces.parser import ReasoningParserSpec, ToolParserSpec
+    from fwk.interfaces.prefix_cache import CacheTierSpec, PrefixCacheSpec
     from fwk.interfaces.quant import QuantizerSpec
     from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec
     from fwk.interfaces.schedule import SchedulePolicySpec
@@ -80,7 +80,7 @@ __all__ = [
 _HOMES = {
     "Ask": "fwk.interfaces.declaration",
     "AttentionBackendSpec": "fwk.interfaces.attention",
-    "CacheTierSpec": "fwk.interfaces.cache",
+    "CacheTierSpec": "fwk.interfaces.prefix_cache",
     "Completion": "fwk.engine.llm",
     "Declaration": "fwk.interfaces.declaration",
     "DialectSpec": "fwk.interfaces.dialect",
@@ -105,7 +105,7 @@ _HOMES = {
     "ObserverSpec": "fwk.interfaces.observer",
     "OperatorsSpec": "fwk.interfaces.operators",
     "Options": "fwk.config",
-    "PrefixCacheSpec": "fwk.interfaces.cache",
+    "PrefixCacheSpec": "fwk.interfaces.prefix_cache",
     "QuantizerSpec": "fwk.interfaces.quant",
     "ReasoningParserSpec": "fwk.interfaces.parser",
     "SamplerSpec": "fwk.interfaces.sampling",

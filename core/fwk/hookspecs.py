@@ -11,7 +11,6 @@ import pluggy
 
 from fwk.interfaces.attention import AttentionBackendSpec
 from fwk.interfaces.balance import LoadBalancerSpec
-from fwk.interfaces.cache import CacheTierSpec, PrefixCacheSpec
 from fwk.interfaces.dialect import DialectSpec
 from fwk.interfaces.executor import ExecutorSpec
 from fwk.interfaces.grammar import GrammarBackendSpec
@@ -24,6 +23,7 @@ from fwk.interfaces.multimodal import MultimodalProcessorSpec
 from fwk.interfaces.observer import ObserverSpec
 from fwk.interfaces.operators import OperatorsSpec
 from fwk.interfaces.parser import ReasoningParserSpec, ToolParserSpec
+from fwk.interfaces.prefix_cache import CacheTierSpec, PrefixCacheSpec
 from fwk.interfaces.quant import QuantizerSpec
 from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec
 from fwk.interfaces.schedule import SchedulePolicySpec

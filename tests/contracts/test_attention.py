@@ -6,7 +6,7 @@ import pytest
 
 from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.plugins import Registered
-from fwk.testing import AttentionSuite
+from fwk_kit.testing import AttentionSuite
 
 
 class TestTorch(AttentionSuite):

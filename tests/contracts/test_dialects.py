@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from fwk.testing import DialectSuite
-from fwk.testing.asgi import Call, Reply
+from fwk_kit.testing import DialectSuite
+from fwk_kit.testing.asgi import Call, Reply
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 

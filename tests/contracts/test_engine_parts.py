@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fwk.testing import (
+from fwk_kit.testing import (
     CacheTierSuite,
     ExecutorSuite,
     LoRABackendSuite,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fwk.testing import LoaderSuite, ModelSourceSuite, ModelSuite
-from fwk.testing.serving import TINY
+from fwk_kit.testing import LoaderSuite, ModelSourceSuite, ModelSuite
+from fwk_kit.testing.serving import TINY
 
 
 class TestLlama(ModelSuite):

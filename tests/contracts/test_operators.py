@@ -6,7 +6,7 @@ import pytest
 from tests.helpers.isas import isa_params
 
 from fwk import native
-from fwk.testing import OperatorsSuite
+from fwk_kit.testing import OperatorsSuite
 
 SETTINGS = isa_params(f"{native.isas()[-1]}, 3 threads")
 

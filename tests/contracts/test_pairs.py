@@ -15,7 +15,7 @@ from tests.helpers.pairs import BY_NAME, PAIRS, Places, Run, Setting, exclusive,
 from tests.helpers.pairs_page import REFUSED, page
 
 from fwk.cli.common import read_options
-from fwk.cli.flags import Parser
+from fwk.cli.option_parsing import Parser
 from fwk.errors import FwkError
 from fwk.plugins import discover
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fwk.testing import QuantizerSuite
+from fwk_kit.testing import QuantizerSuite
 
 
 class TestNone(QuantizerSuite):

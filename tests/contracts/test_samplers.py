@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fwk.testing import SamplerSuite
+from fwk_kit.testing import SamplerSuite
 
 
 class TestTorch(SamplerSuite):

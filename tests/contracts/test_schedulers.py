@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fwk.testing import SchedulePolicySuite
+from fwk_kit.testing import SchedulePolicySuite
 
 
 class TestFcfs(SchedulePolicySuite):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fwk.testing import LoadBalancerSuite, ObserverSuite
+from fwk_kit.testing import LoadBalancerSuite, ObserverSuite
 
 
 class TestRoundRobin(LoadBalancerSuite):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fwk.testing import GrammarBackendSuite, LogitsProcessorSuite, ReasoningParserSuite, ToolParserSuite
+from fwk_kit.testing import GrammarBackendSuite, LogitsProcessorSuite, ReasoningParserSuite, ToolParserSuite
 
 
 class TestTemperature(LogitsProcessorSuite):

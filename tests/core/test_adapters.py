@@ -9,8 +9,8 @@ import pytest
 
 from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.core import Engine
-from fwk.testing.fake_engine import make_engine, reference
 from fwk.types import Request, SamplingParams
+from fwk_kit.testing.fake_engine import make_engine, reference
 
 
 class Workers:

@@ -19,13 +19,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from fwk.bench import report
-from fwk.bench.load import Reply, run, served_model
-from fwk.bench.servers import fingerprint, free_port, of_fwk, parse
-from fwk.bench.summary import Goals, percentile, summarise
-from fwk.bench.workload import WORDS, WORKLOADS, Maker, Workload, changed
 from fwk.cli.main import main
 from fwk.errors import ConfigError
+from fwk_kit.bench import report
+from fwk_kit.bench.load import Reply, run, served_model
+from fwk_kit.bench.servers import fingerprint, free_port, of_fwk, parse
+from fwk_kit.bench.summary import Goals, percentile, summarise
+from fwk_kit.bench.workload import WORDS, WORKLOADS, Maker, Workload, changed
 
 STEP = 0.02
 

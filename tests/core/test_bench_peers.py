@@ -26,11 +26,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from fwk.bench.load import Reply
-from fwk.bench.servers import Running
-from fwk.bench.summary import Summary, summarise
-from fwk.bench.workload import WORDS, Asked, Maker, Workload
 from fwk.errors import ConfigError
+from fwk_kit.bench.load import Reply
+from fwk_kit.bench.servers import Running
+from fwk_kit.bench.summary import Summary, summarise
+from fwk_kit.bench.workload import WORDS, Asked, Maker, Workload
 
 WORKER = """
 import sys, time

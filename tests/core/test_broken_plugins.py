@@ -19,11 +19,11 @@ from tests.helpers.packages import write_package
 
 import fwk
 from fwk import SamplingParams
-from fwk.bench.servers import free_port
 from fwk.cli.common import read_options
-from fwk.cli.flags import Parser
+from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError, FwkError, PluginError
 from fwk.plugins import PluginSet, culprit, discover
+from fwk_kit.bench.servers import free_port
 
 PROBES = ("/health", "/ready")
 

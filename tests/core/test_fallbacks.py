@@ -32,8 +32,8 @@ from fwk.interfaces.declaration import Declaration
 from fwk.plugins import FAMILIES, PluginSet, discover
 from fwk.plugins.options import build_config
 from fwk.server.parsers import select_parser
-from fwk.testing.serving import MIXTURE
-from fwk.worker.opened_model import open_model
+from fwk.setup.checkpoint import open_model
+from fwk_kit.testing.serving import MIXTURE
 
 LACKING = Needs(packages=("rocket>=3",))
 REMEDY = "it needs the package rocket>=3: pip install 'rocket>=3'"

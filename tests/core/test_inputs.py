@@ -11,7 +11,7 @@ import torch
 
 from fwk.types import Batch, ForwardBatch, NewSequence, SamplingParams, ScheduledSequence
 from fwk.worker.inputs import InputBuffers, StepRows
-from fwk.worker.table import SequenceTable
+from fwk.worker.sequence_table import SequenceTable
 
 BLOCK, NUM_SLOTS, LONGEST = 4, 6, 60
 

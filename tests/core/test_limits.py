@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from fwk.cli.limits import dialects, limits_of, page, processor_models
 from fwk.plugins import discover
+from fwk_kit.cli.limits import dialects, limits_of, page, processor_models
 
 ROOT = Path(__file__).parents[2]
 MODELS = {

@@ -11,6 +11,7 @@ import pytest
 
 from fwk import native
 from fwk.errors import ConfigError, PluginError
+from fwk.native import build
 
 SOURCE = 'extern "C" int answer() { return %s; }'
 
@@ -49,7 +50,9 @@ def test_builds_once_and_anew_when_anything_changes(
 
 def test_headers_are_found_and_a_change_of_one_builds_anew(cache: Path, tmp_path: Path) -> None:
     source = tmp_path / "sample.cpp"
-    source.write_text('#include "own.h"\n#include "fwk/team.h"\nextern "C" int answer() { return OWN + fwk::YIELDS; }')
+    source.write_text(
+        '#include "own.h"\n#include "fwk/thread_pool.h"\nextern "C" int answer() { return OWN + fwk::YIELDS; }'
+    )
     (tmp_path / "own.h").write_text('#include "deeper.h"\n#define OWN DEEPER')
     (tmp_path / "deeper.h").write_text("#define DEEPER 1000")
     first = native.load(source, "plain").answer()
@@ -87,7 +90,7 @@ def test_a_source_that_is_wrong_names_the_error_and_leaves_nothing(cache: Path, 
 
 
 def test_a_library_that_is_damaged_is_named(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_build", lambda source, target, *_: target.write_text("no library"))
+    monkeypatch.setattr(build, "_build", lambda source, target, *_: target.write_text("no library"))
     with pytest.raises(PluginError, match=r"sample-\w+\.so cannot be loaded.*remove that file"):
         native.load(kernel(tmp_path), "plain")
 

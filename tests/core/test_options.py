@@ -9,17 +9,17 @@ from typing import get_args
 import pytest
 
 from fwk import Options, PrefixCacheSpec, hookimpl, option
-from fwk.cli.arguments import page
 from fwk.cli.common import read_options
-from fwk.cli.flags import Parser, help_text
 from fwk.cli.main import main
+from fwk.cli.option_parsing import Parser, help_text
 from fwk.config import Config, stability_of
 from fwk.config.options import Stability
 from fwk.config.wire import from_plain, to_plain
 from fwk.errors import ConfigError, PluginError
 from fwk.plugins import build_config, discover, option_owners
 from fwk.plugins.options import flag
-from fwk.testing.base import installed
+from fwk_kit.cli.arguments import page
+from fwk_kit.testing.base import installed
 
 ROOT = Path(__file__).parents[2]
 LMCACHE = '[[plugin]]\npackage = "fwk-lmcache"\nflags = ["--lmcache-*"]\n'

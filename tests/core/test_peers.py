@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fwk.cli.arguments import run as print_arguments
 from fwk.cli.main import main
-from fwk.cli.migrating import OF_COMMANDS, counts, page
 from fwk.errors import ConfigError
 from fwk.plugins import build_config, discover
 from fwk.plugins.options import called, normal
 from fwk.plugins.peers import Peer, answer, peers
+from fwk_kit.cli.arguments import run as print_arguments
+from fwk_kit.cli.migrating import OF_COMMANDS, counts, page
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = discover()

@@ -21,14 +21,14 @@ from tests.helpers.packages import write_metadata
 from fwk import AttentionBackendSpec
 from fwk.cli import plugin_why
 from fwk.cli.main import main
-from fwk.cli.plugin_bench import Load, as_json, as_markdown, run
-from fwk.cli.plugin_new import create, package, renamed
 from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, build_config, discover, find
 from fwk.plugins.lock import check_lock, frozen
-from fwk.testing.base import installed
-from fwk.worker.model_setup import settle
-from fwk.worker.opened_model import open_model
+from fwk.setup.checkpoint import open_model
+from fwk.setup.resolve import settle
+from fwk_kit.cli.plugin_bench import Load, as_json, as_markdown, run
+from fwk_kit.cli.plugin_new import create, package, renamed
+from fwk_kit.testing.base import installed
 
 
 def fwk(*words: str, site: Path | None = None, code: int | None = 0) -> str:

@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 
-from fwk.cli.family_pages import page
-from fwk.cli.plugin_new import package
 from fwk.plugins import FAMILIES
-from fwk.testing.base import installed
+from fwk_kit.cli.family_pages import page
+from fwk_kit.cli.plugin_new import package
+from fwk_kit.testing.base import installed
 
 DOCS = Path(__file__).parents[2] / "docs/plugins"
 

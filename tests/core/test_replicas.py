@@ -18,9 +18,9 @@ from fwk.plugins import discover
 from fwk.plugins.options import build_config
 from fwk.server import replicas as module
 from fwk.server.replicas import Replicas, total
+from fwk.setup.checkpoint import open_model
+from fwk.setup.resolve import settle
 from fwk.types import EngineReady, EngineStats, Request
-from fwk.worker.model_setup import settle
-from fwk.worker.opened_model import open_model
 
 
 class Client:

@@ -16,11 +16,11 @@ from fwk.interfaces.dialect import EmbedInput, GenerateInput
 from fwk.native import cpu_flags
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
-from fwk.testing.fake_engine import make_engine
+from fwk.setup import resolve
+from fwk.setup.checkpoint import open_model
 from fwk.text import check_embed_input, prepare_input
 from fwk.types import SamplingParams, Service
-from fwk.worker import model_setup
-from fwk.worker.opened_model import open_model
+from fwk_kit.testing.fake_engine import make_engine
 
 
 def new_tokens(engine: Engine) -> list[list[int]]:
@@ -183,6 +183,6 @@ def test_how_many_tokens_a_step_has_unless_it_is_said(
 ) -> None:
     plugins = discover()
     config = build_config(plugins, {"model": str(tiny_folder), "load_format": "dummy", **given})
-    monkeypatch.setattr(model_setup, "detect_host", lambda _: Host(device, (9, 0), cpu_flags()))
-    setup = model_setup.settle(config, open_model(config, plugins, print), plugins)
+    monkeypatch.setattr(resolve, "detect_host", lambda _: Host(device, (9, 0), cpu_flags()))
+    setup = resolve.settle(config, open_model(config, plugins, print), plugins)
     assert (setup.max_step_tokens, setup.max_start_tokens) == (expected, start)

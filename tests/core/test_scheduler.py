@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fwk.engine.core import Engine
 from fwk.errors import InvalidRequest
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
-from fwk.testing.base import installed
-from fwk.testing.fake_engine import VOCAB, FakeExecutor, make_engine, make_policy, next_token, reference
 from fwk.types import Request, SamplingParams, Service
+from fwk_kit.testing.base import installed
+from fwk_kit.testing.fake_engine import VOCAB, FakeExecutor, make_engine, make_policy, next_token, reference
 
 OPTIONS: dict[str, dict[str, object]] = {"random": {"random_order_seed": 7}}  # what hypothesis finds, it finds again
 POLICIES = [item.name for item in installed().family("schedulers")]

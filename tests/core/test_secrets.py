@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fwk.cli.flags import Parser, add_option_flags
+from fwk.cli.option_parsing import Parser, add_option_flags
 from fwk.config import Config, Options, ServerOptions, option
 from fwk.config.secrets import HIDDEN, HidingFormatter, without_secrets
 from fwk.config.wire import to_plain

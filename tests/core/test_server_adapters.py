@@ -15,7 +15,7 @@ from fwk.interfaces.balance import BalanceContext, LoadBalancer
 from fwk.interfaces.dialect import GenerateInput, ModelCard
 from fwk.server import replicas as module
 from fwk.server.frontend import ServerFrontend
-from fwk.server.observing import Observers
+from fwk.server.observer_dispatch import Observers
 from fwk.server.replicas import Replicas
 from fwk.types import AdapterInfo, GrammarRequest
 

@@ -22,19 +22,19 @@ from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, Sampli
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import Settlement
 from fwk.plugins.options import build_config
-from fwk.server.guard import Keys
-from fwk.server.lives import Lives
-from fwk.server.mounts import Mounts
-from fwk.server.observing import Observers
+from fwk.server.authorization import Keys
+from fwk.server.lifecycle import Lives
+from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
+from fwk.server.route_registry import Mounts
 from fwk.server.switching import Parts, Switchboard, SwitchOrder
-from fwk.testing.base import installed
-from fwk.testing.fake_engine import make_engine, make_policy, reference
 from fwk.types import NewSequence, SamplingParams
 from fwk.worker.inputs import StepRows
 from fwk.worker.sampling import Place, SamplingPipeline
-from fwk.worker.table import SequenceTable
+from fwk.worker.sequence_table import SequenceTable
+from fwk_kit.testing.base import installed
+from fwk_kit.testing.fake_engine import make_engine, make_policy, reference
 
 POLICIES = [item.name for item in installed().family("schedulers")]
 

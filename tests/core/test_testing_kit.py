@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from tests.helpers.packages import write_metadata
 
-from fwk.cli.plugin_new import package, renamed
 from fwk.plugins import FAMILIES
-from fwk.testing import SUITES, suite_of
-from fwk.testing.base import installed
+from fwk_kit.cli.plugin_new import package, renamed
+from fwk_kit.testing import SUITES, suite_of
+from fwk_kit.testing.base import installed
 
 WRONG: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
     (Path(__file__).parents[1] / "fixtures/wrong_plugins.toml").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fwk.worker.threads import half_of_torchs_threads, settle_waiting
+from fwk.process.threads import half_of_torchs_threads, settle_waiting
 
 
 @pytest.mark.parametrize(("count", "half"), [(1, 1), (2, 1), (5, 2)])

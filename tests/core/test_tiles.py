@@ -205,7 +205,7 @@ def test_tiles_are_given_back(source: Path) -> None:
     ],
 )
 def test_the_emulation_faults_where_the_machine_would(misuse: str, said: str, source: Path) -> None:
-    code = f"import ctypes; ctypes.CDLL({str(native.build(source, native.EMULATED_AMX))!r}).{misuse}()"
+    code = f"import ctypes; ctypes.CDLL({str(native.build_library(source, native.EMULATED_AMX))!r}).{misuse}()"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode < 0
     assert said in done.stderr
@@ -222,7 +222,7 @@ def test_the_emulation_faults_where_the_machine_would(misuse: str, said: str, so
 )
 def test_kernels_are_built_with_the_instructions(kernel: str, product: str) -> None:
     """On any machine: nothing is run."""
-    built = native.build(PLUGINS / kernel, "amx")
+    built = native.build_library(PLUGINS / kernel, "amx")
     if shutil.which("objdump") is None:
         pytest.skip("no objdump to look into the library")
     code = subprocess.run(["objdump", "-d", built], capture_output=True, text=True, timeout=60, check=True).stdout

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.plugins.cache.test_hierarchical import DictTier
 
-from fwk.interfaces.cache import CacheTierContext
+from fwk.interfaces.prefix_cache import CacheTierContext
 from fwk.worker import transfer
 from fwk.worker.transfer import BlockStore
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import fwk
-from fwk.bench.roofline import Machine, Phase, kv_bytes, measure_phases, model_size, table
+from fwk_kit.bench.roofline import Machine, Phase, kv_bytes, measure_phases, model_size, table
 from tests.helpers.tiny import TINY
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from fwk.cli.plugin_new import selecting
 from fwk.plugins import FAMILIES
-from fwk.testing.base import installed
+from fwk_kit.cli.plugin_new import selecting
+from fwk_kit.testing.base import installed
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples/plugins").glob("*/pyproject.toml"))

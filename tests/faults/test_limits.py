@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fwk.cli.limits import Limit, dialects, limits_of
 from fwk.plugins import discover
+from fwk_kit.cli.limits import Limit, dialects, limits_of
 from tests.faults.client import connect
 from tests.faults.fixtures import Start
 from tests.faults.rig import CONTEXT, VOCAB, Server

@@ -10,8 +10,8 @@ import torch
 from fwk.interfaces.attention import AttentionContext
 from fwk.interfaces.declaration import Facts, Host
 from fwk.plugins import Registered, build, choose, discover
-from fwk.testing.attention_cases import STEPS, TREES, Shape, reference
-from fwk.testing.batches import block_tables, make_batch
+from fwk_kit.testing.attention_cases import STEPS, TREES, Shape, reference
+from fwk_kit.testing.batches import block_tables, make_batch
 
 PLUGINS = discover()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

@@ -22,11 +22,11 @@ from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import OneFormat, QuantContext, QuantMethod
 from fwk.plugins import Registered, build, choose, discover, find, load_object
 from fwk.plugins.selection import plugin_options as plugin_options_of
-from fwk.testing.batches import block_tables, make_batch
-from fwk.testing.weights import Tensors
 from fwk.types import ModelConfig
 from fwk.worker.quantization import ChosenQuantization
 from fwk.worker.weights import TrackedWeights
+from fwk_kit.testing.batches import block_tables, make_batch
+from fwk_kit.testing.weights import Tensors
 
 
 def make_context(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fwk
-from fwk.testing.serving import TINY
+from fwk_kit.testing.serving import TINY
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fwk.cli.common import note, read_options, set_up_log
-from fwk.cli.flags import Parser
 from fwk.cli.generate import add_sampling_flags
+from fwk.cli.option_parsing import Parser
 from fwk.errors import FwkError, RequestFailed
 from fwk.types import SamplingParams
 

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fwk.cli.flags import Parser, add_option_flags, parse, read_config_file
+from fwk.cli.option_parsing import Parser, add_option_flags, parse, read_config_file
 from fwk.config import Config
 from fwk.config.secrets import HidingFormatter
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, build_config, discover
-from fwk.worker.kernel_caches import bound_kernel_caches
-from fwk.worker.threads import settle_waiting
+from fwk.process.kernel_caches import bound_kernel_caches
+from fwk.process.threads import settle_waiting
 
 
 def warn(sentence: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fwk.cli.common import note, read_options, set_up_log
-from fwk.cli.flags import Parser
+from fwk.cli.option_parsing import Parser
 from fwk.types import SamplingParams
 
 

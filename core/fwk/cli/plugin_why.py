@@ -78,9 +78,9 @@ def as_text(answer: Answer) -> str:
 
 def _judged(plugins: PluginSet, family: str, config: Config) -> Judgement:
     from fwk.server.parsers import select_parser  # noqa: PLC0415 - a light command must not pay for it
+    from fwk.setup.checkpoint import open_model  # noqa: PLC0415
+    from fwk.setup.resolve import look  # noqa: PLC0415
     from fwk.text import ModelText  # noqa: PLC0415
-    from fwk.worker.model_setup import look  # noqa: PLC0415
-    from fwk.worker.opened_model import open_model  # noqa: PLC0415
 
     try:
         opened = open_model(config, plugins, warn) if config.model.model else None

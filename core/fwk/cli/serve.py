@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fwk.garbage import left_uncollected
+from fwk.process.gc import left_uncollected
 from fwk.server.engine_process import EngineProcess, started_early
 
 if TYPE_CHECKING:
-    from fwk.cli.flags import Parser
+    from fwk.cli.option_parsing import Parser
 
 
 def run(argv: Sequence[str]) -> int:
@@ -33,7 +33,7 @@ def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]
 
 
 def _parser() -> Parser:
-    from fwk.cli.flags import Parser  # noqa: PLC0415 - after an engine was started
+    from fwk.cli.option_parsing import Parser  # noqa: PLC0415 - after an engine was started
 
     parser = Parser(
         "fwk serve",

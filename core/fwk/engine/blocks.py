@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fwk.interfaces.cache import PrefixCache
+from fwk.interfaces.prefix_cache import PrefixCache
 
 
 class OutOfBlocks(Exception):

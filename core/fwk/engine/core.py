@@ -15,14 +15,14 @@ from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
 from fwk.engine.transfer import WorkerTransfer
 from fwk.errors import ConfigError, InvalidRequest
-from fwk.interfaces.cache import CacheContext, PrefixCache
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
+from fwk.interfaces.prefix_cache import CacheContext, PrefixCache
 from fwk.interfaces.schedule import ScheduleContext
 from fwk.plugins import PluginSet, build
 from fwk.plugins.selection import check_strict, check_used, choose_tiers, plugin_options
+from fwk.setup.resolve import ModelSetup
 from fwk.types import EngineStats, Request, TokenEvent
-from fwk.worker.model_setup import ModelSetup
 from fwk.worker.remote import worker_recipe
 from fwk.worker.worker import LocalWorker
 

@@ -15,6 +15,8 @@ from fwk.errors import ConfigError, InvalidRequest, RequestFailed
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, check_task
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.options import build_config
+from fwk.setup.checkpoint import open_model
+from fwk.setup.resolve import settle
 from fwk.text import ModelText, SequenceText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import (
@@ -28,8 +30,6 @@ from fwk.types import (
     cache_namespace,
 )
 from fwk.types.sampling import NOTHING_FOLLOWS
-from fwk.worker.model_setup import settle
-from fwk.worker.opened_model import open_model
 
 Prompt = str | list[int]
 

@@ -10,6 +10,7 @@ import zmq
 
 from fwk.engine.core import Engine
 from fwk.errors import FwkError, InvalidRequest
+from fwk.process.malloc import Heap
 from fwk.types import (
     Abort,
     AdapterAnswer,
@@ -31,7 +32,6 @@ from fwk.types import (
     UnloadAdapter,
 )
 from fwk.types.messages import PROTOCOL
-from fwk.worker.heap import Heap
 
 log = logging.getLogger(__name__)
 

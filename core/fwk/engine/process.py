@@ -22,12 +22,12 @@ import zmq
 
 from fwk.config.wire import from_plain
 from fwk.errors import EngineDead, FwkError, PluginError, story
-from fwk.garbage import left_uncollected
 from fwk.interfaces.parallel import continue_with_parent_gone
-from fwk.mapping import MemoryAhead
+from fwk.native.memory import MemoryAhead
 from fwk.plugins import PluginSet, culprit, discover
+from fwk.process.gc import left_uncollected
+from fwk.process.malloc import Heap
 from fwk.types import EngineFailed, EngineReady
-from fwk.worker.heap import Heap
 
 log = logging.getLogger("fwk.engine")
 
@@ -98,8 +98,8 @@ def main() -> int:
 
 def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
     from fwk.engine.core import build_engine  # noqa: PLC0415
-    from fwk.worker.model_setup import settle  # noqa: PLC0415
-    from fwk.worker.opened_model import open_model  # noqa: PLC0415
+    from fwk.setup.checkpoint import open_model  # noqa: PLC0415
+    from fwk.setup.resolve import settle  # noqa: PLC0415
 
     config = from_plain(spec.config)
     plugins = discover(config.plugins.allow_override)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.blocks import BlockAllocator, OutOfBlocks
 from fwk.engine.gate import Gate
-from fwk.engine.holdings import Holdings
-from fwk.engine.outcome import Outcome, append
+from fwk.engine.kv_block_manager import Holdings
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
-from fwk.engine.policing import Policing
+from fwk.engine.policy_runner import Policing
 from fwk.engine.sequence import Sequence, Status
-from fwk.engine.waiting import WaitingQueue
+from fwk.engine.sequence_update import Outcome, append
+from fwk.engine.waiting_queue import WaitingQueue
 from fwk.errors import EngineDead, InvalidRequest
-from fwk.interfaces.cache import PrefixCache
+from fwk.interfaces.prefix_cache import PrefixCache
 from fwk.interfaces.schedule import SchedulePolicy, SequenceView
 from fwk.types import (
     Batch,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fwk.interfaces.cache import BlockTransfer
 from fwk.interfaces.executor import Executor
+from fwk.interfaces.prefix_cache import BlockTransfer
 
 
 class WorkerTransfer(BlockTransfer):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
-from fwk.interfaces.life import Life
+from fwk.interfaces.lifecycle import Life
 from fwk.types import EngineStats, Request
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.declaration import Declaration
-from fwk.interfaces.life import Life
+from fwk.interfaces.lifecycle import Life
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.types import FinishReason, SamplingParams, Service, Task, TokenLogprobs
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
-from fwk.interfaces.life import Call, Life
+from fwk.interfaces.lifecycle import Call, Life
 from fwk.types import EngineStats, SamplingParams
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration, Facts
-from fwk.team import Team
+from fwk.native.thread_pool import Team
 
 if TYPE_CHECKING:
     import torch

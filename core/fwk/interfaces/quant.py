@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration, Facts
-from fwk.team import Team
+from fwk.native.thread_pool import Team
 
 if TYPE_CHECKING:
     import torch

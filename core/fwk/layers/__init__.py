@@ -14,8 +14,8 @@ from fwk.layers.mlp import GatedMLP
 from fwk.layers.moe import MoE, Routing
 from fwk.layers.norm import LayerNorm, OffsetRMSNorm, QKNorm, RMSNorm
 from fwk.layers.rope import RotaryEmbedding, RotaryRows, yarn_temperature
+from fwk.layers.select_tokens import WantedTokens
 from fwk.layers.sharding import Part
-from fwk.layers.wanted import WantedTokens
 
 __all__ = [
     "Attention",

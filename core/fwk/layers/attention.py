@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.attention import AttentionLayer, KVKind
-from fwk.layers.wanted import WantedTokens
+from fwk.layers.select_tokens import WantedTokens
 
 if TYPE_CHECKING:
     from torch import Tensor

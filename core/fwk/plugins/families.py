@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from fwk.interfaces.attention import AttentionBackendSpec
 from fwk.interfaces.balance import LoadBalancerSpec
-from fwk.interfaces.cache import CacheTierSpec, PrefixCacheSpec
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.dialect import DialectSpec
 from fwk.interfaces.executor import ExecutorSpec
@@ -20,6 +19,7 @@ from fwk.interfaces.multimodal import MultimodalProcessorSpec
 from fwk.interfaces.observer import ObserverSpec
 from fwk.interfaces.operators import OperatorsSpec
 from fwk.interfaces.parser import ReasoningParserSpec, ToolParserSpec
+from fwk.interfaces.prefix_cache import CacheTierSpec, PrefixCacheSpec
 from fwk.interfaces.quant import QuantizerSpec
 from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec
 from fwk.interfaces.schedule import SchedulePolicySpec

@@ -23,7 +23,7 @@ from fwk.config import (
     turned_by,
 )
 from fwk.errors import ConfigError, PluginError
-from fwk.interfaces.cache import CacheTierSpec
+from fwk.interfaces.prefix_cache import CacheTierSpec
 from fwk.plugins.catalogue import read_catalogue
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family

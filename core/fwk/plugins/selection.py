@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from fwk.errors import ConfigError, FwkError, PluginError, PluginLoadError
-from fwk.interfaces.cache import PrefixCacheSpec
 from fwk.interfaces.declaration import Declaration, Facts, Host, Needs
+from fwk.interfaces.prefix_cache import PrefixCacheSpec
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES
 

@@ -18,9 +18,9 @@ from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
 from fwk.server.admission import Turnstile
-from fwk.server.guard import Keys
+from fwk.server.authorization import Keys
 from fwk.server.middleware import UNFORESEEN, Door, log_unforeseen
-from fwk.server.mounts import AddRoutes, Mounts
+from fwk.server.route_registry import AddRoutes, Mounts
 
 PUBLIC_ROUTES = ("/health", "/ready")
 """Which of core's routes need no key; no other route can be public."""

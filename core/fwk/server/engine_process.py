@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.parallel import threads_each
-from fwk.worker.kernel_caches import bound_kernel_caches
-from fwk.worker.threads import settle_waiting
+from fwk.process.kernel_caches import bound_kernel_caches
+from fwk.process.threads import settle_waiting
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

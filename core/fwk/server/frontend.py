@@ -20,7 +20,7 @@ from fwk.interfaces.observer import RequestRecord
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import PluginSet, Registered
-from fwk.server.observing import Observers
+from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
 from fwk.text import ModelText, SequenceText, check_embed_input, prepare_input

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fwk.errors import NotServed, story
 from fwk.server.admission import Turnstile
-from fwk.server.guard import Guard
+from fwk.server.authorization import Guard
 
 log = logging.getLogger(__name__)
 

@@ -20,32 +20,32 @@ from fwk.config import Config
 from fwk.config.secrets import without_secrets
 from fwk.engine.adapters import adapter_paths
 from fwk.errors import ConfigError, EngineDead, PluginError, PortTaken
-from fwk.garbage import left_uncollected
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import ModelCard
-from fwk.interfaces.life import Life
+from fwk.interfaces.lifecycle import Life
 from fwk.interfaces.lora import LoRASourceContext
 from fwk.plugins import PluginSet, Selection, build, choose, option_owners, taking_part
 from fwk.plugins.selection import check_strict, check_used, likely, plugin_options
+from fwk.process.file_limits import allow_more_descriptors
+from fwk.process.gc import left_uncollected
+from fwk.process.malloc import Heap
 from fwk.server.admission import Turnstile
 from fwk.server.app import Reports, build_app
+from fwk.server.authorization import Keys
 from fwk.server.connection import protocol
-from fwk.server.descriptors import allow_more_descriptors
 from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
-from fwk.server.guard import Keys
-from fwk.server.lives import Lives
-from fwk.server.mounts import Mounts
-from fwk.server.observing import Observers
+from fwk.server.lifecycle import Lives
+from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
+from fwk.server.route_registry import Mounts
 from fwk.server.switching import Parts, Switchboard
+from fwk.setup.checkpoint import OpenedModel, locate, num_bytes, open_model
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
 from fwk.types import EngineReady
-from fwk.worker.heap import Heap
-from fwk.worker.opened_model import OpenedModel, locate, num_bytes, open_model
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from fwk.config import Config
 from fwk.errors import ConfigError, InvalidRequest, PluginError, PluginLoadError, RequestFailed
 from fwk.interfaces.declaration import Host
 from fwk.interfaces.dialect import Dialect, DialectContext
-from fwk.interfaces.life import Life
+from fwk.interfaces.lifecycle import Life
 from fwk.interfaces.observer import Observer, ObserverContext
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import FAMILIES, PluginSet, Registered, build, find, taking_part
@@ -25,11 +25,11 @@ from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.options import flag, normal
 from fwk.plugins.selection import is_enabled, plugin_options
 from fwk.server.frontend import ServerFrontend
-from fwk.server.lives import Lives
-from fwk.server.mounts import Mounts
-from fwk.server.observing import Listener, Observers
+from fwk.server.lifecycle import Lives
+from fwk.server.observer_dispatch import Listener, Observers
 from fwk.server.parsers import ParserChoice, Parsers
 from fwk.server.replicas import Replicas
+from fwk.server.route_registry import Mounts
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from fwk.interfaces.speculative import DraftSteps, DraftView, SpeculativeDecoder
 from fwk.types import ForwardBatch, ScheduledSequence, SequenceResult
 from fwk.worker.inputs import InputBuffers, StepRows
 from fwk.worker.sampling import SamplingPipeline
-from fwk.worker.table import SequenceTable
+from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.verify import DraftTree
 
 

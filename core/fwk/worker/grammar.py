@@ -17,7 +17,7 @@ from fwk.errors import BlameSequence, InvalidRequest, story
 from fwk.interfaces.grammar import Grammar
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import GrammarKind, GrammarRequest, SamplingParams
-from fwk.worker.table import SequenceTable
+from fwk.worker.sequence_table import SequenceTable
 
 log = logging.getLogger(__name__)
 

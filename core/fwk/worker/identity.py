@@ -11,7 +11,7 @@ from fwk.config import Config
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import PluginSet
-from fwk.worker.model_setup import ModelSetup
+from fwk.setup.resolve import ModelSetup
 
 _HARMLESS = frozenset(
     {

@@ -10,7 +10,7 @@ import torch
 
 from fwk.types import Batch, ForwardBatch
 from fwk.types.batch import KVGroup
-from fwk.worker.table import Choices, SequenceTable
+from fwk.worker.sequence_table import Choices, SequenceTable
 from fwk.worker.verify import DraftTree
 
 

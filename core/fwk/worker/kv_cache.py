@@ -10,10 +10,10 @@ import psutil
 import torch
 from torch import Tensor
 
-from fwk import pages
 from fwk.errors import ConfigError
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.parallel import ParallelGroup
+from fwk.native import huge_pages
 
 CPU_FRACTION = 0.1
 GPU_FRACTION = 0.88
@@ -76,7 +76,7 @@ def agree(num_blocks: int, group: ParallelGroup, device: torch.device) -> int:
 def allocate(
     backend: AttentionBackend, layers: list[AttentionLayer], num_blocks: int, device: torch.device
 ) -> Tensor | None:
-    """Give every layer its cache, [num_blocks, *block_shape] of zeros; on a CPU, the memory of all (``fwk.pages``).
+    """Give every layer its cache, [num_blocks, *block_shape] of zeros; on a CPU, the memory of all.
 
     On a CPU the zeros are the operating system's: huge pages never written take no memory. They must be zeros and not
     just any bytes, for a NaN in a masked place would survive the mask. Layers lie one after another in them: were each
@@ -90,7 +90,7 @@ def allocate(
         return None
     sizes = [math.prod(shape) * form.dtype.itemsize for form, shape in zip(forms, shapes, strict=True)]
     rooms = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-    memory = pages.zeros(sum(rooms))
+    memory = huge_pages.zeros(sum(rooms))
     pieces = memory.split(rooms)
     for layer, form, shape, piece, size in zip(layers, forms, shapes, pieces, sizes, strict=True):
         layer.kv_cache = piece[:size].view(form.dtype).view(shape)
@@ -106,6 +106,6 @@ def unused(memory: Tensor | None, layers: list[AttentionLayer]) -> Iterator[None
     if memory is None:
         yield
         return
-    with pages.forgotten(memory):
+    with huge_pages.forgotten(memory):
         yield
-    pages.populate_soon([layer.kv_cache[:1] for layer in layers if layer.kv_cache is not None])
+    huge_pages.populate_soon([layer.kv_cache[:1] for layer in layers if layer.kv_cache is not None])

@@ -12,7 +12,7 @@ from torch import Tensor
 from fwk.interfaces.model import Encoder
 from fwk.types import Batch, ForwardBatch, PoolingConfig, SequenceResult, StepResult
 from fwk.worker.inputs import InputBuffers
-from fwk.worker.table import SequenceTable
+from fwk.worker.sequence_table import SequenceTable
 
 
 class PoolingRunner:

@@ -24,8 +24,8 @@ def worker_recipe(config: Config, plugins: PluginSet, replica: int) -> WorkerRec
 
 def make_worker(plain: dict[str, Any], group: ParallelGroup) -> Worker:
     """The maker of ``worker_recipe``. Raises ``PluginError`` when this process sees other plugins."""
-    from fwk.worker.model_setup import settle  # noqa: PLC0415
-    from fwk.worker.opened_model import open_model  # noqa: PLC0415
+    from fwk.setup.checkpoint import open_model  # noqa: PLC0415
+    from fwk.setup.resolve import settle  # noqa: PLC0415
     from fwk.worker.worker import LocalWorker  # noqa: PLC0415 - torch comes with it
 
     config = from_plain(plain["config"])

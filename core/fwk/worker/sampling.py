@@ -14,7 +14,7 @@ from fwk.errors import BlameSequence, story
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingRows
 from fwk.types import NewSequence
 from fwk.worker.inputs import StepRows
-from fwk.worker.table import SequenceTable
+from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.verify import rejection_logits, uniform_draws
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fwk.config import Config
 from fwk.interfaces.attention import AttentionLayer
-from fwk.interfaces.cache import CacheTier, CacheTierContext
 from fwk.interfaces.parallel import ParallelGroup
+from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
 from fwk.plugins import PluginSet, Registered, build
 from fwk.plugins.selection import choose_tiers, plugin_options
+from fwk.setup.resolve import ModelSetup
 from fwk.worker.identity import kv_identity
-from fwk.worker.model_setup import ModelSetup
 
 log = logging.getLogger(__name__)
 

@@ -23,27 +23,27 @@ from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
 from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, SamplerSpec, SamplingContext
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
+from fwk.native.thread_pool import Team
 from fwk.plugins import PluginSet, Registered, build, choose, find, taking_part
 from fwk.plugins.selection import plugin_options
-from fwk.team import Team
+from fwk.process.threads import half_of_torchs_threads
+from fwk.setup.checkpoint import OpenedModel, open_model
+from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
 from fwk.types import Batch, StepResult
 from fwk.worker import kv_cache
 from fwk.worker.adapters import AdapterStore, NoAdapters
+from fwk.worker.cpu_graph import TapeCapture
 from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.graphs import CapturedStepModel, StepModel, StepSize
 from fwk.worker.inputs import InputBuffers
-from fwk.worker.model_setup import ModelSetup, check_layers, check_quantizers
-from fwk.worker.opened_model import OpenedModel, open_model
+from fwk.worker.model_runner import ModelRunner
 from fwk.worker.pooling import PoolingRunner
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
-from fwk.worker.recording import TapeCapture
-from fwk.worker.runner import ModelRunner
 from fwk.worker.sampling import Place, SamplingPipeline
-from fwk.worker.table import SequenceTable
-from fwk.worker.threads import half_of_torchs_threads
+from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.transfer import BlockStore, open_store
 from fwk.worker.weights import TrackedWeights
 

@@ -16,7 +16,7 @@ import aiohttp
 import httpx
 import psutil
 
-from fwk.worker.heap import REST_SECONDS
+from fwk.process.malloc import REST_SECONDS
 from fwk_loaders.dummy.tokenizer import CHAT_TEMPLATE
 from tests.faults.rig import Server, install_plugins
 from tests.faults.soak.faults import ADMIN_KEY, WARM, Scene, fault_of

@@ -1,6 +1,6 @@
 """The ``cpu`` backend: every instruction set this machine runs, threads, odd shapes, and machines without a compiler.
 
-What every backend must do is in core/fwk/testing/attention.py.
+What every backend must do is in kit/fwk_kit/testing/attention.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fwk.errors import PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, KVKind, KVSpec
 from fwk.interfaces.declaration import Facts
 from fwk.plugins import choose, discover, load_object
-from fwk.testing.batches import block_tables, make_batch
 from fwk_attention.cpu.backend import SOURCE
+from fwk_kit.testing.batches import block_tables, make_batch
 
 PLUGINS = discover()
 

@@ -13,10 +13,10 @@ from fwk.errors import PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext
 from fwk.interfaces.declaration import Facts, Host
 from fwk.plugins import Registered, choose, discover, find
-from fwk.testing import AttentionSuite
-from fwk.testing import attention_cases as contract
-from fwk.testing.attention_cases import DTYPES, STEPS, TREES, Cached, Shape, block_tables
-from fwk.testing.batches import make_batch
+from fwk_kit.testing import AttentionSuite
+from fwk_kit.testing import attention_cases as contract
+from fwk_kit.testing.attention_cases import DTYPES, STEPS, TREES, Cached, Shape, block_tables
+from fwk_kit.testing.batches import make_batch
 
 PLUGINS = discover()
 FLASHINFER = find(PLUGINS, "attention", "flashinfer")

@@ -19,11 +19,11 @@ from fwk import SamplingParams
 from fwk.errors import PluginError
 from fwk.interfaces.declaration import Facts, Host
 from fwk.plugins import choose, discover, find
-from fwk.testing.attention_cases import STEPS, TREES, Cached, Shape, check
-from fwk.testing.batches import block_tables
 from fwk_attention.triton_paged import backend
 from fwk_attention.triton_paged.plan import Sizes, cut, device_sizes, power_of_two
 from fwk_attention.triton_paged.rows import FP8, decode, encode_fp8
+from fwk_kit.testing.attention_cases import STEPS, TREES, Cached, Shape, check
+from fwk_kit.testing.batches import block_tables
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="here is a GPU: tests/gpu looks at the kernels"

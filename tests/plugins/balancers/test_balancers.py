@@ -6,7 +6,7 @@ import pytest
 
 from fwk.interfaces.balance import BalanceContext, LoadBalancer, Replica
 from fwk.plugins import discover, load_object
-from fwk.testing.balancers import request
+from fwk_kit.testing.balancers import request
 
 REQUEST = request()
 ITEMS = {item.name: item for item in discover().family("load_balancers")}

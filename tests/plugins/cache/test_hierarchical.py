@@ -14,11 +14,11 @@ from tests.core.test_scheduler import EngineMachine, assert_idle, prompts, reque
 
 from fwk.engine.core import Engine
 from fwk.engine.transfer import WorkerTransfer
-from fwk.interfaces.cache import CacheTier, CacheTierContext
-from fwk.testing.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
+from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
 from fwk.types import Request, SamplingParams
 from fwk_cache.host import HostOptions
 from fwk_cache.host.tier import HostTier
+from fwk_kit.testing.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
 
 
 def host(places: int) -> Callable[[CacheTierContext], list[CacheTier]]:

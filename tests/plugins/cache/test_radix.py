@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fwk.interfaces.cache import CacheContext
+from fwk.interfaces.prefix_cache import CacheContext
 from fwk_cache._common.options import EvictionOptions
 from fwk_cache._common.radix import RadixPrefixCache
 from fwk_cache.none.cache import NoPrefixCache

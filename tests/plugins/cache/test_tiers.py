@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fwk.errors import ConfigError
-from fwk.interfaces.cache import CacheTierContext
+from fwk.interfaces.prefix_cache import CacheTierContext
 from fwk_cache.file import FileOptions, entry, tier
 from fwk_cache.file.tier import FileTier
 from fwk_cache.host import HostOptions

@@ -23,8 +23,8 @@ from fwk.interfaces.executor import ExecutorContext, Worker
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import discover, load_object
 from fwk.plugins.selection import find
-from fwk.testing.fake_engine import make_engine, reference
 from fwk.types import Batch, NewSequence, Request, ScheduledSequence
+from fwk_kit.testing.fake_engine import make_engine, reference
 
 SECONDS = 30.0
 ONE_SECOND = 1.0

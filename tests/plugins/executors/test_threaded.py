@@ -19,8 +19,8 @@ from fwk.interfaces.executor import ExecutorContext, Worker, WorkerInfo, WorkerR
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import discover, load_object
 from fwk.plugins.selection import find
-from fwk.testing.fake_engine import FakeExecutor, FakeWorker, make_engine, next_token, reference
 from fwk.types import Batch, Request, StepResult
+from fwk_kit.testing.fake_engine import FakeExecutor, FakeWorker, make_engine, next_token, reference
 
 NO_RECIPE = WorkerRecipe("nothing:nobody", {})
 SECONDS = 20.0

@@ -27,7 +27,7 @@ from fwk.errors import FwkError
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
 from fwk.text import ModelText
-from fwk.worker.opened_model import open_model
+from fwk.setup.checkpoint import open_model
 import tokenizers, torch
 
 torch.set_num_threads(1)
@@ -115,8 +115,8 @@ def test_no_such_file_is_believed(tmp_path: Path, whole: dict[str, bytes], name:
     from fwk.errors import FwkError
     from fwk.plugins import discover
     from fwk.plugins.options import build_config
+    from fwk.setup.checkpoint import open_model
     from fwk.text import ModelText
-    from fwk.worker.opened_model import open_model
 
     folder = tmp_path / "other"
     folder.mkdir()

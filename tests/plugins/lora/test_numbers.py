@@ -24,9 +24,9 @@ from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
 from fwk.layers import ColumnParallelLinear, GatedMLP, Part, QKVLinear, RowParallelLinear
 from fwk.plugins import discover, find, load_object
-from fwk.testing.batches import block_tables, make_batch
 from fwk.types import AdapterPlace, Batch, ForwardBatch, ModelConfig, NewSequence, SamplingParams
 from fwk.worker.adapters import AdapterStore
+from fwk_kit.testing.batches import block_tables, make_batch
 from fwk_lora.local import LocalAdapterOptions
 from fwk_lora.torch_lora.backend import TorchLoRA
 from fwk_models.llama.model import Llama

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, ModelLoadError, PluginError
-from fwk.testing.batches import block_tables
+from fwk_kit.testing.batches import block_tables
 
 LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
 YARN = {

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from fwk.errors import ModelLoadError
-from fwk.testing.batches import block_tables
+from fwk_kit.testing.batches import block_tables
 
 SMALL = {
     "vocab_size": 131,

@@ -10,7 +10,7 @@ from tests.helpers.isas import isa_params
 from torch import Tensor
 
 from fwk import native
-from fwk.team import Team
+from fwk.native.thread_pool import Team
 from fwk_quant._common.cpu.integers import IntegerKernel, Integers, Nested, rounded_together
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")

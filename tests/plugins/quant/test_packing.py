@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fwk import native
-from fwk.team import Team
+from fwk.native.thread_pool import Team
 from fwk_quant._common.cpu.packing import PANEL, Packing
 from fwk_quant._common.integers import MIDDLE, quantise
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-import fwk.pages
+import fwk.native.huge_pages
 from fwk_quant._common.cpu.pages import ALIGNMENT, SLAB, HugePages
 
 
@@ -33,10 +33,10 @@ def test_pages_are_taken_ahead_from_the_second_slab_on(monkeypatch: pytest.Monke
     def populate_soon(pieces: Sequence[torch.Tensor]) -> None:
         taken.extend((piece.data_ptr(), piece.numel()) for piece in pieces)
 
-    monkeypatch.setattr(fwk.pages, "populate_soon", populate_soon)
+    monkeypatch.setattr(fwk.native.huge_pages, "populate_soon", populate_soon)
     pages = HugePages()
     pages.empty((SLAB // 2,), torch.uint8)
     pages.empty((SLAB // 2,), torch.uint8)
     assert not taken  # all that a tiny model needs
     piece = pages.empty((SLAB + 1,), torch.uint8)
-    assert taken == [(piece.data_ptr(), SLAB + fwk.pages.HUGE)]
+    assert taken == [(piece.data_ptr(), SLAB + fwk.native.huge_pages.HUGE)]

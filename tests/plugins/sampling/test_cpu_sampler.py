@@ -12,7 +12,7 @@ from tests.helpers.isas import isa_params
 
 from fwk import native
 from fwk.interfaces.sampling import SamplingContext, SamplingRows
-from fwk.team import Team
+from fwk.native.thread_pool import Team
 from fwk.types import SamplingParams
 from fwk_sampling._common.uniform import uniform
 from fwk_sampling.cpu_sampler.sampler import CpuSampler

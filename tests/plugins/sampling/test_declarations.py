@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from fwk.interfaces.cache import PrefixCache
 from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.prefix_cache import PrefixCache
 from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, Sampler
 from fwk.interfaces.schedule import SchedulePolicy
 from fwk_cache import none as cache_none

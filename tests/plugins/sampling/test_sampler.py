@@ -12,7 +12,7 @@ import torch
 
 from fwk import native
 from fwk.interfaces.sampling import SamplingContext, SamplingRows
-from fwk.team import Team
+from fwk.native.thread_pool import Team
 from fwk_sampling._common.uniform import uniform
 from fwk_sampling.cpu_sampler.sampler import CpuSampler
 from fwk_sampling.torch_sampler.sampler import TorchSampler, _place, sample_batch

@@ -13,8 +13,8 @@ from tests.helpers.scheduling import Clock, ask, batches, finish, step
 from fwk.engine.core import Engine
 from fwk.errors import ConfigError, EngineDead
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
-from fwk.testing.fake_engine import make_engine, reference
 from fwk.types import tenant_of
+from fwk_kit.testing.fake_engine import make_engine, reference
 
 QUESTIONS = ["rank", "order", "admit", "victim", "displaced", "chunk", "waits", "started", "ended"]
 SOURCES = Path(__file__).parents[3] / "plugins/schedulers/fwk_schedulers"

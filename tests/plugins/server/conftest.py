@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from fwk.interfaces.dialect import DialectContext
 from fwk.server.app import install_error_handlers
-from fwk.testing.fake_frontend import BOS, EOS, VOCAB_SIZE, FakeFrontend, deltas_of, interleaved, score
+from fwk_kit.testing.fake_frontend import BOS, EOS, VOCAB_SIZE, FakeFrontend, deltas_of, interleaved, score
 from fwk_server.openai.dialect import OpenAIDialect
 
 

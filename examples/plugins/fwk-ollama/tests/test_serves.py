@@ -6,7 +6,6 @@ import urllib.request
 from typing import Any
 
 import pytest
-
 from fwk.testing.serving import ask, serve_tiny
 
 

@@ -9,7 +9,7 @@
 
 #include "blocks.h"
 #include "cache.h"
-#include "fwk/team.h"
+#include "fwk/thread_pool.h"
 #include "products.h"
 #include "scratch.h"
 #include "tasks.h"

@@ -10,7 +10,7 @@ import torch
 
 from fwk import native
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVSpec
-from fwk.team import operator
+from fwk.native.thread_pool import operator
 from fwk_attention.cpu.layout import Layout
 from fwk_attention.cpu.plan import MAX_ROWS, MORE_ROWS, MOST_ROWS, AttendStruct, LayerKind, LayerState, Plan, Planner
 

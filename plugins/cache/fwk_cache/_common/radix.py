@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from fwk.interfaces.cache import CacheContext, PrefixCache, PrefixMatch
+from fwk.interfaces.prefix_cache import CacheContext, PrefixCache, PrefixMatch
 from fwk_cache._common.eviction import ORDERS
 from fwk_cache._common.options import EvictionOptions
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from fwk.errors import ConfigError
-from fwk.interfaces.cache import CacheTier, CacheTierContext
+from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
 from fwk_cache.file import FileOptions, entry
 from fwk_cache.file.folder import Folder, default_folder
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fwk.interfaces.cache import BlockTransfer, CacheContext, PrefixCache, PrefixMatch
+from fwk.interfaces.prefix_cache import BlockTransfer, CacheContext, PrefixCache, PrefixMatch
 from fwk.types import BlockSaves
 from fwk_cache._common.radix import RadixPrefixCache
 from fwk_cache.hierarchical import HierarchicalOptions

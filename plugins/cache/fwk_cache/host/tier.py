@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 
 from fwk.errors import ConfigError
-from fwk.interfaces.cache import CacheTier, CacheTierContext
+from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
 from fwk_cache.host import HostOptions
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fwk.interfaces.cache import PrefixCache, PrefixMatch
+from fwk.interfaces.prefix_cache import PrefixCache, PrefixMatch
 
 
 class NoPrefixCache(PrefixCache):

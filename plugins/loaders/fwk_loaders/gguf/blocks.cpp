@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "fwk/team.h"
+#include "fwk/thread_pool.h"
 
 namespace {
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fwk import native
-from fwk.team import Team, operator
+from fwk.native.thread_pool import Team, operator
 from fwk_loaders.gguf.quants import DamagedBlock
 from fwk_loaders.gguf.types import TENSOR_TYPES, TensorType
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fwk import native
 from fwk.errors import ModelLoadError
 from fwk.interfaces.operators import OperatorContext, Operators
-from fwk.team import operator
+from fwk.native.thread_pool import operator
 
 SOURCE = Path(__file__).with_name("operators.cpp")
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu": 2}

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "fwk/team.h"
+#include "fwk/thread_pool.h"
 #include "fwk/vectors.h"
 
 extern "C" {

@@ -11,7 +11,7 @@
 #include <limits>
 #include <vector>
 
-#include "fwk/team.h"
+#include "fwk/thread_pool.h"
 #include "fwk/vectors.h"
 
 extern "C" {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fwk import native
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
-from fwk.team import operator
+from fwk.native.thread_pool import operator
 from fwk.types import SamplingParams
 from fwk_sampling._common.uniform import uniform
 

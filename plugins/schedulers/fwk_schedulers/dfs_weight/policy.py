@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from itertools import pairwise, takewhile
 from typing import Any
 
-from fwk.interfaces.ranked import Ranked
+from fwk.interfaces.ranked_list import Ranked
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy, SchedulerView, SequenceView
 
 _FIRST = 16

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Collection, Iterator
 from itertools import islice
 
-from fwk.interfaces.ranked import Groups
+from fwk.interfaces.ranked_list import Groups
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy, SchedulerView, SequenceView
 from fwk.types import tenant_of
 from fwk_schedulers.fair import MAX_REMEMBERED, MAX_STARTING, FairOptions, read_weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from fwk.interfaces.ranked import Groups
+from fwk.interfaces.ranked_list import Groups
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy, SchedulerView, SequenceView
 from fwk_schedulers.session import SessionOptions
 

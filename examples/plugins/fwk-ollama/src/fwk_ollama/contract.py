@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from fwk.testing import DialectSuite
 from fwk.testing.asgi import Call, Reply
+
+from fwk.testing import DialectSuite
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 GENERATE = {"model": "tiny", "prompt": "Hi"}

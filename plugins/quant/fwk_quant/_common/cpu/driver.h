@@ -10,7 +10,7 @@
 
 #include <algorithm>
 
-#include "fwk/team.h"
+#include "fwk/thread_pool.h"
 #include "matrix.h"
 #include "vectors.h"
 

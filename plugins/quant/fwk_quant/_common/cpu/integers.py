@@ -15,7 +15,7 @@ from fwk_quant._common.cpu.packing import Packing
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fwk.team import Team
+    from fwk.native.thread_pool import Team
 
 ROUNDED_TOGETHER = 64
 """Inputs whose activations share a scale, where groups of weights are no smaller."""

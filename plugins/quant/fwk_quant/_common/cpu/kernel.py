@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fwk import native
-from fwk.team import Team, operator
+from fwk.native.thread_pool import Team, operator
 from fwk_quant._common.cpu.packing import PANEL, Packing
 
 if TYPE_CHECKING:

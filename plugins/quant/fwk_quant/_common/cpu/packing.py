@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk import native
-from fwk.team import Team, operator
+from fwk.native.thread_pool import Team, operator
 from fwk_quant._common.cpu.pages import HugePages
 
 if TYPE_CHECKING:

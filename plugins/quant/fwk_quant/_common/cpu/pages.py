@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fwk import pages
+from fwk.native import huge_pages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,9 +30,9 @@ class HugePages:
         size = math.prod(shape) * dtype.itemsize
         room = -(-size // ALIGNMENT) * ALIGNMENT
         if room > len(self._slab):
-            self._slab = pages.zeros(max(SLAB, -(-room // pages.HUGE) * pages.HUGE))
+            self._slab = huge_pages.zeros(max(SLAB, -(-room // huge_pages.HUGE) * huge_pages.HUGE))
             if self._has_slab:  # the first one a tiny model would not fill
-                pages.populate_soon([self._slab])
+                huge_pages.populate_soon([self._slab])
             self._has_slab = True
         piece, self._slab = self._slab[:size], self._slab[room:]
         return piece.view(dtype).view(shape)

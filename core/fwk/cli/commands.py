@@ -1,0 +1,76 @@
+"""The commands there are: core's own, and those of the entry-point group ``fwk.commands``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+
+from fwk.errors import ConfigError, PluginError
+from fwk.interfaces.command import GROUP, Command
+
+OWN = {
+    "serve": Command("serve a model over HTTP", "fwk.cli.serve:run"),
+    "generate": Command("complete a prompt and exit", "fwk.cli.generate:run"),
+    "chat": Command("talk to a model in the terminal", "fwk.cli.chat:run"),
+    "plugins": Command("list, judge, test, compare and begin plugins", "fwk.cli.plugins:run"),
+    "version": Command("print the version", "fwk.cli.main:version"),
+}
+"""Core's commands. Another package's command of the same name is refused."""
+
+OWN_PLUGINS = {
+    "list": Command("what is installed, from which package, in which state", "fwk.cli.plugins:list_plugins"),
+    "why": Command("the candidates of a family, and why each would be taken or refused", "fwk.cli.plugins:why"),
+    "doctor": Command("what is wrong with the installed plugins; exit code 1 if anything is", "fwk.cli.plugins:doctor"),
+    "freeze": Command("the resolved set as JSON, for --plugins-lock", "fwk.cli.plugins:freeze"),
+}
+"""Core's commands below ``fwk plugins``."""
+
+
+def commands(prefix: str = "", points: Sequence[EntryPoint] | None = None) -> dict[str, Command]:
+    """The commands by name: core's first, then those of other packages. One that cannot be loaded says so when it runs.
+
+    prefix: ``"plugins."`` for the commands below ``fwk plugins``.
+    points: instead of those that are installed.
+    """
+    found = dict(OWN_PLUGINS if prefix else OWN)
+    for point in sorted(entry_points(group=GROUP) if points is None else points, key=lambda point: point.name):
+        name = point.name.removeprefix(prefix)
+        if point.name.startswith(prefix) and "." not in name:
+            command = _loaded(point)
+            if name in found:
+                command = _failing(f"command {point.name!r} of {_package(point)}: another package has that name too")
+            found[name] = command
+    return found
+
+
+def run(name: str, found: Mapping[str, Command], words: Sequence[str], what: str = "command") -> int:
+    """Run one of the commands. Raises ``ConfigError`` for an unknown one, ``PluginError`` for one that failed to load."""
+    if name not in found:
+        raise ConfigError(f"unknown {what} {name!r}; commands: {', '.join(found)}")
+    command = found[name]
+    if not command.load:
+        raise PluginError(command.summary)
+    return command.function()(words)
+
+
+def listing(found: Mapping[str, Command]) -> str:
+    """A line for each command, for help."""
+    return "\n".join(f"  {name:<10} {command.summary}" for name, command in found.items() if command.is_listed)
+
+
+def _loaded(point: EntryPoint) -> Command:
+    try:
+        command = point.load()
+    except Exception as error:
+        return _failing(f"command {point.name!r} of {_package(point)} ({point.value}) failed to import: {error}")
+    if not isinstance(command, Command):
+        return _failing(f"command {point.name!r} of {_package(point)}: {point.value} is not a Command")
+    return command
+
+
+def _failing(sentence: str) -> Command:
+    return Command(sentence, "")
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unknown package"

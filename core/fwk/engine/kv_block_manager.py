@@ -1,0 +1,153 @@
+"""What running sequences hold of the K/V memory: blocks of their own, and a locked path of the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fwk.engine.blocks import BlockAllocator
+from fwk.engine.plan import Limits
+from fwk.engine.sequence import Sequence
+from fwk.interfaces.prefix_cache import PrefixCache, PrefixMatch
+from fwk.types import BlockSaves
+
+
+class Holdings:
+    """Moves blocks between the allocator, the sequences and the prefix cache; whom they go to is not its business."""
+
+    def __init__(self, limits: Limits, allocator: BlockAllocator, cache: PrefixCache) -> None:
+        self._block_size = limits.block_size
+        self._num_lookahead = limits.num_lookahead
+        self._allocator = allocator
+        self._cache = cache
+        self._doubles: list[int] = []  # in use by the step being planned, by none after it
+
+    @property
+    def num_blocks(self) -> int:
+        """All there are."""
+        return self._allocator.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks nobody owns."""
+        return self._allocator.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks of the prefix cache that no sequence holds."""
+        return self._cache.num_evictable_blocks
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that ``extend`` could give a sequence now."""
+        return self._allocator.num_available
+
+    def match(self, sequence: Sequence) -> PrefixMatch:
+        """What the cache holds of a sequence's tokens, as far as it may come from there."""
+        return self._cache.match(sequence.request.cache_namespace, sequence.token_ids, sequence.num_matchable_tokens)
+
+    def num_missing(self, sequence: Sequence, num_tokens: int, num_held: int) -> int:
+        """Blocks that ``num_tokens`` tokens, and the drafts after them, need beyond the ``num_held`` that are there.
+
+        Nobody drafts past the last token it may have.
+        """
+        end = min(num_tokens + self._num_lookahead, sequence.num_prompt_tokens + sequence.max_tokens)
+        return max(0, -(-max(num_tokens, end) // self._block_size) - num_held)
+
+    def lock(self, match: PrefixMatch) -> None:
+        """Keep the matched blocks until ``begin`` and ``release``, or ``unlock``."""
+        self._cache.lock(match.node)
+
+    def unlock(self, match: PrefixMatch) -> None:
+        """Nothing came of it."""
+        self._cache.unlock(match.node, is_used=False)
+
+    def begin(self, sequence: Sequence, match: PrefixMatch, num_kept: int, num_running: int) -> None:
+        """Give a sequence the locked match, and what tiers bring back of the tokens after it.
+
+        A tier never decides whether a sequence starts: unless all of its tokens fit, ``num_kept`` blocks for its first
+        chunk are left, and always one for each running sequence to grow. What does not come back is computed.
+        """
+        sequence.node = match.node
+        sequence.blocks = list(match.block_ids)
+        sequence.is_owned = [False] * len(match.block_ids)
+        sequence.num_computed_tokens = match.num_tokens
+        self._restore(sequence, num_kept, num_running)
+        sequence.num_shared_blocks = len(sequence.blocks)
+
+    def _restore(self, sequence: Sequence, num_kept: int, num_running: int) -> None:
+        room = self.num_available - num_running
+        whole = self.num_missing(sequence, len(sequence.token_ids), len(sequence.blocks))
+        spare = whole if whole <= room else room - num_kept
+        start = sequence.num_computed_tokens
+        end = min(sequence.num_matchable_tokens, start + spare * self._block_size)
+        wanted = self._cache.restorable(sequence.node, sequence.token_ids[start : max(start, end)])
+        if not wanted:
+            return
+        blocks = self._allocator.allocate(wanted)
+        tokens = sequence.token_ids[start : start + wanted * self._block_size]
+        sequence.node, taken = self._cache.restore(sequence.node, tokens, blocks)
+        sequence.blocks.extend(blocks[: len(taken)])
+        sequence.is_owned.extend(not was_taken for was_taken in taken)
+        sequence.num_computed_tokens += len(taken) * self._block_size
+        self._allocator.free(blocks[len(taken) :])
+
+    def extend(self, sequence: Sequence, count: int) -> list[int]:
+        """Give a sequence ``count`` blocks of its own; raises ``OutOfBlocks`` with nothing given."""
+        blocks = self._allocator.allocate(count)
+        sequence.blocks.extend(blocks)
+        sequence.is_owned.extend([True] * count)
+        return blocks
+
+    def share(self, sequence: Sequence, num_drafts: int) -> None:
+        """Offer the blocks that are full once the step being planned has run to the prefix cache.
+
+        Done when a step is planned, not when it has run: sequences of the same step share a prefix, for all K/V of a
+        batch are stored before any are read. Should the step fail, the engine is dead and its cache with it.
+
+        Where the cache has the content already, its block is used from the next step on: nobody holds both.
+        """
+        known = min(sequence.num_computed_tokens - num_drafts, len(sequence.token_ids))
+        start, end = sequence.num_shared_blocks, known // self._block_size
+        if end <= start:
+            return
+        tokens = sequence.token_ids[start * self._block_size : end * self._block_size]
+        sequence.node, taken = self._cache.insert(sequence.node, tokens, sequence.blocks[start:end])
+        sequence.num_shared_blocks = end
+        for i, was_taken in enumerate(taken, start):
+            sequence.is_owned[i] = not was_taken
+        if not all(taken):
+            self._replace(sequence, start, end)
+
+    def _replace(self, sequence: Sequence, start: int, end: int) -> None:
+        namespace, length = sequence.request.cache_namespace, end * self._block_size
+        cached = self._cache.match(namespace, sequence.token_ids, length).block_ids
+        for i in range(start, min(end, len(cached))):
+            if sequence.is_owned[i]:
+                self._doubles.append(sequence.blocks[i])
+                sequence.blocks[i], sequence.is_owned[i] = cached[i], False
+                sequence.replaced_blocks.append((i, cached[i]))
+
+    def free_doubles(self) -> None:
+        """The step that was being planned is launched: what it alone uses may go to the next one."""
+        self._allocator.free(self._doubles)
+        self._doubles.clear()
+
+    def release(self, sequence: Sequence) -> None:
+        """Take everything back from a sequence."""
+        self._allocator.free(sequence.owned_blocks)
+        self._cache.unlock(sequence.node)
+        sequence.blocks, sequence.is_owned, sequence.node = [], [], None
+        sequence.replaced_blocks = []
+        sequence.num_shared_blocks = 0
+
+    def take_saves(self) -> BlockSaves | None:
+        """Copies that the next batch must make of blocks the cache has given up."""
+        return self._cache.take_saves()
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Prove that every block has one owner and every sequence the blocks of what it has computed."""
+        sequences = list(running)
+        self._allocator.check(self._doubles + [block for sequence in sequences for block in sequence.owned_blocks])
+        for sequence in sequences:
+            if len(sequence.blocks) * self._block_size < sequence.num_computed_tokens:
+                raise AssertionError(f"sequence {sequence.key} has computed more tokens than its blocks hold")

@@ -1,0 +1,92 @@
+"""The application's routes and whose they are: plugins' routes come and go while it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
+
+from fwk.errors import ConfigError
+from fwk.interfaces.dialect import Dialect, openai_error
+from fwk.server.authorization import Access, Guard, Keys
+
+AddRoutes = Callable[[FastAPI], None]
+
+
+class Mounts:
+    """Adds, exchanges and removes the routes of an owner all at once. A request that has its route keeps it."""
+
+    def __init__(self, app: FastAPI, keys: Keys) -> None:
+        self._app = app
+        self._has_admin = keys.admin is not None
+        self.guard = Guard(app.router.routes, [], [], keys)
+        self._owned: dict[str, list[BaseRoute]] = {}
+        self._dialects: dict[str, Dialect] = {}
+
+    def put(
+        self,
+        owner: str,
+        add: AddRoutes,
+        admin: AddRoutes | None = None,
+        *,
+        dialect: Dialect | None = None,
+        public: Sequence[str] = (),
+    ) -> None:
+        """Mount an owner's routes, in place of those it has. ``dialect`` shapes their errors.
+
+        ``admin`` adds routes for administrators, who exist only with a key; routes with a path in ``public`` need none.
+        Raises ``ConfigError`` when another owner has such a route; then nothing is changed.
+        """
+        routes = _made(add)
+        admins = _made(admin) if admin is not None and self._has_admin else []
+        self._check(owner, [*routes, *admins])
+        self.remove(owner)
+        self.guard.let(admins, Access.ADMIN)
+        self.guard.let([route for route in routes if getattr(route, "path", None) in public], Access.PUBLIC)
+        self._owned[owner] = [*routes, *admins]
+        self._app.router.routes.extend(self._owned[owner])
+        self._app.openapi_schema = None
+        if dialect is not None:
+            self._dialects[owner] = dialect
+
+    def remove(self, owner: str) -> None:
+        """Take an owner's routes away, if it has any."""
+        gone = self._owned.pop(owner, [])
+        self._dialects.pop(owner, None)
+        ids = {id(route) for route in gone}
+        self._app.router.routes[:] = [route for route in self._app.router.routes if id(route) not in ids]
+        self._app.openapi_schema = None
+        self.guard.forget(gone)
+
+    def error_body(
+        self, scope: Scope, status: int, message: str, param: str | None, code: str | None
+    ) -> dict[str, Any]:
+        """An error in the shape of the dialect whose route was asked for."""
+        for owner, dialect in self._dialects.items():
+            if any(route.matches(scope)[0] is not Match.NONE for route in self._owned[owner]):
+                return dialect.error_body(status, message, param, code)
+        return openai_error(status, message, param, code)
+
+    def _check(self, owner: str, routes: Sequence[BaseRoute]) -> None:
+        taken = {place: other for other, own in self._owned.items() if other != owner for place in _places(own)}
+        for path, method in _places(routes):
+            if (path, method) in taken:
+                raise ConfigError(f"{owner} and {taken[path, method]} both answer {method} {path}: use one of them")
+
+
+def _made(add: AddRoutes) -> list[BaseRoute]:
+    """The routes a plugin would add."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    add(app)
+    return list(app.router.routes)
+
+
+def _places(routes: Sequence[BaseRoute]) -> list[tuple[str, str]]:
+    return [
+        (getattr(route, "path", ""), method)
+        for route in routes
+        for method in sorted(getattr(route, "methods", None) or {"*"})
+    ]

@@ -1,0 +1,241 @@
+"""Settle device, precision and plugins, before any weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fwk.config import Config, EngineOptions
+from fwk.errors import ConfigError, ModelLoadError, PluginError
+from fwk.interfaces.attention import AttentionLayer, KVKind
+from fwk.interfaces.declaration import Facts, Host
+from fwk.native import cpu_flags
+from fwk.plugins import FAMILIES, Judgement, PluginSet, Registered, Settlement, judge, negotiate, taking_part
+from fwk.plugins.families import ORDER, PARTS
+from fwk.plugins.selection import AUTO, Candidate, Selection, check_used, plugin_options, ranked
+from fwk.setup.checkpoint import OpenedModel
+
+START_TOKENS = 16
+"""Rows from which a CPU is bound by multiplications: computed together, prompts of so many tokens are all late."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """An opened model on a settled device, in a settled precision, with settled plugins.
+
+    ``reasons`` has a sentence for each way in which the run is not what ``auto`` would have liked best; ``refused``
+    one for each plugin that cannot be had beside the others, by family and name. ``max_step_tokens`` bounds a step,
+    and from ``max_start_tokens`` of prompts on it starts no further one.
+    """
+
+    opened: OpenedModel
+    settlement: Settlement
+    reasons: tuple[str, ...]
+    refused: Mapping[str, Mapping[str, str]]
+    max_step_tokens: int
+    max_start_tokens: int
+
+    @property
+    def facts(self) -> Facts:
+        return self.settlement.facts
+
+    @property
+    def max_model_len(self) -> int:
+        return self.opened.max_model_len
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.opened.eos_token_ids
+
+
+def detect_host(device: str) -> Host:
+    """The machine as plugins may need to know it. Imports torch."""
+    import torch  # noqa: PLC0415 - a light command must not pay for it
+
+    has_gpu = torch.cuda.is_available()
+    if device == "cuda" and not has_gpu:
+        raise ConfigError("--device cuda: this machine has no usable GPU (torch.cuda.is_available() is false)")
+    if device == "cpu" or not has_gpu:
+        return Host("cpu", None, cpu_flags())
+    return Host("cuda", torch.cuda.get_device_capability(), cpu_flags())
+
+
+def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetup:
+    """Choose device, dtype and the engine's plugins.
+
+    Raises ``PluginError`` when no set of plugins agrees, ``ConfigError`` for options of one that was not chosen.
+    """
+    facts, reasons = _facts(config, opened, plugins)
+    settlement = negotiate(plugins, wanted(config, opened, plugins), facts, config.plugin_options)
+    one_each = {family: name for family, name in settlement.chosen.items() if family != "quant"}  # that is by layer
+    check_used(plugins, config.plugin_options, one_each | {"loaders": opened.loader})
+    parts = {family: _parts(config, plugins, settlement, family).refusals() for family in PARTS}
+    for item in _using(config, plugins):
+        if item.name in parts[item.family]:
+            noun, why = FAMILIES[item.family].noun, parts[item.family][item.name]
+            raise PluginError(f"{noun} {item.name!r} ({item.package}) cannot be used: {why}")
+    refused = settlement.refusals() | parts
+    is_cpu = facts.host.device == "cpu" and opened.task != "embed"
+    step_tokens = config.engine.max_prefill_tokens or _step_tokens(config, is_cpu)
+    start_tokens = config.engine.max_start_tokens or (START_TOKENS if is_cpu else step_tokens)
+    told = (*opened.reasons, *reasons, *settlement.reasons())
+    return ModelSetup(opened, settlement, told, refused, step_tokens, start_tokens)
+
+
+def _step_tokens(config: Config, is_cpu: bool) -> int:
+    """How many tokens a step computes at most unless it is said.
+
+    A CPU is at its limit of multiplications with a hundred rows: more of them make a step longer, and nothing cheaper.
+    A model that does not generate computes whole prompts, and is not meant by this.
+    """
+    if is_cpu:
+        return max(512, 2 * config.engine.max_running_requests)
+    return 2048
+
+
+def look(config: Config, opened: OpenedModel | None, plugins: PluginSet, family: str) -> Judgement:
+    """How each plugin of a family of engines fares in such a run: in what ``settle`` would come to.
+
+    opened: None to judge without a model; then nothing is chosen that depends on one, unless it was named.
+    """
+    facts, _ = _facts(config, opened, plugins)
+    asked = wanted(config, opened, plugins)
+    if family not in PARTS:
+        return judge(plugins, asked, facts, config.plugin_options, family)
+    settlement = negotiate(plugins, asked, facts, config.plugin_options)
+    return Judgement(_parts(config, plugins, settlement, family), None)
+
+
+def _parts(config: Config, plugins: PluginSet, settlement: Settlement, family: str) -> Selection:
+    """The plugins of one of ``PARTS``, held against what was settled; none of them is chosen."""
+    candidates = [
+        Candidate(item, settlement.refusal(item, plugin_options(item, config.plugin_options)))
+        for item in ranked(plugins, family)
+    ]
+    return Selection(family, AUTO, None, candidates)
+
+
+def _using(config: Config, plugins: PluginSet) -> Iterable[Registered]:
+    """The plugins of ``PARTS`` that this run uses, but for the tiers, which are chosen with the prefix cache."""
+    for family in ("logits_processors", *(("lora_sources",) if config.engine.enable_lora else ())):
+        for item, _ in taking_part(plugins, family, config.plugin_options, host=None):
+            yield item
+
+
+def _facts(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> tuple[Facts, list[str]]:
+    """What is known of the run before plugins are chosen, and what is not as ``auto`` would have liked it."""
+    engine = config.engine
+    host = detect_host(engine.device)
+    facts = Facts(
+        host=host,
+        dtype="float32" if config.model.dtype == AUTO else config.model.dtype,
+        kv_dtype=engine.kv_cache_dtype,
+        block_size=engine.page_size,
+        tp_size=engine.tensor_parallel_size,
+        chosen={"quant": tuple(text.rpartition("=")[2] for text in engine.quantization_layers)},
+    )
+    if opened is None:
+        return facts, []
+    reasons: list[str] = []
+    dtype = config.model.dtype
+    if dtype == AUTO:
+        stored = opened.config.torch_dtype
+        dtype, why = _auto_dtype(stored, host)
+        if why:
+            reasons.append(why)
+    if opened.task == "embed":
+        _check_embeds(engine, opened.name)
+        if opened.pooling is None:
+            reasons.append("embeddings are the mean of the hidden states, not normalised: there is no modules.json")
+    layouts = opened.checkpoint.weights().layouts("")
+    _check_readable(engine, opened, plugins, layouts)
+    architecture, task = opened.config.architecture, opened.task
+    facts = replace(facts, dtype=dtype, architecture=architecture, task=task, layouts=layouts, model=opened.config)
+    return facts, reasons
+
+
+def _check_readable(options: EngineOptions, opened: OpenedModel, plugins: PluginSet, layouts: tuple[str, ...]) -> None:
+    """Refuse weights that ``auto`` finds no quantizer for: they are stored in a way nobody here knows."""
+    known = {layout for item in plugins.family("quant") for layout in getattr(item.declaration, "exact", ())}
+    if options.quantization == AUTO and plugins.family("quant") and not known & set(layouts):
+        raise ModelLoadError(
+            f"{opened.name}: the weights are stored as {' and '.join(layouts)}, which no installed quantizer reads; "
+            "convert the checkpoint, or install a plugin that declares the layout"
+        )
+
+
+def wanted(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> dict[str, str]:
+    """What was asked for of each family that an engine for the model uses: a plugin's name, or ``auto``."""
+    found: dict[str, str] = {}
+    for family in ORDER:
+        option, switch = FAMILIES[family].option or "", FAMILIES[family].switch
+        if switch is None or getattr(config.engine, switch):
+            found[family] = getattr(config.engine, option, None) or getattr(config.model, option)
+    idle = {
+        "speculative": found["speculative"] == "none",
+        "grammar": found["grammar"] == "none" or (found["grammar"] == AUTO and not plugins.family("grammar")),
+        "moe": found["moe"] == AUTO and (opened is None or not opened.config.num_experts),
+        "models": opened is None,
+        "quant": opened is None and found["quant"] == AUTO,
+    }
+    if opened is not None and opened.task == "embed":
+        found["cache"] = "none"  # it computes every prompt whole, and leaves nothing behind to be found
+    return {family: name for family, name in found.items() if not idle.get(family)}
+
+
+def check_quantizers(used: Sequence[str], settlement: Settlement) -> None:
+    """Hold what was chosen with one quantizer in mind against those that the layers got in the end.
+
+    Raises ``PluginError`` when one of the choices cannot serve beside them.
+    """
+    named = {"quant": tuple(dict.fromkeys((*used, *settlement.facts.chosen["quant"])))}
+    settlement.check(replace(settlement.facts, chosen={**settlement.facts.chosen, **named}))
+
+
+def _check_embeds(options: EngineOptions, name: str) -> None:
+    """Refuse what an encoder could only ignore: it writes no text and keeps no K/V."""
+    for option, idle, why in (
+        ("speculative_algorithm", ("none",), "there is nothing to draft"),
+        ("enable_lora", (False,), "and adapters are for models of text"),
+        ("kv_cache_dtype", ("auto",), "which keeps no K/V"),
+        ("prefix_cache", ("auto", "none"), "which keeps no K/V"),
+        ("cache_tiers", ((),), "which keeps no K/V"),
+    ):
+        value = getattr(options, option)
+        if value not in idle:
+            shown = "" if value is True else f" {' '.join(value) if isinstance(value, tuple) else value}"
+            raise ConfigError(f"--{option.replace('_', '-')}{shown}: {name} makes embeddings, {why}")
+
+
+def check_layers(layers: Sequence[AttentionLayer], attention: Registered, facts: Facts) -> None:
+    """Hold the layers that were built against the backend that was chosen by what the configuration promised.
+
+    Raises ``ConfigError`` for the first that is beyond it.
+    """
+    for layer in layers:
+        asked = {
+            "sliding_window": layer.sliding_window is not None,
+            "soft_cap": layer.soft_cap is not None,
+            "latent": layer.kind is KVKind.LATENT,
+        }
+        needed = facts.features | {name for name, is_asked in asked.items() if is_asked}
+        refusal = attention.declaration.refusal(replace(facts, head_size=layer.head_size, features=needed))
+        if refusal is not None:
+            raise ConfigError(
+                f"attention backend {attention.name!r} cannot serve layer {layer.index} of this model: it {refusal}"
+            )
+
+
+def _auto_dtype(stored: str, host: Host) -> tuple[str, str | None]:
+    if stored not in ("float32", "bfloat16", "float16"):
+        stored = "bfloat16"
+    if host.device != "cpu" or stored == "float32":
+        return stored, None
+    if host.cpu_flags & {"avx512_bf16", "amx_bf16", "bf16"}:
+        why = (
+            None
+            if stored == "bfloat16"
+            else "dtype bfloat16 instead of the checkpoint's float16: CPUs compute it faster"
+        )
+        return "bfloat16", why
+    return "float32", f"dtype float32 instead of the checkpoint's {stored}: this CPU has no bfloat16 instructions"

@@ -1,0 +1,13 @@
+"""The contract of the family, run by the package's tests and by ``fwk plugins test mine``."""
+
+from __future__ import annotations
+
+from fwk.testing.serving import TINY
+
+from fwk.testing import ModelSuite
+
+
+class TestMine(ModelSuite):
+    plugin = "mine"
+    config = {**TINY, "architectures": ["MineForCausalLM"]}
+    reference_config = {"architectures": ["LlamaForCausalLM"]}

@@ -1,0 +1,117 @@
+"""The kit for plugin authors: one contract suite per family, which our own plugins' tests subclass too.
+
+Needs pytest: ``pip install 'fwk[testing]'``. A suite's module is imported when the suite is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+try:
+    import pytest
+except ImportError as error:
+    raise ImportError("fwk_kit.testing needs pytest: pip install 'fwk[testing]'") from error
+
+pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)))
+
+if TYPE_CHECKING:
+    from fwk_kit.testing.attention import AttentionSuite
+    from fwk_kit.testing.balancers import LoadBalancerSuite
+    from fwk_kit.testing.base import PluginSuite
+    from fwk_kit.testing.caches import CacheTierSuite, PrefixCacheSuite
+    from fwk_kit.testing.dialects import DialectSuite
+    from fwk_kit.testing.executors import ExecutorSuite
+    from fwk_kit.testing.grammar import GrammarBackendSuite
+    from fwk_kit.testing.kv_transfer import KVTransferSuite
+    from fwk_kit.testing.loaders import LoaderSuite, ModelSourceSuite
+    from fwk_kit.testing.logits_processors import LogitsProcessorSuite
+    from fwk_kit.testing.lora import LoRABackendSuite, LoRASourceSuite
+    from fwk_kit.testing.models import ModelSuite
+    from fwk_kit.testing.moe import MoERunnerSuite
+    from fwk_kit.testing.multimodal import MultimodalProcessorSuite
+    from fwk_kit.testing.observers import ObserverSuite
+    from fwk_kit.testing.operators import OperatorsSuite
+    from fwk_kit.testing.parsers import ReasoningParserSuite, ToolParserSuite
+    from fwk_kit.testing.quant import QuantizerSuite
+    from fwk_kit.testing.samplers import SamplerSuite
+    from fwk_kit.testing.schedulers import SchedulePolicySuite
+    from fwk_kit.testing.served import ServedSuite
+    from fwk_kit.testing.speculative import SpeculativeDecoderSuite
+
+SUITES: dict[str, str] = {
+    "attention": "fwk_kit.testing.attention:AttentionSuite",
+    "quant": "fwk_kit.testing.quant:QuantizerSuite",
+    "models": "fwk_kit.testing.models:ModelSuite",
+    "schedulers": "fwk_kit.testing.schedulers:SchedulePolicySuite",
+    "speculative": "fwk_kit.testing.speculative:SpeculativeDecoderSuite",
+    "lora": "fwk_kit.testing.lora:LoRABackendSuite",
+    "lora_sources": "fwk_kit.testing.lora:LoRASourceSuite",
+    "cache": "fwk_kit.testing.caches:PrefixCacheSuite",
+    "cache_tiers": "fwk_kit.testing.caches:CacheTierSuite",
+    "samplers": "fwk_kit.testing.samplers:SamplerSuite",
+    "logits_processors": "fwk_kit.testing.logits_processors:LogitsProcessorSuite",
+    "grammar": "fwk_kit.testing.grammar:GrammarBackendSuite",
+    "tool_parsers": "fwk_kit.testing.parsers:ToolParserSuite",
+    "reasoning_parsers": "fwk_kit.testing.parsers:ReasoningParserSuite",
+    "executors": "fwk_kit.testing.executors:ExecutorSuite",
+    "load_balancers": "fwk_kit.testing.balancers:LoadBalancerSuite",
+    "kv_transfer": "fwk_kit.testing.kv_transfer:KVTransferSuite",
+    "loaders": "fwk_kit.testing.loaders:LoaderSuite",
+    "model_sources": "fwk_kit.testing.loaders:ModelSourceSuite",
+    "dialects": "fwk_kit.testing.dialects:DialectSuite",
+    "observers": "fwk_kit.testing.observers:ObserverSuite",
+    "moe": "fwk_kit.testing.moe:MoERunnerSuite",
+    "operators": "fwk_kit.testing.operators:OperatorsSuite",
+    "multimodal": "fwk_kit.testing.multimodal:MultimodalProcessorSuite",
+}
+"""The suite of each family."""
+
+_BASES = {"PluginSuite": "fwk_kit.testing.base", "ServedSuite": "fwk_kit.testing.served"}
+
+__all__ = [
+    "SUITES",
+    "AttentionSuite",
+    "CacheTierSuite",
+    "DialectSuite",
+    "ExecutorSuite",
+    "GrammarBackendSuite",
+    "KVTransferSuite",
+    "LoRABackendSuite",
+    "LoRASourceSuite",
+    "LoadBalancerSuite",
+    "LoaderSuite",
+    "LogitsProcessorSuite",
+    "MoERunnerSuite",
+    "ModelSourceSuite",
+    "ModelSuite",
+    "MultimodalProcessorSuite",
+    "ObserverSuite",
+    "OperatorsSuite",
+    "PluginSuite",
+    "PrefixCacheSuite",
+    "QuantizerSuite",
+    "ReasoningParserSuite",
+    "SamplerSuite",
+    "SchedulePolicySuite",
+    "ServedSuite",
+    "SpeculativeDecoderSuite",
+    "ToolParserSuite",
+    "suite_of",
+]
+
+
+def suite_of(family: str) -> type[PluginSuite]:
+    """The suite of a family."""
+    module, _, name = SUITES[family].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _BASES:
+        return getattr(importlib.import_module(_BASES[name]), name)
+    for family, where in SUITES.items():
+        if where.endswith(f":{name}"):
+            return suite_of(family)
+    raise AttributeError(f"module 'fwk_kit.testing' has no attribute {name!r}")

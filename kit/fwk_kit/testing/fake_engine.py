@@ -1,0 +1,236 @@
+"""An engine without a model: its K/V memory holds token ids, and the next token is a hash of what it reads back.
+
+Whatever is wrong in the accounting of blocks (a block given to two, freed too early, shared with other content, not
+computed) changes what is read, and so the output.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fwk.engine.blocks import BlockAllocator
+from fwk.engine.core import Engine, EngineInfo
+from fwk.engine.plan import Limits
+from fwk.engine.scheduler import Scheduler
+from fwk.engine.transfer import WorkerTransfer
+from fwk.interfaces.declaration import Facts
+from fwk.interfaces.executor import Executor, Worker, WorkerInfo
+from fwk.interfaces.prefix_cache import CacheContext, CacheTier, CacheTierContext
+from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
+from fwk.plugins import PluginSet, Registered, build, choose
+from fwk.plugins.selection import plugin_options
+from fwk.types import Batch, SequenceResult, StepResult
+from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.transfer import BlockStore
+from fwk.worker.verify import accepted
+from fwk_kit.testing.base import installed
+
+VOCAB = 97
+UNWRITTEN = -1
+NUM_LOOKAHEAD = 5
+
+Draft = Callable[[list[int]], list[int]]
+
+
+def next_token(token_ids: Sequence[int]) -> int:
+    """What the fake model says after these tokens."""
+    return zlib.crc32(np.asarray(token_ids, np.int32).tobytes()) % VOCAB
+
+
+def reference(prompt: Sequence[int], max_tokens: int, stop: frozenset[int] = frozenset()) -> list[int]:
+    """The output the engine must give, whatever happened on the way."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+        if tokens[-1] in stop:
+            break
+    return tokens[len(prompt) :]
+
+
+class FakeWorker(Worker):
+    """Writes tokens to the slots a batch names and reads them back through the block table."""
+
+    def __init__(self, num_blocks: int, block_size: int, num_slots: int, max_len: int, draft: Draft | None) -> None:
+        self.table = SequenceTable(num_slots, max_len, block_size)
+        self.memory = np.full(num_blocks * block_size, UNWRITTEN, np.int64)
+        self.num_blocks = num_blocks
+        self.draft = draft
+        self.batches: list[Batch] = []
+        self.store: BlockStore | None = None
+
+    def use_tiers(self, make: Callable[[CacheTierContext], list[CacheTier]]) -> None:
+        """Keep blocks in tiers too, with the real worker's code on the fake memory."""
+        blocks = torch.from_numpy(self.memory).view(self.num_blocks, -1)
+        context = CacheTierContext(self.num_blocks, blocks[0].nbytes, bytes(32))
+        self.store = BlockStore([blocks], [(str(i), tier) for i, tier in enumerate(make(context))])
+
+    def load(self) -> WorkerInfo:
+        return WorkerInfo(self.num_blocks, VOCAB, {})
+
+    def _slots(self, slot: int, start: int, end: int) -> np.ndarray:
+        positions = np.arange(start, end)
+        size = self.table.block_size
+        return self.table.block_table[slot, positions // size].astype(np.int64) * size + positions % size
+
+    def execute(self, batch: Batch) -> StepResult:
+        self.batches.append(batch)
+        if self.store is None or batch.saves is None:
+            return self._run(batch)
+        self.store.save(batch.saves.before)
+        result = self._run(batch)
+        self.store.save(batch.saves.after)
+        return result
+
+    def _run(self, batch: Batch) -> StepResult:
+        table = self.table
+        table.begin(batch)
+        starts = {s.slot: int(table.num_computed[s.slot]) for s in batch.sequences}
+        for s in batch.sequences:  # all of a step's K/V is stored before any is read
+            start, end = starts[s.slot], starts[s.slot] + s.num_new_tokens
+            self.memory[self._slots(s.slot, start, end)] = table.token_ids[s.slot, start:end]
+        results: list[SequenceResult] = []
+        for s in batch.sequences:
+            end = starts[s.slot] + s.num_new_tokens
+            seen = self.memory[self._slots(s.slot, 0, end)].tolist()
+            tokens: list[int] = []
+            if s.samples:
+                count = len(s.draft_token_ids)
+                picked = [next_token(seen[: end - count + i]) for i in range(count + 1)]
+                tokens = accepted(s.draft_token_ids, picked)
+            table.finish(s, tokens)
+            if s.samples:
+                known = table.token_ids[s.slot, : table.num_tokens[s.slot]].tolist()
+                room = table.token_ids.shape[1] - 1 - len(known)
+                drafts = self.draft(known)[: min(max(room, 0), NUM_LOOKAHEAD)] if self.draft else []
+                end = min(len(known) - 1 + len(drafts), int(table.num_blocks[s.slot]) * table.block_size)
+                if end > len(known) - 1:  # a draft model writes here
+                    self.memory[self._slots(s.slot, len(known) - 1, end)] = UNWRITTEN
+                results.append(SequenceResult(s.slot, tokens, draft_token_ids=drafts))
+        return StepResult(batch.step, results)
+
+    def call(self, name: str, *args: Any) -> Any:
+        assert self.store is not None
+        saves, *rest = args
+        self.store.save(saves)
+        return {"find_blocks": self.store.find, "load_blocks": self.store.load}[name](*rest)
+
+
+class FakeExecutor(Executor):
+    """Runs a fake worker; with depth 2 a result is handed out only after the next step was launched."""
+
+    def __init__(self, worker: FakeWorker, depth: int = 1) -> None:
+        self.worker = worker
+        self.depth = depth
+
+    def load(self) -> WorkerInfo:
+        return self.worker.load()
+
+    def launch(self, batch: Batch) -> StepResult:
+        return self.worker.execute(batch)
+
+    def collect(self, pending: StepResult) -> StepResult:
+        return pending
+
+    def call(self, name: str, *args: Any) -> list[Any]:
+        return [self.worker.call(name, *args)]
+
+    def close(self) -> None: ...
+
+
+class LateExecutor(FakeExecutor):
+    """Runs a step as late as it may: when its result is wanted, or something that comes after it."""
+
+    def __init__(self, worker: FakeWorker, depth: int = 1) -> None:
+        super().__init__(worker, depth)
+        self._launched: list[Batch] = []
+        self._results: dict[int, StepResult] = {}
+
+    def launch(self, batch: Batch) -> StepResult:
+        self._launched.append(copy.deepcopy(batch))
+        return StepResult(batch.step, [])
+
+    def collect(self, pending: StepResult) -> StepResult:
+        while pending.step not in self._results:
+            self._run_one()
+        return self._results.pop(pending.step)
+
+    def call(self, name: str, *args: Any) -> list[Any]:
+        while self._launched:
+            self._run_one()
+        return super().call(name, *args)
+
+    def _run_one(self) -> None:
+        result = self.worker.execute(self._launched.pop(0))
+        self._results[result.step] = result
+
+
+def _take(plugins: PluginSet, family: str, name: str) -> Registered:
+    item = choose(plugins, family, name, Facts()).chosen
+    assert item is not None
+    return item
+
+
+def make_policy(name: str, options: Mapping[str, object] | None = None) -> SchedulePolicy:
+    """A schedule policy, as an engine builds it."""
+    item = _take(installed(), "schedulers", name)
+    return build(item, ScheduleContext(plugin_options(item, {item.key: options or {}})))
+
+
+def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_running: int = 8,
+    max_len: int = 256,
+    step_tokens: int = 32,
+    chunk_tokens: int | None = 32,
+    cache: str = "auto",
+    policy: str = "auto",
+    policy_object: Any = None,
+    policy_options: Mapping[str, object] | None = None,
+    now: Callable[[], float] | None = None,
+    depth: int = 1,
+    draft: Draft | None = None,
+    eos: frozenset[int] = frozenset(),
+    cache_options: Mapping[str, object] | None = None,
+    tiers: Callable[[CacheTierContext], list[CacheTier]] | None = None,
+    is_late: bool = False,
+    **limits: Any,
+) -> Engine:
+    """An engine on a fake worker, with the real scheduler, cache and policy, checking its books every step."""
+    plugins = installed()
+    cache_item = _take(plugins, "cache", cache)
+    worker = FakeWorker(num_blocks, block_size, max_running, max_len, draft)
+    if tiers is not None:
+        worker.use_tiers(tiers)
+    executor = (LateExecutor if is_late else FakeExecutor)(worker, depth)
+    own = plugin_options(cache_item, {cache_item.key: cache_options or {}})
+    cache_object = build(cache_item, CacheContext(block_size, own, WorkerTransfer(executor)))
+    policy_object = policy_object or make_policy(policy, policy_options)
+    limits_object = Limits(
+        max_model_len=max_len,
+        max_step_tokens=step_tokens,
+        max_chunk_tokens=chunk_tokens,
+        max_running=max_running,
+        block_size=block_size,
+        eos_token_ids=eos,
+        num_lookahead=NUM_LOOKAHEAD if draft else 0,
+        **{"check_blocks": True, **limits},
+    )
+    clock = itertools.count()
+    scheduler = Scheduler(
+        limits_object,
+        BlockAllocator(num_blocks, cache_object),
+        cache_object,
+        policy_object,
+        now=now or (lambda: float(next(clock))),
+    )
+    info = EngineInfo(num_blocks, block_size, max_len, VOCAB, {}, [])
+    return Engine(scheduler, executor, info)

@@ -1,0 +1,110 @@
+"""Engines on a tiny random model: what a plugin is served with."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fwk.types import SamplingParams
+from fwk_kit.testing.base import beside, installed
+
+TINY: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "dtype": "float32",
+}
+"""config.json of the tiny model."""
+
+MIXTURE: dict[str, Any] = {
+    **TINY,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+"""config.json of a tiny mixture of experts."""
+
+PROMPTS = [[1, 7, 3, 9] * 9, [5], list(range(40, 75)), [1, 7, 3, 9] * 9 + [8, 8]]
+"""A repeated one, one of a single token, and two with a common beginning."""
+
+NUM_TOKENS = 12
+
+
+def tokens_of(config: dict[str, Any], package: str | None = "fwk", **options: Any) -> list[list[int]]:
+    """The greedy continuations of ``PROMPTS`` by a model of ``config`` with random weights.
+
+    Only the plugins of fwk and of ``package`` are there; None: all that are installed, as other processes find them.
+    """
+    from fwk import LLM  # noqa: PLC0415 - imports torch
+
+    settings = {"load_format": "dummy", "max_total_tokens": 2048, "max_running_requests": 8, "check_blocks": True}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        with LLM(folder, plugins=installed() if package is None else beside(package), **{**settings, **options}) as llm:
+            sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+            together = [done.token_ids for done in llm.generate(PROMPTS, sampling)]
+            again = [llm.generate([prompt], sampling)[0].token_ids for prompt in PROMPTS]
+    assert again == together, "alone, the prompts get other tokens than together"
+    assert all(len(tokens) == NUM_TOKENS for tokens in together)
+    return together
+
+
+@functools.cache
+def plain_tokens(config: str, options: str = "{}") -> list[list[int]]:
+    """Those of the built-in plugins, for a config.json and options as JSON; computed once for the test run."""
+    return tokens_of(json.loads(config), **json.loads(options))
+
+
+@contextlib.contextmanager
+def serve_tiny(*arguments: str, config: dict[str, Any] | None = None) -> Iterator[str]:
+    """A real server (``fwk serve``) on a free port, with a tiny random model: its address.
+
+    arguments: further words of the command line. Raises ``RuntimeError`` with the server's last words when it does
+    not come up.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config or TINY))
+        words = ["-m", "fwk", "serve", folder, "--load-format", "dummy", "--port", "0", "--max-total-tokens", "2048"]
+        command = [sys.executable, *words, *arguments]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+            assert process.stderr is not None
+            lines: list[str] = []
+            try:
+                for line in process.stderr:
+                    lines.append(line)
+                    found = re.search(r" serves .* at (http://\S+)", line)
+                    if found:
+                        threading.Thread(target=process.stderr.read, daemon=True).start()
+                        yield found.group(1)
+                        return
+                raise RuntimeError(f"the server did not come up: {''.join(lines)[-2000:]}")
+            finally:
+                process.terminate()
+                process.wait(30)
+
+
+def ask(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    """The JSON that a server answers; with a body, to a POST. Raises ``urllib.error.HTTPError``."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.load(reply)

@@ -1,0 +1,175 @@
+"""Observers are told everything and can hold up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from fwk.interfaces.observer import Observer, ObserverContext, RequestRecord
+from fwk.server import observer_dispatch
+from fwk.server.observer_dispatch import Observers
+from fwk.types import EngineStats
+
+
+class Hearing(Observer):
+    """Writes down what it hears, and on which thread."""
+
+    def __init__(self) -> None:
+        super().__init__(ObserverContext("m"))
+        self.heard: list[Any] = []
+        self.threads: set[int] = set()
+
+    def request_arrived(self, record: RequestRecord) -> None:
+        self.heard.append(("arrived", record))
+        self.threads.add(threading.get_ident())
+
+    def tokens_received(self, record: RequestRecord, num_tokens: int, seconds: float) -> None:
+        self.heard.append((record.num_output_tokens, num_tokens, seconds))
+
+    def request_finished(self, record: RequestRecord) -> None:
+        self.heard.append(("finished", record))
+
+    def step_finished(self, stats: EngineStats) -> None:
+        self.heard.append(stats.steps)
+
+    def close(self) -> None:
+        self.heard.append("closed")
+
+
+class Blocking(Observer):
+    """Waits in its first call until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(ObserverContext("m"))
+        self.gate = threading.Event()
+        self.num_heard = 0
+
+    def step_finished(self, stats: EngineStats) -> None:
+        self.gate.wait(60)
+        self.num_heard += 1
+
+
+class Raising(Observer):
+    def __init__(self) -> None:
+        super().__init__(ObserverContext("m"))
+
+    def request_arrived(self, record: RequestRecord) -> None:
+        raise ZeroDivisionError
+
+
+def record() -> RequestRecord:
+    return RequestRecord("r", "", 3, 1.0)
+
+
+async def test_everything_is_told_in_order_on_a_thread_of_its_own() -> None:
+    observers, hearing = Observers(), Hearing()
+    listener = observers.add(hearing, "observers.hearing")
+    mine = record()
+    observers.request_arrived(mine)
+    for i in range(1, 500):
+        mine.num_output_tokens = i
+        observers.tokens_received(mine, 1, 0.5)
+    observers.request_finished(mine)
+    observers.step_finished(EngineStats(steps=7))
+    await listener.settle()
+    observers.close()
+    assert [entry[0] for entry in hearing.heard[:2]] == ["arrived", 1]
+    assert hearing.heard[0][1].num_output_tokens == 0, "a record is as it was then"
+    assert hearing.heard[1:500] == [(i, 1, 0.5) for i in range(1, 500)]
+    assert hearing.heard[500] == ("finished", mine)
+    assert hearing.heard[501:] == [7, "closed"]
+    assert hearing.threads.isdisjoint({threading.get_ident()})
+
+
+async def test_a_blocking_observer_blocks_nobody(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer_dispatch, "MAX_EVENTS", 1000)
+    observers, blocking, hearing = Observers(), Blocking(), Hearing()
+    observers.add(blocking, "observers.blocking")
+    other = observers.add(hearing, "observers.hearing")
+    longest = 0.0
+    for i in range(900):
+        started = time.perf_counter()
+        observers.step_finished(EngineStats(steps=i))
+        longest = max(longest, time.perf_counter() - started)
+        if i % 100 == 0:
+            await asyncio.sleep(0)
+    await other.settle()
+    assert hearing.heard == list(range(900))
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        for i in range(900, 1200):
+            observers.step_finished(EngineStats(steps=i))
+            await asyncio.sleep(0)
+    assert longest < 2, "a call that waits for the observer takes a minute"
+    warnings = [entry.getMessage() for entry in caplog.records]
+    assert len(warnings) == 1
+    assert "observers.blocking is too slow (1000 events wait for it)" in warnings[0]
+    await other.settle()
+    assert hearing.heard == list(range(1200))
+    blocking.gate.set()
+    observers.close()
+    assert blocking.num_heard <= 1
+
+
+async def test_a_call_that_takes_too_long_is_noticed_with_little_to_tell(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer_dispatch, "SLOW_SECONDS", 0.1)
+    observers, blocking = Observers(), Blocking()
+    listener = observers.add(blocking, "observers.blocking")
+    observers.step_finished(EngineStats())
+    for _ in range(100):
+        await asyncio.sleep(0.02)
+        observers.step_finished(EngineStats())
+        if listener.is_dropped:
+            break
+    assert listener.is_dropped
+    assert "observers.blocking is too slow (a call of it takes more than 0.1 seconds)" in caplog.text
+    blocking.gate.set()
+    started = time.monotonic()
+    await listener.settle()
+    observers.close()
+    assert time.monotonic() - started < 1
+
+
+async def test_an_observer_that_raises_is_told_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+    observers, hearing = Observers(), Hearing()
+    observers.add(Raising(), "observers.raising")
+    observers.add(hearing, "observers.hearing")
+    for _ in range(5):
+        observers.request_arrived(record())
+    observers.close()
+    assert caplog.text.count("observer observers.raising raised and is told nothing more") == 1
+    assert len(hearing.heard) == 6
+
+
+async def test_an_observer_that_does_not_close_is_left_behind(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer_dispatch, "CLOSE_SECONDS", 0.1)
+    observers, blocking = Observers(), Blocking()
+    observers.add(blocking, "observers.blocking")
+    observers.step_finished(EngineStats())
+    await asyncio.to_thread(observers.close)
+    assert "observers.blocking does not close within 0.1 seconds" in caplog.text
+    blocking.gate.set()
+
+
+def test_what_nobody_hears_costs_nothing() -> None:
+    observers = Observers()
+    blocking = Blocking()
+    blocking.gate.set()
+    listener = observers.add(blocking, "observers.blocking")
+    assert listener.hears == {"step_finished"}
+    observers.tokens_received(None, 1, 0.0)  # type: ignore[arg-type]  # not even looked at
+    observers.remove(listener)
+    observers.step_finished(EngineStats())
+    listener.close()
+    assert blocking.num_heard == 0
