@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fwk import native
-from fwk.native.thread_pool import Team, operator
+from fwk.native.thread_pool import ThreadPool, operator
 from fwk_quant._common.cpu.integers import IntegerKernel, Integers, Nested
 from fwk_quant._common.cpu.kernel import FloatKernel, LinearKernel, PackedMatrix
 
@@ -40,7 +40,7 @@ class _Read(ctypes.Structure):
     _fields_ = [("memory", ctypes.c_void_p), ("chunks", ctypes.c_int64), ("sum", ctypes.c_void_p)]
 
 
-def reader(team: Team, num_bytes: int) -> Callable[[], None]:
+def reader(threads: ThreadPool, num_bytes: int) -> Callable[[], None]:
     """Reads so many bytes."""
     op = operator(native.load(SOURCE), "read_memory")
     memory, total = torch.ones(num_bytes // 8, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
@@ -48,7 +48,7 @@ def reader(team: Team, num_bytes: int) -> Callable[[], None]:
 
     def read() -> None:
         assert (memory.data_ptr(), total.data_ptr()) == (args.memory, args.sum)  # and so both are kept
-        team.run(op, args)
+        threads.run(op, args)
 
     return read
 
@@ -77,15 +77,15 @@ def size_of(matrix: PackedMatrix) -> int:
 Formats = dict[str, tuple[LinearKernel, list[PackedMatrix]]]
 
 
-def pack_all(names: list[str], plain: list[Tensor], team: Team) -> Formats:
+def pack_all(names: list[str], plain: list[Tensor], threads: ThreadPool) -> Formats:
     """Every matrix in every format."""
     found: Formats = {}
     for name in names:
         if name in ("float", "long"):
-            floats = FloatKernel(team, shortens=name == "float")
+            floats = FloatKernel(threads, shortens=name == "float")
             found[name] = (floats, [floats.pack(weight) for weight in plain])
         else:
-            kernel = IntegerKernel(team)
+            kernel = IntegerKernel(threads)
             found[name] = (kernel, [kernel.pack(integers(name, *weight.shape)) for weight in plain])
     return found
 
@@ -123,14 +123,14 @@ def main() -> None:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     arguments = parser.parse_args()
     clock = time.thread_time if arguments.clock == "cpu" else time.perf_counter
-    dtype, team = getattr(torch, arguments.dtype), Team()
+    dtype, threads = getattr(torch, arguments.dtype), ThreadPool()
     plain = [torch.randn(shape).to(dtype) for shape in [*SHAPES * LAYERS, HEAD]]
     columns = [weight.shape[1] for weight in plain]
     packed = [torch.ops.mkldnn._reorder_linear_weight(weight, 512) for weight in plain]
-    formats = pack_all(arguments.formats.split(","), plain, team)
+    formats = pack_all(arguments.formats.split(","), plain, threads)
     sizes = {name: sum(map(size_of, matrices)) for name, (_, matrices) in formats.items()}
-    readers = {name: reader(team, size) for name, size in sizes.items()}
-    print(f"{team.size} threads, {native.isa()}, {arguments.dtype}; median ms, least in brackets\n")
+    readers = {name: reader(threads, size) for name, size in sizes.items()}
+    print(f"{threads.size} threads, {native.isa()}, {arguments.dtype}; median ms, least in brackets\n")
     print("| format | MB | rows | reading | kernel | share of the bandwidth | G multiply-adds/s | oneDNN / kernel |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for rows in map(int, arguments.rows.split(",")):

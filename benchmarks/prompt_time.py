@@ -20,7 +20,7 @@ from typing import Any
 
 import fwk
 from fwk import SamplingParams
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 from fwk.types import Request
 
 Times = dict[str, float]
@@ -44,22 +44,22 @@ class Watch:
         self.clock = clock
         self.now: Times = defaultdict(float)
         self.work: dict[str, int] = defaultdict(int)
-        self._inner = Team.run
+        self._inner = ThreadPool.run
 
     def __enter__(self) -> None:
-        def timed(team: Team, op: int, args: Any, *, is_small: bool = False) -> None:
+        def timed(threads: ThreadPool, op: int, args: Any, *, is_small: bool = False) -> None:
             started = self.clock()
-            self._inner(team, op, args, is_small=is_small)
+            self._inner(threads, op, args, is_small=is_small)
             label = label_of(args)
             self.now[label] += self.clock() - started
             if label.startswith("linear "):
                 inputs, outputs = label.removeprefix("linear ").split(" to ")
                 self.work[label] += int(inputs) * int(outputs) * args.rows
 
-        Team.run = timed  # type: ignore[method-assign]
+        ThreadPool.run = timed  # type: ignore[method-assign]
 
     def __exit__(self, *_: object) -> None:
-        Team.run = self._inner  # type: ignore[method-assign]
+        ThreadPool.run = self._inner  # type: ignore[method-assign]
 
 
 def measure(llm: fwk.LLM, tokens: int, name: str, clock: Callable[[], float]) -> tuple[Times, dict[str, int]]:

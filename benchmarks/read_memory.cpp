@@ -12,9 +12,9 @@ struct Read {
     int64_t* sum;
 };
 
-void read_memory(const void* args, fwk::Member& member) {
+void read_memory(const void* args, fwk::PoolThread& thread) {
     const Read& read = *(const Read*)args;
-    member.chunks(read.chunks, [&](int64_t i) {
+    thread.parallel_for(read.chunks, [&](int64_t i) {
         const int64_t* from = read.memory + i * 4096;
         int64_t sums[16] = {};
         for (int k = 0; k < 4096; k += 16)

@@ -34,11 +34,11 @@ def opened(name: str, options: dict[str, Any]) -> fwk.LLM:
     """An engine of that way. A last layer is whole if its model does not narrow."""
     from fwk_models._common.decoder import Decoder
 
-    Decoder.narrows = name != "last layer whole"
+    Decoder.prunes_last_layer = name != "last layer whole"
     try:
         return fwk.LLM(prefix_cache="none", max_total_tokens=16384, **options)
     finally:
-        Decoder.narrows = True
+        Decoder.prunes_last_layer = True
 
 
 def compare_prompts(engines: dict[str, fwk.LLM], tokens: int, rounds: int) -> None:

@@ -22,17 +22,17 @@ struct Call {
     const void* args;
 };
 
-// As `team_run` of core's thread_pool.cpp. nanoseconds [count]: from the end of the operator before to the end of this one.
+// As `pool_run` of core's thread_pool.cpp. nanoseconds [count]: from the end of the operator before to the end of this one.
 void run_timed(const Call* calls, int64_t count, int size, int64_t* nanoseconds) {
-    fwk::Team team;
+    fwk::ThreadPool pool;
 #pragma omp parallel num_threads(size)
     {
-        const int index = omp_get_thread_num(), members = omp_get_num_threads();
+        const int index = omp_get_thread_num(), threads = omp_get_num_threads();
         int64_t before = now();
         for (int64_t i = 0; i < count; i++) {
-            fwk::Member member{index, members, &team, uint64_t(i) << fwk::OPERATOR};
-            calls[i].op(calls[i].args, member);
-            member.leave();
+            fwk::PoolThread thread{index, threads, &pool, uint64_t(i) << fwk::OPERATOR};
+            calls[i].op(calls[i].args, thread);
+            thread.leave();
             if (index) continue;
             const int64_t after = now();
             nanoseconds[i] = after - before;

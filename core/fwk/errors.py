@@ -94,7 +94,7 @@ class BlameSequence(FwkError):
         self.slot = slot
 
 
-def story(error: BaseException) -> str:
+def one_line_traceback(error: BaseException) -> str:
     """An exception as one line of a log: its kind, what it says, and the calls that led to it, the outermost first."""
     frames = traceback.extract_tb(error.__traceback__)
     calls = " > ".join(f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} {frame.name}" for frame in frames)

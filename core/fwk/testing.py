@@ -6,11 +6,14 @@ imports this module.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fwk_kit import testing as _kit
 
-__all__ = _kit.__all__
+if TYPE_CHECKING:
+    from fwk_kit.testing import *  # noqa: F403
+
+__all__ = _kit.__all__  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

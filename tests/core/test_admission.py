@@ -1,4 +1,4 @@
-"""The turnstile: how many are let in, and how many at a time."""
+"""The admission: how many are let in, and how many at a time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 
 from fwk.config import ServerOptions
 from fwk.errors import NotServed
-from fwk.server.admission import STEPS_IN, Turnstile
+from fwk.server.admission import STEPS_IN, AdmissionController
 
 
-async def turns(turnstile: Turnstile, count: int) -> list[list[int]]:
+async def turns(admission: AdmissionController, count: int) -> list[list[int]]:
     """Who comes in, turn of the event loop by turn, when that many come at once."""
     inside: list[int] = []
 
     async def one(number: int) -> None:
-        await turnstile.enter()
+        await admission.enter()
         inside.append(number)
 
     tasks = [asyncio.create_task(one(number)) for number in range(count)]
@@ -30,33 +30,33 @@ async def turns(turnstile: Turnstile, count: int) -> list[list[int]]:
 
 
 async def test_who_comes_alone_does_not_wait() -> None:
-    turnstile = Turnstile(ServerOptions(), 10)
+    admission = AdmissionController(ServerOptions(), 10)
     for _ in range(3):
-        entering = turnstile.enter()
+        entering = admission.enter()
         with pytest.raises(StopIteration):  # it ends without ever waiting for anything
             entering.send(None)
         await asyncio.sleep(0.001)
 
 
 async def test_a_crowd_comes_in_few_at_a_time_and_in_order() -> None:
-    seen = await turns(Turnstile(ServerOptions(), 1000), 10 * STEPS_IN)
+    seen = await turns(AdmissionController(ServerOptions(), 1000), 10 * STEPS_IN)
     assert list(itertools.chain(*seen)) == list(range(10 * STEPS_IN))
     assert max(map(len, seen)) <= STEPS_IN
     assert len(seen) <= 12, "no turn is lost"
 
 
 async def test_no_more_than_may_run_or_wait() -> None:
-    turnstile = Turnstile(ServerOptions(), 5)
-    results = await asyncio.gather(*(turnstile.enter() for _ in range(8)), return_exceptions=True)
+    admission = AdmissionController(ServerOptions(), 5)
+    results = await asyncio.gather(*(admission.enter() for _ in range(8)), return_exceptions=True)
     refused = [result for result in results if isinstance(result, NotServed)]
     assert [(error.status, error.retry_after) for error in refused] == [(429, 1)] * 3
-    turnstile.leave()
-    await turnstile.enter()
+    admission.leave()
+    await admission.enter()
 
 
 async def test_who_leaves_the_line_takes_no_turn() -> None:
-    turnstile = Turnstile(ServerOptions(), 1000)
-    tasks = [asyncio.create_task(turnstile.enter()) for _ in range(4 * STEPS_IN)]
+    admission = AdmissionController(ServerOptions(), 1000)
+    tasks = [asyncio.create_task(admission.enter()) for _ in range(4 * STEPS_IN)]
     await asyncio.sleep(0)
     for task in tasks[STEPS_IN : 3 * STEPS_IN]:
         task.cancel()
@@ -65,5 +65,5 @@ async def test_who_leaves_the_line_takes_no_turn() -> None:
     await asyncio.sleep(0)
     assert [task.done() for task in tasks[3 * STEPS_IN :]] == [True] * STEPS_IN
     for _ in range(2 * STEPS_IN):
-        turnstile.leave()
-    await asyncio.wait_for(turnstile.empty(), 1)
+        admission.leave()
+    await asyncio.wait_for(admission.empty(), 1)

@@ -11,7 +11,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from fwk.config import ServerOptions
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.interfaces.observer import Observer, ObserverContext
-from fwk.server.admission import Turnstile
+from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
 from fwk.server.authorization import Guard, Keys
 
@@ -108,7 +108,7 @@ def test_where_routes_for_administrators_come_from() -> None:
             reports=Reports(lambda: None, lambda: None, dict),
             keys=keys,
             max_body_bytes=1024,
-            turnstile=Turnstile(ServerOptions(), 100),
+            admission=AdmissionController(ServerOptions(), 100),
             admin_routes=[lambda app: app.add_api_route("/admin/core", nothing)],
         )
         door: Any = app.user_middleware[0].kwargs["guard"]

@@ -22,7 +22,7 @@ from fwk import SamplingParams
 from fwk.cli.common import read_options
 from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError, FwkError, PluginError
-from fwk.plugins import PluginSet, culprit, discover
+from fwk.plugins import PluginSet, discover, plugin_that_raised
 from fwk_kit.bench.servers import free_port
 
 PROBES = ("/health", "/ready")
@@ -188,8 +188,8 @@ def test_one_that_raises_in_a_step_is_named(install: Callable[..., Path], tiny_f
     plugins = found()
     with tiny(tiny_folder, plugins, sampling_backend="broken") as llm, pytest.raises(RuntimeError) as error:
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=32, temperature=0))
-    assert culprit(plugins, error.value) == "plugin 'acme-broken.acme_broken' from acme-broken 1.0"
-    assert culprit(plugins, ValueError("raised by nobody")) is None
+    assert plugin_that_raised(plugins, error.value) == "plugin 'acme-broken.acme_broken' from acme-broken 1.0"
+    assert plugin_that_raised(plugins, ValueError("raised by nobody")) is None
 
 
 def test_the_same_name_twice(install: Callable[..., Path]) -> None:

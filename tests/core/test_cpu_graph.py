@@ -14,7 +14,7 @@ from torch import Tensor
 from fwk import native
 from fwk.interfaces.model import Model
 from fwk.interfaces.operators import OperatorContext, Operators
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
 from fwk.types import ForwardBatch
 from fwk.worker.cpu_graph import TapeCapture
@@ -35,14 +35,14 @@ IDS, WANTED, AT = (torch.zeros(40, dtype=torch.int64) for _ in range(3))
 
 
 @pytest.fixture
-def team() -> Team:
-    return Team(2)
+def threads() -> ThreadPool:
+    return ThreadPool(2)
 
 
 @pytest.fixture
-def operators(team: Team) -> Operators:
+def operators(threads: ThreadPool) -> Operators:
     cls = load_object(find(discover(), "operators", "cpu"))
-    return cls(OperatorContext(torch.device("cpu"), torch.float32, team=team))
+    return cls(OperatorContext(torch.device("cpu"), torch.float32, threads=threads))
 
 
 def compute(operators: Operators, size: StepSize) -> tuple[Tensor, Tensor]:
@@ -59,9 +59,11 @@ def compute(operators: Operators, size: StepSize) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def test_a_tape_serves_steps_of_all_sizes_with_the_inputs_of_their_time(team: Team, operators: Operators) -> None:
-    graph = TapeCapture(team).capture(lambda size: compute(operators, size), MOST)
-    assert team.tape is None
+def test_a_tape_serves_steps_of_all_sizes_with_the_inputs_of_their_time(
+    threads: ThreadPool, operators: Operators
+) -> None:
+    graph = TapeCapture(threads).capture(lambda size: compute(operators, size), MOST)
+    assert threads.tape is None
     rng = np.random.default_rng(0)
     sizes = ((3, 3, 1), (1, 1, 1), (1, 1, 1), (40, 40, 24), (8, 8, 8), (17, 1, 0), (24, 24, 24), (40, 3, 2), (2, 2, 2))
     for tokens, num_hidden, logits in sizes:
@@ -78,15 +80,15 @@ def test_a_tape_serves_steps_of_all_sizes_with_the_inputs_of_their_time(team: Te
 
 
 @torch.inference_mode()
-def test_the_same_tensors_come_back_while_the_size_is_the_same(team: Team, operators: Operators) -> None:
-    graph = TapeCapture(team).capture(lambda size: compute(operators, size), MOST)
+def test_the_same_tensors_come_back_while_the_size_is_the_same(threads: ThreadPool, operators: Operators) -> None:
+    graph = TapeCapture(threads).capture(lambda size: compute(operators, size), MOST)
     first, again, other = (graph.replay(StepSize(tokens, tokens, 2, 1)) for tokens in (3, 3, 4))
     assert first[1] is again[1]
     assert first[1] is not other[1]
 
 
 @torch.inference_mode()
-def test_nothing_is_computed_while_a_step_is_recorded(team: Team, operators: Operators) -> None:
+def test_nothing_is_computed_while_a_step_is_recorded(threads: ThreadPool, operators: Operators) -> None:
     x = torch.zeros(4, 8)
 
     def step(size: StepSize) -> StepOutput:
@@ -94,27 +96,27 @@ def test_nothing_is_computed_while_a_step_is_recorded(team: Team, operators: Ope
         return compute(operators, size)
 
     x += 1
-    graph = TapeCapture(team).capture(step, MOST)
+    graph = TapeCapture(threads).capture(step, MOST)
     assert torch.equal(x, torch.ones(4, 8))
     graph.replay(StepSize(3, 3, 1, 1))
     assert torch.equal(x, torch.full((4, 8), 2.0))
 
 
 @torch.inference_mode()
-def test_a_step_shares_memory_among_its_layers(team: Team, operators: Operators) -> None:
+def test_a_step_shares_memory_among_its_layers(threads: ThreadPool, operators: Operators) -> None:
     """Six layers need what one needs."""
-    graph = TapeCapture(team).capture(lambda size: compute(operators, size), MOST)
+    graph = TapeCapture(threads).capture(lambda size: compute(operators, size), MOST)
     assert graph.arena.num_bytes <= 4 * (MOST.num_tokens * (128 + 6 * 64) + MOST.num_logits * 2 * 64)
 
 
 @torch.inference_mode()
-def test_arguments_may_count_sequences(team: Team, operators: Operators) -> None:
+def test_arguments_may_count_sequences(threads: ThreadPool, operators: Operators) -> None:
     def step(size: StepSize) -> StepOutput:
         operators.scale(x[: size.num_seqs], 3.0)
         return compute(operators, size)
 
     x = torch.ones(4, 8)
-    TapeCapture(team).capture(step, MOST).replay(StepSize(5, 5, 1, 3))
+    TapeCapture(threads).capture(step, MOST).replay(StepSize(5, 5, 1, 3))
     assert x[:, 0].tolist() == [3, 3, 3, 1]
 
 
@@ -132,15 +134,15 @@ COMPUTING: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", COMPUTING)
 @torch.inference_mode()
-def test_what_torch_computes_is_named(team: Team, operators: Operators, name: str) -> None:
+def test_what_torch_computes_is_named(threads: ThreadPool, operators: Operators, name: str) -> None:
     def step(size: StepSize) -> StepOutput:
         COMPUTING[name](HELD)
         return compute(operators, size)
 
     with pytest.raises(NotCapturable, match="which a recorded step cannot hold") as caught:
-        TapeCapture(team).capture(step, MOST)
+        TapeCapture(threads).capture(step, MOST)
     assert name.rpartition(".")[0] in str(caught.value)
-    assert team.tape is None
+    assert threads.tape is None
 
 
 class Wide(ctypes.Structure):
@@ -148,10 +150,10 @@ class Wide(ctypes.Structure):
 
 
 DIFFERENT: dict[str, tuple[str, Callable[[Operators, StepSize], object]]] = {
-    "square": ("Wide does not grow", lambda o, size: o.context.team.run(1, Wide(5, size.num_tokens**2))),
-    "parts": ("Wide does not grow", lambda o, size: o.context.team.run(1, Wide(5, -(-size.num_tokens // 16)))),
-    "fewer": ("Wide does not grow", lambda o, size: o.context.team.run(1, Wide(5, 7 - size.num_seqs))),
-    "address": ("Wide does not grow", lambda o, size: o.context.team.run(1, Wide(5, size.num_logits << 40))),
+    "square": ("Wide does not grow", lambda o, size: o.context.threads.run(1, Wide(5, size.num_tokens**2))),
+    "parts": ("Wide does not grow", lambda o, size: o.context.threads.run(1, Wide(5, -(-size.num_tokens // 16)))),
+    "fewer": ("Wide does not grow", lambda o, size: o.context.threads.run(1, Wide(5, 7 - size.num_seqs))),
+    "address": ("Wide does not grow", lambda o, size: o.context.threads.run(1, Wide(5, size.num_logits << 40))),
     "branch": ("are others for few", lambda o, size: size.num_tokens > 20 and o.scale(HELD, 1.0)),
     "memory": ("memory of a step", lambda o, size: torch.empty(400 - size.num_tokens)),
     "more memory": ("memory of a step", lambda o, size: size.num_tokens > 20 or torch.empty(20000)),
@@ -160,7 +162,9 @@ DIFFERENT: dict[str, tuple[str, Callable[[Operators, StepSize], object]]] = {
 
 @pytest.mark.parametrize("name", DIFFERENT)
 @torch.inference_mode()
-def test_a_step_that_is_another_one_at_another_size_is_refused(team: Team, operators: Operators, name: str) -> None:
+def test_a_step_that_is_another_one_at_another_size_is_refused(
+    threads: ThreadPool, operators: Operators, name: str
+) -> None:
     reason, change = DIFFERENT[name]
 
     def step(size: StepSize) -> StepOutput:
@@ -168,16 +172,16 @@ def test_a_step_that_is_another_one_at_another_size_is_refused(team: Team, opera
         return compute(operators, size)
 
     with pytest.raises(NotCapturable, match=reason):
-        TapeCapture(team).capture(step, MOST)
+        TapeCapture(threads).capture(step, MOST)
 
 
-def test_a_step_that_fails_leaves_nothing_behind(team: Team, operators: Operators) -> None:
+def test_a_step_that_fails_leaves_nothing_behind(threads: ThreadPool, operators: Operators) -> None:
     def step(size: StepSize) -> StepOutput:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        TapeCapture(team).capture(step, MOST)
-    assert team.tape is None
+        TapeCapture(threads).capture(step, MOST)
+    assert threads.tape is None
     operators.rows(TABLE, torch.tensor([1]))
 
 
@@ -226,7 +230,7 @@ def batch(size: StepSize, **changes: Any) -> ForwardBatch:
         "positions": torch.arange(size.num_tokens),
         "query_start": torch.from_numpy(starts),
         "seq_lens": torch.from_numpy(np.diff(starts)),
-        "logits_at": torch.arange(size.num_logits),
+        "logits_indices": torch.arange(size.num_logits),
         "kv_groups": [],
         "query_start_np": starts,
         "seq_lens_np": np.diff(starts),

@@ -45,7 +45,7 @@ async def test_an_engine_that_is_let_go_before_it_knows_its_model_ends_without_a
 ) -> None:
     engine = EngineProcess()
     assert not engine.has_ended
-    engine.let_go()
+    engine.release()
     assert await asyncio.gather(engine.wait(), engine.wait()) == [1, 1]
     assert engine.has_ended
     assert capfd.readouterr() == ("", "")

@@ -4,13 +4,13 @@ import gc
 
 import pytest
 
-from fwk.process.gc import left_uncollected
+from fwk.process.gc import gc_paused
 
 
 def test_what_is_made_meanwhile_is_never_looked_at():
     before = gc.get_freeze_count()
     try:
-        with left_uncollected():
+        with gc_paused():
             assert not gc.isenabled()
             made = [[] for _ in range(1000)]
         assert gc.isenabled()
@@ -23,7 +23,7 @@ def test_what_is_made_meanwhile_is_never_looked_at():
 def test_collections_are_made_as_before_also_after_an_error(were_made: bool):
     (gc.enable if were_made else gc.disable)()
     try:
-        with pytest.raises(KeyError), left_uncollected():
+        with pytest.raises(KeyError), gc_paused():
             raise KeyError
         assert gc.isenabled() == were_made
     finally:

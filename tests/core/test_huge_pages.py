@@ -65,7 +65,7 @@ def resident(x: torch.Tensor) -> list[bool]:
 def test_what_is_forgotten_is_zeros_and_takes_no_memory() -> None:
     memory = huge_pages.zeros(3 * huge_pages.HUGE + 5)
     memory[:2] = 1
-    with huge_pages.forgotten(memory):
+    with huge_pages.discard_writes(memory):
         memory[7] = memory[-1] = 3
         assert memory[-1] == 3
     if sys.platform == "linux":
@@ -87,7 +87,7 @@ def test_pages_are_taken_before_they_are_written_to() -> None:
     memory = huge_pages.zeros(4 * huge_pages.HUGE)
     memory[5] = 9
     first, last = memory[: huge_pages.HUGE + 1], memory[3 * huge_pages.HUGE + 5 :]
-    huge_pages.populate_soon([first, last]).join()
+    huge_pages.prefault_async([first, last]).join()
     assert all(resident(first))
     assert all(resident(last))
     assert not any(resident(memory[2 * huge_pages.HUGE : 3 * huge_pages.HUGE]))

@@ -142,10 +142,10 @@ def test_what_a_token_is_chosen_by_is_asked_once() -> None:
     plans = Plans([3, 9])
     table.begin(batch := plans.prompts())
     _, rows = inputs.prepare(batch)
-    choices = rows.chosen_by(table)
+    choices = rows.sampling_state(table)
     assert (choices.is_greedy.tolist(), choices.all_greedy, choices.wants_logprobs) == ([True, False], False, False)
-    assert rows.chosen_by(table) is choices
-    assert rows.take(np.array([0])).chosen_by(table).all_greedy
+    assert rows.sampling_state(table) is choices
+    assert rows.take(np.array([0])).sampling_state(table).all_greedy
 
 
 WANTED: dict[str, tuple[dict[str, object], bool, list[int] | None, list[int]]] = {
@@ -159,15 +159,15 @@ WANTED: dict[str, tuple[dict[str, object], bool, list[int] | None, list[int]]] =
 
 @pytest.mark.parametrize("case", WANTED)
 def test_hidden_states_are_asked_for_where_somebody_needs_them(case: str) -> None:
-    asked, samples, hidden_at, logits_at = WANTED[case]
+    asked, samples, hidden_indices, logits_indices = WANTED[case]
     table = SequenceTable(NUM_SLOTS, LONGEST, BLOCK)
     table.begin(Batch(1, [], [NewSequence(0, [5] * 9, 9, 0, [7, 8, 9], SamplingParams(), 0)], []))
     for name, value in asked.items():
         getattr(table, name)[0] = value
     batch = Batch(2, [], [], [ScheduledSequence(0, 5, samples, [], [])])
-    for narrows in (True, False):
-        inputs = InputBuffers(table, 64, NUM_SLOTS, torch.device("cpu"), narrows=narrows)
+    for prunes_last_layer in (True, False):
+        inputs = InputBuffers(table, 64, NUM_SLOTS, torch.device("cpu"), prunes_last_layer=prunes_last_layer)
         forward, _ = inputs.prepare(batch)
-        found = None if forward.hidden_at is None else forward.hidden_at.tolist()
-        wanted = (hidden_at, logits_at) if narrows else (None, [4] * samples)
-        assert (found, forward.logits_at.tolist()) == wanted
+        found = None if forward.hidden_indices is None else forward.hidden_indices.tolist()
+        wanted = (hidden_indices, logits_indices) if prunes_last_layer else (None, [4] * samples)
+        assert (found, forward.logits_indices.tolist()) == wanted

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from fwk.errors import PluginLoadError
-from fwk.interfaces.lifecycle import Life, Stage
+from fwk.interfaces.lifecycle import PluginLifecycle, Stage
 from fwk.server import lifecycle as module
-from fwk.server.lifecycle import Lives
+from fwk.server.lifecycle import LifecycleManager
 
 
 class Diary:
@@ -33,34 +33,34 @@ class Diary:
             await asyncio.sleep(0.01)
             self.entries.append("work ended")
 
-    def life(self, lives: Lives, name: str = "") -> Life:
-        life = lives.make(f"'observers.{name or 'mine'}' from mine 1.0")
+    def life(self, lifecycles: LifecycleManager, name: str = "") -> PluginLifecycle:
+        lifecycle = lifecycles.make(f"'observers.{name or 'mine'}' from mine 1.0")
         for stage in Stage:
-            life.on(stage, self.note(f"{name}{stage.value}"))
-        return life
+            lifecycle.on(stage, self.note(f"{name}{stage.value}"))
+        return lifecycle
 
 
 async def test_the_stages_in_order() -> None:
-    lives, diary = Lives(), Diary()
-    life = diary.life(lives)
-    life.background(diary.work)
-    await lives.begin(life)
+    lifecycles, diary = LifecycleManager(), Diary()
+    lifecycle = diary.life(lifecycles)
+    lifecycle.background(diary.work)
+    await lifecycles.begin(lifecycle)
     await asyncio.sleep(0)
     assert diary.entries == ["setup", "working"]
-    await lives.ready()
-    await lives.drain()
+    await lifecycles.ready()
+    await lifecycles.drain()
     assert diary.entries[2:] == ["ready", "drain"]
-    await lives.end()
+    await lifecycles.end()
     assert diary.entries[4:] == ["work ended", "close"], "cancelled, and awaited, before close"
-    await lives.end()
+    await lifecycles.end()
     assert len(diary.entries) == 6
 
 
 async def test_the_last_to_begin_ends_first() -> None:
-    lives, diary = Lives(), Diary()
+    lifecycles, diary = LifecycleManager(), Diary()
     for name in ("a-", "b-"):
-        await lives.begin(diary.life(lives, name))
-    await lives.end()
+        await lifecycles.begin(diary.life(lifecycles, name))
+    await lifecycles.end()
     assert diary.entries == ["a-setup", "b-setup", "b-close", "a-close"]
 
 
@@ -69,19 +69,19 @@ async def test_who_fails_at_the_start_is_named(stage: Stage) -> None:
     async def fail() -> None:
         raise ConnectionError("no database")
 
-    lives, diary = Lives(), Diary()
-    life = diary.life(lives)
-    life.on(stage, fail)
+    lifecycles, diary = LifecycleManager(), Diary()
+    lifecycle = diary.life(lifecycles)
+    lifecycle.on(stage, fail)
     sentence = f"plugin 'observers.mine' from mine 1.0 failed in {stage.value}: ConnectionError: no database"
     with pytest.raises(PluginLoadError, match=sentence):
-        await _start(lives, life)
-    await lives.end()
+        await _start(lifecycles, lifecycle)
+    await lifecycles.end()
     assert diary.entries.count("close") == 1
 
 
-async def _start(lives: Lives, life: Life) -> None:
-    await lives.begin(life)
-    await lives.ready(life)
+async def _start(lifecycles: LifecycleManager, lifecycle: PluginLifecycle) -> None:
+    await lifecycles.begin(lifecycle)
+    await lifecycles.ready(lifecycle)
 
 
 @pytest.mark.parametrize("stage", [Stage.DRAIN, Stage.CLOSE])
@@ -95,14 +95,14 @@ async def test_who_fails_or_hangs_at_the_end_holds_up_nobody(
         await asyncio.sleep(3600)
 
     monkeypatch.setattr(module, "PATIENCE", 0.05)
-    lives, diary = Lives(), Diary()
+    lifecycles, diary = LifecycleManager(), Diary()
     for call in (fail, hang):
-        life = lives.make(f"'dialects.{call.__name__}' from mine 1.0")
-        life.on(stage, call)
-        await lives.begin(life)
-    await lives.begin(diary.life(lives))
-    await lives.drain()
-    await lives.end()
+        lifecycle = lifecycles.make(f"'dialects.{call.__name__}' from mine 1.0")
+        lifecycle.on(stage, call)
+        await lifecycles.begin(lifecycle)
+    await lifecycles.begin(diary.life(lifecycles))
+    await lifecycles.drain()
+    await lifecycles.end()
     assert diary.entries == ["setup", "drain", "close"]
     for name in ("fail", "hang"):
         assert f"plugin 'dialects.{name}' from mine 1.0 failed in {stage.value}" in caplog.text
@@ -112,15 +112,15 @@ async def test_work_that_fails_is_logged_in_the_plugins_name(caplog: pytest.LogC
     async def fail() -> None:
         raise ZeroDivisionError
 
-    lives, diary = Lives(), Diary()
-    life = diary.life(lives)
-    life.background(fail)
-    life.background(diary.work)
-    await lives.begin(life)
+    lifecycles, diary = LifecycleManager(), Diary()
+    lifecycle = diary.life(lifecycles)
+    lifecycle.background(fail)
+    lifecycle.background(diary.work)
+    await lifecycles.begin(lifecycle)
     await asyncio.sleep(0.01)
     assert "plugin 'observers.mine' from mine 1.0: its work in the background failed" in caplog.text
     assert "ZeroDivisionError" in caplog.text
-    await lives.end()
+    await lifecycles.end()
     assert diary.entries[-2:] == ["work ended", "close"]
 
 
@@ -137,12 +137,12 @@ async def test_work_that_cannot_be_cancelled_is_left_behind(
             except asyncio.CancelledError:
                 continue
 
-    lives, diary = Lives(), Diary()
-    life = diary.life(lives)
-    life.background(stubborn)
-    await lives.begin(life)
+    lifecycles, diary = LifecycleManager(), Diary()
+    lifecycle = diary.life(lifecycles)
+    lifecycle.background(stubborn)
+    await lifecycles.begin(lifecycle)
     await asyncio.sleep(0)
-    await lives.end()
+    await lifecycles.end()
     assert "does not end within 0.05 s" in caplog.text
     assert diary.entries == ["setup", "close"]
     ended.set()

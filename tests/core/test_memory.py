@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fwk.engine.process import LaunchSpec
-from fwk.native.memory import HUGE, MOST_AHEAD, MemoryAhead
+from fwk.native.memory import HUGE, MAX_PREFAULT_BYTES, MemoryPrefaulter
 from fwk.server.engine_process import EngineProcess
 from fwk.setup.checkpoint import num_bytes
 
@@ -39,7 +39,7 @@ class Taken:
 def test_whole_pages_are_taken_one_after_another() -> None:
     taken = Taken(3)
     taken.go_on.set()
-    memory = MemoryAhead(taken)
+    memory = MemoryPrefaulter(taken)
     memory.take(4 * HUGE - 1)
     assert taken.is_enough.wait(SECONDS)
     memory.give_back()
@@ -51,7 +51,7 @@ def test_whole_pages_are_taken_one_after_another() -> None:
 @takes
 def test_no_more_is_taken_once_the_memory_is_wanted() -> None:
     taken = Taken(2)
-    memory = MemoryAhead(taken)
+    memory = MemoryPrefaulter(taken)
     memory.take(50 * HUGE)
     assert taken.is_enough.wait(SECONDS)
     wanting = threading.Thread(target=memory.give_back)
@@ -66,18 +66,18 @@ def test_no_more_is_taken_once_the_memory_is_wanted() -> None:
 
 @takes
 def test_there_is_a_most() -> None:
-    taken = Taken(MOST_AHEAD // HUGE)
+    taken = Taken(MAX_PREFAULT_BYTES // HUGE)
     taken.go_on.set()
-    memory = MemoryAhead(taken)
+    memory = MemoryPrefaulter(taken)
     memory.take(1 << 50)
     assert taken.is_enough.wait(SECONDS)
     memory.give_back()
-    assert len(taken.spans) == MOST_AHEAD // HUGE
+    assert len(taken.spans) == MAX_PREFAULT_BYTES // HUGE
 
 
 def test_nothing_is_taken_for_a_model_without_files() -> None:
     taken = Taken(1)
-    memory = MemoryAhead(taken)
+    memory = MemoryPrefaulter(taken)
     memory.take(HUGE - 1)
     memory.give_back()
     assert taken.spans == []
@@ -91,7 +91,7 @@ def test_the_system_has_it_back() -> None:
         return any(start <= address < end for start, end in spans)
 
     taken = Taken(37)
-    memory = MemoryAhead(taken)
+    memory = MemoryPrefaulter(taken)
     memory.take(37 * HUGE)
     assert taken.is_enough.wait(SECONDS)
     lowest = taken.spans[0][0]
@@ -111,7 +111,7 @@ def test_an_engine_is_told_how_much_its_model_holds(tmp_path: Path) -> None:
     read, write = os.pipe()
     try:
         engine.model_bytes = 1002
-        engine.let_go()
+        engine.release()
         engine._process.stdin = os.fdopen(write, "wb", 0)
         engine.tell(LaunchSpec("ipc://nowhere", "client", {}, "f"))
         assert b'"model_bytes":1002' in os.read(read, 1000)

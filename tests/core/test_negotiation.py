@@ -28,7 +28,7 @@ from fwk import (
     SpeculativeDecoderSpec,
 )
 from fwk.errors import PluginError
-from fwk.plugins import FAMILIES, PluginSet, Settlement, discover, judge, negotiate
+from fwk.plugins import FAMILIES, PluginSet, Resolution, discover, judge, negotiate
 from fwk.types import ModelConfig
 
 TINY_SIZES = {
@@ -58,7 +58,7 @@ def of(*specs: Any) -> PluginSet:
     return discover(points=[FakeEntryPoint("acme.all", module)])  # type: ignore[list-item]
 
 
-def settle(plugins: PluginSet, wanted: dict[str, str] | None = None, **facts: Any) -> Settlement:
+def settle(plugins: PluginSet, wanted: dict[str, str] | None = None, **facts: Any) -> Resolution:
     """With ``auto`` for every family that is declared and not in ``wanted``."""
     asked = {family: "auto" for family in plugins.by_family} | (wanted or {})
     return negotiate(plugins, asked, Facts(architecture="Arch", **facts), {})
@@ -280,7 +280,7 @@ def test_what_joins_later_is_held_against_what_is_settled() -> None:
     found = negotiate(plugins, asked, Facts(drafts="chain", chosen={"speculative": ("chains",)}), {})
     second = found.refusal(plugins.by_family["schedulers"]["second"], None)
     assert second == "does not go with attention backend 'best', which serves schedulers first only, not second"
-    chained = Settlement(Facts(drafts="chain"), {})
+    chained = Resolution(Facts(drafts="chain"), {})
     refusals = {name: chained.refusal(item, None) for name, item in plugins.by_family["logits_processors"].items()}
     assert refusals == {"careful": "serves drafts none only, not chain", "easy": None}
     found.check(found.facts)

@@ -25,7 +25,7 @@ from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, build_config, discover, find
 from fwk.plugins.lock import check_lock, frozen
 from fwk.setup.checkpoint import open_model
-from fwk.setup.resolve import settle
+from fwk.setup.resolve import resolve
 from fwk_kit.cli.plugin_bench import Load, as_json, as_markdown, run
 from fwk_kit.cli.plugin_new import create, package, renamed
 from fwk_kit.testing.base import installed
@@ -118,7 +118,7 @@ def test_why_says_what_another_familys_choice_refuses(tiny_folder: Path) -> None
         assert f"refused: {asked}" in plugin_why.as_text(answer)
         assert f"auto would take {answer.chosen} " in plugin_why.as_text(answer)
     config = build_config(plugins, {"model": str(tiny_folder), **trees})
-    setup = settle(config, open_model(config, plugins, print), plugins)
+    setup = resolve(config, open_model(config, plugins, print), plugins)
     assert setup.refused["attention"]["poor"] == asked
     assert setup.reasons == (f"attention backend 'poor' was not taken: {asked}",)
     named = build_config(plugins, {"model": "", "attention_backend": "poor", **trees})

@@ -19,7 +19,7 @@ from fwk.plugins.options import build_config
 from fwk.server import replicas as module
 from fwk.server.replicas import Replicas, total
 from fwk.setup.checkpoint import open_model
-from fwk.setup.resolve import settle
+from fwk.setup.resolve import resolve
 from fwk.types import EngineReady, EngineStats, Request
 
 
@@ -153,7 +153,7 @@ def test_engines_give_different_seeds_to_requests_without_one(tiny_folder: Path)
     plugins = discover()
     given = {"model": str(tiny_folder), "load_format": "dummy", "random_seed": 5, "max_total_tokens": 64}
     config = build_config(plugins, given)
-    setup = settle(config, open_model(config, plugins, print), plugins)
+    setup = resolve(config, open_model(config, plugins, print), plugins)
     seeds = [build_engine(config, plugins, setup, replica).scheduler.limits.seed for replica in (0, 1, 2)]
     assert seeds[0] == 5
     assert len({seed % 2**64 for seed in seeds}) == 3

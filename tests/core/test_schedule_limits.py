@@ -94,7 +94,7 @@ def test_mixed_chunks(is_mixed: bool) -> None:
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_continuous_decode_steps_pass_between_two_looks_at_the_queue(steps: int) -> None:
-    engine = make_engine(steps_per_look=steps, cache="none")
+    engine = make_engine(admission_interval=steps, cache="none")
     ask(engine, "first", 4, 40)
     starts: list[int] = []
     for i in range(24):
@@ -107,7 +107,7 @@ def test_continuous_decode_steps_pass_between_two_looks_at_the_queue(steps: int)
 
 
 def test_an_idle_engine_looks_at_the_queue_at_once() -> None:
-    engine = make_engine(steps_per_look=1000)
+    engine = make_engine(admission_interval=1000)
     for i in range(3):
         ask(engine, f"r{i}")
         assert finish(engine, limit=10) == [f"r{i}"]
@@ -184,5 +184,5 @@ def test_how_many_tokens_a_step_has_unless_it_is_said(
     plugins = discover()
     config = build_config(plugins, {"model": str(tiny_folder), "load_format": "dummy", **given})
     monkeypatch.setattr(resolve, "detect_host", lambda _: Host(device, (9, 0), cpu_flags()))
-    setup = resolve.settle(config, open_model(config, plugins, print), plugins)
+    setup = resolve.resolve(config, open_model(config, plugins, print), plugins)
     assert (setup.max_step_tokens, setup.max_start_tokens) == (expected, start)

@@ -269,7 +269,7 @@ class Contrary(SchedulePolicy):
     def rank(self, sequence, view):  # type: ignore[no-untyped-def]
         return self.rng.random()
 
-    def displaced(self, sequence, running, view):  # type: ignore[no-untyped-def]
+    def choose_preemption_victim(self, sequence, running, view):  # type: ignore[no-untyped-def]
         return self.rng.choice([*running, None, None, object()])
 
 
@@ -298,7 +298,7 @@ class EngineMachine(RuleBasedStateMachine):
         chunk_tokens=st.sampled_from([None, 3, 32]),
         conservativeness=st.sampled_from([0.0, 1.0, 5.0]),
         is_mixed=st.booleans(),
-        steps_per_look=st.sampled_from([1, 1, 4]),
+        admission_interval=st.sampled_from([1, 1, 4]),
         max_start_tokens=st.sampled_from([None, 1, 6]),
     )
     def start(self, num_blocks, block_size, cache, policy, depth, step_tokens, drafts, **limits) -> None:  # type: ignore[no-untyped-def]

@@ -50,7 +50,7 @@ def findings(source: str, *, reads_clients: bool = False) -> Iterator[tuple[int,
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from _call(node, names)
-        elif isinstance(node, ast.Assert) and reads_clients and not _narrows(node.test):
+        elif isinstance(node, ast.Assert) and reads_clients and not _prunes_last_layer(node.test):
             yield node.lineno, "assert"
 
 
@@ -73,7 +73,7 @@ def _call(node: ast.Call, names: dict[str, str]) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"{keyword.arg}="
 
 
-def _narrows(test: ast.expr) -> bool:
+def _prunes_last_layer(test: ast.expr) -> bool:
     """``x is not None``, or ``isinstance`` of a class that no JSON value has."""
     if isinstance(test, ast.Compare):
         is_none = isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None

@@ -113,10 +113,10 @@ async def test_engines_that_die_meanwhile(engines: Replicas, clients: list[Clien
 
 
 async def test_what_clients_see_of_where_it_came_from(frontend: ServerFrontend) -> None:
-    await frontend.load_adapter("a", "team/a")
+    await frontend.load_adapter("a", "threads/a")
     await frontend.load_adapter("b", "/told/b")
-    assert {card.name: card.source for card in frontend.adapters.values()} == {"a": "team/a", "b": "b"}
-    for name, source, param in (("x", "lost", "lora_path"), ("tiny", "team/a", "lora_name")):
+    assert {card.name: card.source for card in frontend.adapters.values()} == {"a": "threads/a", "b": "b"}
+    for name, source, param in (("x", "lost", "lora_path"), ("tiny", "threads/a", "lora_name")):
         with pytest.raises(InvalidRequest) as raised:
             await frontend.load_adapter(name, source)
         assert raised.value.param == param

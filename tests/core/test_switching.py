@@ -20,15 +20,15 @@ from fwk.interfaces.dialect import ModelCard
 from fwk.interfaces.observer import Observer
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
-from fwk.plugins import Settlement
+from fwk.plugins import Resolution
 from fwk.plugins.options import build_config
 from fwk.server.authorization import Keys
-from fwk.server.lifecycle import Lives
+from fwk.server.lifecycle import LifecycleManager
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
-from fwk.server.route_registry import Mounts
-from fwk.server.switching import Parts, Switchboard, SwitchOrder
+from fwk.server.route_registry import RouteRegistry
+from fwk.server.switching import PluginSwitcher, ServerComponents, SwitchOrder
 from fwk.types import NewSequence, SamplingParams
 from fwk.worker.inputs import StepRows
 from fwk.worker.sampling import Place, SamplingPipeline
@@ -107,12 +107,12 @@ def test_the_engine_switches_what_it_can() -> None:
     engine = make_engine()
     calls: list[Any] = []
     executor: Any = SimpleNamespace(call=lambda *args: calls.append(args) or [None, None])
-    switch = EngineSwitch(installed(), engine.scheduler, executor, Settlement(Facts(), {}))
+    switch = EngineSwitch(installed(), engine.scheduler, executor, Resolution(Facts(), {}))
     switch.switch("schedulers", "sla", {"sla_default": 3}, True)
     assert type(engine.scheduler.policy).__name__ == "EarliestDeadlineFirst"
     switch.switch("logits_processors", "penalties", {}, True)
     assert [call[0] for call in calls] == ["prepare_processor", "use_processor"]
-    drafting = Settlement(Facts(drafts="tree"), {})
+    drafting = Resolution(Facts(drafts="tree"), {})
     no_trees = Limit("drafts", ("none",), "it counts tokens")
     plugins = of(SchedulePolicySpec(name="counting", load="a:b", limits=(no_trees,)))
     with pytest.raises(PluginError, match=r"'counting' .acme. cannot be used: it serves drafts none only, not tree"):
@@ -249,28 +249,30 @@ class Frontend:
 
 
 class Board:
-    """A switchboard over the installed plugins, with engines that agree to everything."""
+    """A plugin_switcher over the installed plugins, with engines that agree to everything."""
 
     def __init__(self, **options: Any) -> None:
         config = build_config(installed(), options)
         self.app = FastAPI()
         self.engine = Engines()
         self.frontend: Any = Frontend()
-        self.lives = Lives()
+        self.lifecycles = LifecycleManager()
         parsers = Parsers(config, installed(), "")
-        self.mounts = Mounts(self.app, Keys(None, "admin"))
-        parts = Parts(self.frontend, Observers(), parsers, self.mounts, replicas(self.engine), self.lives)
+        self.routes = RouteRegistry(self.app, Keys(None, "admin"))
+        parts = ServerComponents(
+            self.frontend, Observers(), parsers, self.routes, replicas(self.engine), self.lifecycles
+        )
         self.parts = parts
-        self.switchboard = Switchboard(config, installed(), parts, "")
+        self.plugin_switcher = PluginSwitcher(config, installed(), parts, "")
 
     async def start(self) -> Board:
-        await self.switchboard.start()
-        await self.switchboard.ready({"schedulers": "fcfs"})
+        await self.plugin_switcher.start()
+        await self.plugin_switcher.ready({"schedulers": "fcfs"})
         return self
 
     async def switch(self, family: str, name: str, enabled: bool = True, **options: Any) -> dict[str, Any]:
         order = SwitchOrder(family=family, name=name, options=options, enabled=enabled)
-        return await self.switchboard.switch(order)
+        return await self.plugin_switcher.switch(order)
 
     @property
     def paths(self) -> set[str]:
@@ -278,7 +280,7 @@ class Board:
 
     async def stop(self) -> None:
         self.parts.observers.close()
-        await self.lives.end()
+        await self.lifecycles.end()
 
 
 @pytest.fixture
@@ -289,24 +291,24 @@ async def board() -> Any:
 
 
 async def test_a_policy_and_its_options(board: Board) -> None:
-    before = board.switchboard.fingerprint({})
+    before = board.plugin_switcher.fingerprint({})
     answer = await board.switch("schedulers", "sla", **{"sla-default": 3.0})
     assert answer["chosen"]["schedulers"] == "sla"
     assert board.engine.switched == [("schedulers", "sla", True)]
-    config = board.switchboard.config
+    config = board.plugin_switcher.config
     assert config.engine.schedule_policy == "sla"
     assert config.plugin_options == {"schedulers.sla": {"sla_default": 3.0}}
-    assert board.switchboard.fingerprint({}) != before
+    assert board.plugin_switcher.fingerprint({}) != before
     await board.switch("schedulers", "fcfs")
-    assert board.switchboard.config.plugin_options == {}
-    assert board.switchboard.fingerprint({}) == before
+    assert board.plugin_switcher.config.plugin_options == {}
+    assert board.plugin_switcher.fingerprint({}) == before
 
 
 async def test_parsers(board: Board) -> None:
     assert board.parts.parsers.tool.make((), "") is None
     await board.switch("tool_parsers", "hermes")
     assert board.parts.parsers.tool.make((), "") is not None
-    assert board.switchboard.config.server.tool_call_parser == "hermes"
+    assert board.plugin_switcher.config.server.tool_call_parser == "hermes"
     answer = await board.switch("tool_parsers", "hermes", enabled=False)
     assert answer["chosen"]["tool_parsers"] == "none"
     assert board.parts.parsers.tool.make((), "") is None
@@ -319,7 +321,7 @@ async def test_dialects_and_observers(board: Board) -> None:
     await board.switch("observers", "prometheus", enabled=False)
     await board.switch("observers", "prometheus", enabled=False)
     assert {"/generate", "/metrics"}.isdisjoint(board.paths)
-    assert "dialects.tgi" not in board.switchboard.active()
+    assert "dialects.tgi" not in board.plugin_switcher.active()
     await board.switch("observers", "prometheus", bucket_e2e_request_latency=[1.0])
     await board.switch("dialects", "tgi")
     await board.switch("dialects", "tgi")
@@ -354,10 +356,10 @@ async def test_processors(board: Board) -> None:
 async def test_what_is_refused_changes_nothing(
     board: Board, family: str, name: str, enabled: bool, options: dict[str, Any], words: str
 ) -> None:
-    before, paths = board.switchboard.config, board.paths
+    before, paths = board.plugin_switcher.config, board.paths
     with pytest.raises(InvalidRequest, match=words):
         await board.switch(family, name, enabled, **options)
-    assert board.switchboard.config is before
+    assert board.plugin_switcher.config is before
     assert board.paths == paths
     assert board.engine.switched == []
 
@@ -366,8 +368,8 @@ async def test_engines_that_refuse_change_nothing(board: Board) -> None:
     board.engine.refusing = True
     with pytest.raises(InvalidRequest, match="not here"):
         await board.switch("schedulers", "sjf")
-    assert board.switchboard.config == Config(engine=EngineOptions(), seed=board.switchboard.config.seed)
-    assert board.switchboard.chosen()["schedulers"] == "fcfs"
+    assert board.plugin_switcher.config == Config(engine=EngineOptions(), seed=board.plugin_switcher.config.seed)
+    assert board.plugin_switcher.chosen()["schedulers"] == "fcfs"
 
 
 async def test_an_observer_that_fails_to_start_leaves_the_old_one(
@@ -391,7 +393,7 @@ async def test_an_observer_that_fails_to_start_leaves_the_old_one(
 
 async def test_nothing_is_switched_while_the_engines_start() -> None:
     board = Board()
-    await board.switchboard.start()
+    await board.plugin_switcher.start()
     with pytest.raises(InvalidRequest, match="are starting"):
         await board.switch("schedulers", "sjf")
     await board.stop()
@@ -399,14 +401,14 @@ async def test_nothing_is_switched_while_the_engines_start() -> None:
 
 def test_two_owners_of_one_route_are_told_apart() -> None:
     app = FastAPI()
-    mounts = Mounts(app, Keys(None, "admin"))
+    routes = RouteRegistry(app, Keys(None, "admin"))
 
     def add(app: FastAPI) -> None:
         app.add_api_route("/a", lambda: "a", methods=["GET"])
 
-    mounts.put("dialects.one", add)
+    routes.register("dialects.one", add)
     with pytest.raises(Exception, match=r"dialects.two and dialects.one both answer GET /a"):
-        mounts.put("dialects.two", add)
-    mounts.remove("dialects.one")
-    mounts.put("dialects.two", add)
+        routes.register("dialects.two", add)
+    routes.remove("dialects.one")
+    routes.register("dialects.two", add)
     assert [getattr(route, "path", "") for route in app.router.routes].count("/a") == 1

@@ -15,7 +15,7 @@ from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.text import ModelText
 from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
-from fwk.text.lengths import most_characters
+from fwk.text.lengths import max_characters
 from fwk.text.vocabulary import Vocabulary, byte_of_char
 from fwk.types import SamplingParams, TokenEvent
 from fwk_loaders.dummy.tokenizer import build_tokenizer
@@ -127,7 +127,7 @@ def test_undecided_bytes_cost_linear_time() -> None:
 )
 @example([6 * "\u1100\u1161\u11a8"])
 def test_texts_have_no_fewer_tokens_than_is_said(tokenizer: Tokenizer, parts: list[str]) -> None:
-    most, text = Vocabulary(tokenizer).most_characters, "".join(parts)
+    most, text = Vocabulary(tokenizer).max_characters, "".join(parts)
     assert most is not None
     assert len(text) <= most * len(tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -135,7 +135,7 @@ def test_texts_have_no_fewer_tokens_than_is_said(tokenizer: Tokenizer, parts: li
 def test_a_text_of_the_longest_tokens_is_let_through() -> None:
     tokenizer = build_tokenizer(512, "here")
     text = "<|endoftext|>" * 100  # no token is longer
-    assert (Vocabulary(tokenizer).most_characters, len(tokenizer.encode(text).ids)) == (len(text) // 100, 100)
+    assert (Vocabulary(tokenizer).max_characters, len(tokenizer.encode(text).ids)) == (len(text) // 100, 100)
 
 
 LOSSY = {
@@ -154,8 +154,8 @@ LOSSY = {
 @pytest.mark.parametrize("name", LOSSY)
 def test_nothing_is_said_of_tokenisers_that_lose_text(name: str) -> None:
     state = json.loads(BYTES.to_str())
-    assert most_characters(state, byte_of_char()) is not None
-    assert most_characters(state | LOSSY[name], byte_of_char()) is None
+    assert max_characters(state, byte_of_char()) is not None
+    assert max_characters(state | LOSSY[name], byte_of_char()) is None
 
 
 def test_special_tokens_are_skipped_unless_asked_for() -> None:

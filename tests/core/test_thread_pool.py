@@ -17,7 +17,7 @@ from tests.faults.rig import until
 from tests.helpers.tiny import TINY
 
 from fwk import native
-from fwk.native.thread_pool import Tape, Team, operator
+from fwk.native.thread_pool import Tape, ThreadPool, operator
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 
@@ -40,7 +40,7 @@ extern "C" {
 struct Count { int64_t n; int32_t* taken; int64_t* sum; int32_t* seen; };
 
 // Each chunk adds up what all of the call before have marked.
-void add_up(const Count& a, fwk::Member& m) {
+void add_up(const Count& a, fwk::PoolThread& m) {
     m.chunks(8, [&](int64_t k) {
         int64_t sum = 0;
         for (int64_t i = 0; i < a.n; i++) sum += a.taken[i];
@@ -50,17 +50,17 @@ void add_up(const Count& a, fwk::Member& m) {
 }
 
 // Every chunk marks itself.
-void count(const void* args, fwk::Member& m) {
+void count(const void* args, fwk::PoolThread& m) {
     const Count& a = *(const Count*)args;
     m.chunks(a.n, [&](int64_t i) { a.taken[i]++; });
     add_up(a, m);
 }
 
 // And so does every chunk that is the one told of before.
-void count_in_order(const void* args, fwk::Member& m) {
+void count_in_order(const void* args, fwk::PoolThread& m) {
     const Count& a = *(const Count*)args;
     int64_t expected = -1;
-    m.chunks_in_order(a.n, [&](int64_t i, int64_t next) {
+    m.parallel_for_ordered(a.n, [&](int64_t i, int64_t next) {
         const bool is_right = m.size > 2 || expected < 0 || i == expected;
         if (is_right && next >= 0 && next < a.n) a.taken[i]++;
         expected = next;
@@ -72,12 +72,12 @@ void count_in_order(const void* args, fwk::Member& m) {
 struct Step { int64_t n; const int64_t* from; int64_t* to; };
 
 // Each chunk reads what the operator before wrote into another chunk.
-void shift(const void* args, fwk::Member& m) {
+void shift(const void* args, fwk::PoolThread& m) {
     const Step& a = *(const Step*)args;
     m.chunks(a.n, [&](int64_t i) { a.to[i] = a.from[(i + 1) % a.n] + 1; });
 }
 
-void increase(const void* args, fwk::Member& m) {
+void increase(const void* args, fwk::PoolThread& m) {
     const Step& a = *(const Step*)args;
     m.chunks(a.n, [&](int64_t i) { a.to[i]++; });
 }
@@ -98,7 +98,7 @@ void lose_time(uint64_t x) {
 }
 
 // Every chunk reads all that was written before and adds to what is there: done twice, early or late it shows.
-void mix(const void* args, fwk::Member& m) {
+void mix(const void* args, fwk::PoolThread& m) {
     const Mix& a = *(const Mix*)args;
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -114,7 +114,7 @@ void mix(const void* args, fwk::Member& m) {
             lose_time(luck++);
             to[i] = mixed(to[i] + sum);
         };
-        if ((a.seed + call) % 2) m.chunks_in_order(a.n, one);
+        if ((a.seed + call) % 2) m.parallel_for_ordered(a.n, one);
         else m.chunks(a.n, [&](int64_t i) { one(i, i); });
         lose_time(luck++);
     }
@@ -122,8 +122,8 @@ void mix(const void* args, fwk::Member& m) {
 
 struct Late { int32_t has_come, is_over, was_waited_for, has_left; };
 
-// Member 1 comes, and is late until the tape is over.
-void straggle(const void* args, fwk::Member& m) {
+// PoolThread 1 comes, and is late until the tape is over.
+void straggle(const void* args, fwk::PoolThread& m) {
     Late& a = *(Late*)args;
     if (m.index == 1) {
         __atomic_store_n(&a.has_come, 1, __ATOMIC_SEQ_CST);
@@ -134,12 +134,12 @@ void straggle(const void* args, fwk::Member& m) {
     m.chunks(4, [&](int64_t) { until([&] { return __atomic_load_n(&a.has_come, __ATOMIC_SEQ_CST); }); });
 }
 
-void finish(const void* args, fwk::Member& m) {
+void finish(const void* args, fwk::PoolThread& m) {
     m.chunks(1, [&](int64_t) { __atomic_store_n(&((Late*)args)->is_over, 1, __ATOMIC_SEQ_CST); });
 }
 
 // One chunk takes long.
-void doze(const void* args, fwk::Member& m) {
+void doze(const void* args, fwk::PoolThread& m) {
     m.chunks(1, [&](int64_t) { usleep(*(const int64_t*)args); });
 }
 
@@ -149,7 +149,7 @@ void doze(const void* args, fwk::Member& m) {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    path = tmp_path_factory.mktemp("team") / "sample.cpp"
+    path = tmp_path_factory.mktemp("threads") / "sample.cpp"
     path.write_text(SOURCE)
     return native.load(path, "plain")
 
@@ -184,9 +184,9 @@ class Pause(ctypes.Structure):
 def test_each_chunk_is_taken_once_and_seen_by_all(library: ctypes.CDLL, name: str, size: int, n: int) -> None:
     taken, sums, seen = (ctypes.c_int32 * max(n, 1))(), (ctypes.c_int64 * 8)(), (ctypes.c_int32 * 8)()
     args = Count(n, *map(ctypes.addressof, (taken, sums, seen)))
-    team = Team(size)
+    threads = ThreadPool(size)
     for turn in range(1, 20):
-        team.run(operator(library, name), args)
+        threads.run(operator(library, name), args)
         assert list(taken[:n]) == [turn] * n
         assert list(sums) == [turn * n] * 8
         assert list(seen) == [turn] * 8
@@ -196,24 +196,24 @@ def test_each_chunk_is_taken_once_and_seen_by_all(library: ctypes.CDLL, name: st
 def test_a_tape_runs_operators_one_after_the_other(library: ctypes.CDLL, size: int) -> None:
     n, length = 7, 300
     buffers = [(ctypes.c_int64 * n)(), (ctypes.c_int64 * n)()]
-    team, tape = Team(size), Tape()
-    team.tape = tape
+    threads, tape = ThreadPool(size), Tape()
+    threads.tape = tape
     for i in range(length):
         ends = (buffers[i % 2], buffers[(i + 1) % 2])
-        team.run(operator(library, "shift"), Step(n, *map(ctypes.addressof, ends)), is_small=i % 3 == 0)
-    team.tape = None
+        threads.run(operator(library, "shift"), Step(n, *map(ctypes.addressof, ends)), is_small=i % 3 == 0)
+    threads.tape = None
     assert list(buffers[0]) == [0] * n  # they are recorded instead of run
     assert len(tape) == length
     for turn in range(1, 8):
-        team.replay(tape)
+        threads.replay(tape)
         assert list(buffers[0]) == [turn * length] * n
-    team.run(operator(library, "shift"), Step(n, *map(ctypes.addressof, buffers)))
+    threads.run(operator(library, "shift"), Step(n, *map(ctypes.addressof, buffers)))
     assert len(tape) == length
 
 
 def _mixed(library: ctypes.CDLL, size: int, turns: int) -> list[list[int]]:
     """What two buffers hold after each turn of a tape of operators of all shapes, with regions of one in between."""
-    rng, width, team, tape = random.Random(0), 9, Team(size), Tape()
+    rng, width, threads, tape = random.Random(0), 9, ThreadPool(size), Tape()
     buffers = [(ctypes.c_uint64 * width)(), (ctypes.c_uint64 * width)()]
     ends = [ctypes.addressof(buffer) for buffer in buffers]
     op = operator(library, "mix")
@@ -223,9 +223,9 @@ def _mixed(library: ctypes.CDLL, size: int, turns: int) -> list[list[int]]:
     alone = Mix(width, width, 2, 7, *ends)
     seen: list[list[int]] = []
     for turn in range(turns):
-        team.replay(tape)
+        threads.replay(tape)
         if turn % 3 == 0:
-            team.run(op, alone)
+            threads.run(op, alone)
         seen.append([*buffers[0], *buffers[1]])
     return seen
 
@@ -248,25 +248,25 @@ def test_a_member_without_a_chunk_is_not_waited_for(library: ctypes.CDLL, size: 
     for _ in range(20):
         tape.append(operator(library, "shift"), step)
     tape.append(operator(library, "finish"), late)
-    Team(size).replay(tape)
+    ThreadPool(size).replay(tape)
     assert (late.has_come, late.is_over, late.was_waited_for, late.has_left) == (1, 1, 0, 1)
     assert numbers[0] == 20
 
 
 def test_a_long_chunk_is_waited_for_asleep(library: ctypes.CDLL) -> None:
     """The others give their cores away: two members that wait 0.6 s take a small part of that."""
-    team, args = Team(3), Pause(600_000)
-    team.run(operator(library, "doze"), Pause(0))
+    threads, args = ThreadPool(3), Pause(600_000)
+    threads.run(operator(library, "doze"), Pause(0))
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
-    team.run(operator(library, "doze"), args)
+    threads.run(operator(library, "doze"), args)
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert time.monotonic() - started >= 0.6
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.1
 
 
 def test_an_idle_team_uses_no_cpu(library: ctypes.CDLL) -> None:
-    team = Team(2)
-    team.run(operator(library, "doze"), Pause(0))
+    threads = ThreadPool(2)
+    threads.run(operator(library, "doze"), Pause(0))
     before = resource.getrusage(resource.RUSAGE_SELF)
     time.sleep(0.5)
     after = resource.getrusage(resource.RUSAGE_SELF)
@@ -274,26 +274,26 @@ def test_an_idle_team_uses_no_cpu(library: ctypes.CDLL) -> None:
 
 
 def test_threads_end_with_their_team(library: ctypes.CDLL) -> None:
-    def threads() -> set[str]:
+    def names() -> set[str]:
         return {entry.name for entry in Path("/proc/self/task").iterdir()}
 
-    before, team = threads(), Team(4)
-    team.run(operator(library, "doze"), Pause(0))
-    own = threads() - before
+    before, threads = names(), ThreadPool(4)
+    threads.run(operator(library, "doze"), Pause(0))
+    own = names() - before
     assert len(own) == 3
-    del team
-    until(lambda: not own & threads(), 20, "the team's threads have ended")
+    del threads
+    until(lambda: not own & names(), 20, "the thread pool's threads have ended")
 
 
 def test_several_threads_may_use_a_team(library: ctypes.CDLL) -> None:
     """Their operators come one after the other."""
-    team, n = Team(2), 50
+    threads, n = ThreadPool(2), 50
     numbers = [(ctypes.c_int64 * n)() for _ in range(3)]
     steps = [Step(n, *[ctypes.addressof(own)] * 2) for own in numbers]
 
     def work(step: Step) -> None:
         for _ in range(100):
-            team.run(operator(library, "increase"), step)
+            threads.run(operator(library, "increase"), step)
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(work, steps))
@@ -305,7 +305,7 @@ def test_cpu_threads_are_torchs_and_the_teams(tmp_path: Path) -> None:
     code = (
         "import fwk, torch\n"
         f"with fwk.LLM({str(tmp_path)!r}, load_format='dummy', cpu_threads=3) as llm:\n"
-        "    print(torch.get_num_threads(), llm.engine.executor._worker._team.size)\n"
+        "    print(torch.get_num_threads(), llm.engine.executor._worker._threads.size)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3", "3"]

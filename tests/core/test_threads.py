@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fwk.process.threads import half_of_torchs_threads, settle_waiting
+from fwk.process.threads import configure_omp_env, half_of_torchs_threads
 
 
 @pytest.mark.parametrize(("count", "half"), [(1, 1), (2, 1), (5, 2)])
@@ -27,8 +27,8 @@ def test_torch_gets_its_threads_back(count: int, half: int) -> None:
 
 def test_a_users_own_threads_stand() -> None:
     environment: dict[str, str] = {}
-    settle_waiting(environment)
+    configure_omp_env(environment)
     assert environment["OPENBLAS_NUM_THREADS"] == "1"
     environment = {"OPENBLAS_NUM_THREADS": "2", "OMP_WAIT_POLICY": "active"}
-    settle_waiting(environment)
+    configure_omp_env(environment)
     assert environment == {"OPENBLAS_NUM_THREADS": "2", "OMP_WAIT_POLICY": "active"}

@@ -63,7 +63,7 @@ def serve(folder: Path, asked: list[SamplingParams], **options: Any) -> tuple[li
 
 def all_rows(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Have the model's last layer compute all tokens, as any model may."""
-    monkeypatch.setattr(load_object(find(discover(), "models", kind)), "narrows", False)
+    monkeypatch.setattr(load_object(find(discover(), "models", kind)), "prunes_last_layer", False)
 
 
 @pytest.mark.parametrize("prompt_logprobs", [False, True], ids=["", "with a prompt's log-probabilities"])

@@ -158,7 +158,7 @@ async def test_a_connection_may_be_used_again_after_a_while(server: Server) -> N
 
 
 async def test_a_request_that_waits_for_the_server_has_time(spawn: Start, server: Server) -> None:
-    """The turnstile holds it back before its body is read."""
+    """The admission holds it back before its body is read."""
     narrow = spawn(*FAKE, "--fake-step-ms", "20", "--read-timeout", "1", "--concurrency-limit", "1",
                    "--concurrency-with-block")  # fmt: skip
     head, data = raw_request({"prompt": "x" * 1900, "max_tokens": 1, "user": "u" * MEGABYTE})

@@ -44,7 +44,7 @@ def commands(prefix: str = "", points: Sequence[EntryPoint] | None = None) -> di
 
 
 def run(name: str, found: Mapping[str, Command], words: Sequence[str], what: str = "command") -> int:
-    """Run one of the commands. Raises ``ConfigError`` for an unknown one, ``PluginError`` for one that failed to load."""
+    """Run a command. Raises ``ConfigError`` for an unknown one, ``PluginError`` for one that failed to load."""
     if name not in found:
         raise ConfigError(f"unknown {what} {name!r}; commands: {', '.join(found)}")
     command = found[name]

@@ -15,7 +15,7 @@ from fwk.config.secrets import HidingFormatter
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, build_config, discover
 from fwk.process.kernel_caches import bound_kernel_caches
-from fwk.process.threads import settle_waiting
+from fwk.process.threads import configure_omp_env
 
 
 def warn(sentence: str) -> None:
@@ -34,7 +34,7 @@ def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config
     The parser may hold the command's own arguments; they come back in the namespace. One of them, ``bare_model``, is
     the model given without a flag.
     """
-    settle_waiting(os.environ)  # before torch is imported
+    configure_omp_env(os.environ)  # before torch is imported
     bound_kernel_caches(os.environ)
     plugins = discover(_early(argv), warn=warn)
     own = {action.dest for action in parser._actions}

@@ -79,7 +79,7 @@ def as_text(answer: Answer) -> str:
 def _judged(plugins: PluginSet, family: str, config: Config) -> Judgement:
     from fwk.server.parsers import select_parser  # noqa: PLC0415 - a light command must not pay for it
     from fwk.setup.checkpoint import open_model  # noqa: PLC0415
-    from fwk.setup.resolve import look  # noqa: PLC0415
+    from fwk.setup.resolve import explain_family  # noqa: PLC0415
     from fwk.text import ModelText  # noqa: PLC0415
 
     try:
@@ -88,7 +88,7 @@ def _judged(plugins: PluginSet, family: str, config: Config) -> Judgement:
         raise ConfigError(f"--model {config.model.model}: {error}") from None
     requested = _requested(config, family)
     if family in (*ORDER, *PARTS):
-        return look(config, opened, plugins, family)
+        return explain_family(config, opened, plugins, family)
     if family in ("tool_parsers", "reasoning_parsers") and opened is not None:
         template = ModelText(opened.checkpoint, config.model, opened.config.vocab_size).chat_template
         return Judgement(select_parser(family, requested, plugins, template), None)

@@ -29,7 +29,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _usage() -> str:
     lines = listing(commands("plugins."))
-    return f"usage: fwk plugins COMMAND [options]\n\nLook at the installed plugins, prove them, begin new ones.\n\ncommands:\n{lines}\n"
+    about = "Look at the installed plugins, prove them, begin new ones."
+    return f"usage: fwk plugins COMMAND [options]\n\n{about}\n\ncommands:\n{lines}\n"
 
 
 def list_plugins(argv: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fwk.process.gc import left_uncollected
+from fwk.process.gc import gc_paused
 from fwk.server.engine_process import EngineProcess, started_early
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]) -> int:
-    with left_uncollected():
+    with gc_paused():
         from fwk.cli.common import note, read_options, set_up_log  # noqa: PLC0415 - after an engine was started
 
         plugins, config, _ = read_options(_parser(), argv)

@@ -118,9 +118,9 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
     def make_worker(group: ParallelGroup) -> Worker:
         return LocalWorker(config, plugins, setup, group, replica)
 
-    choose_tiers(plugins, setup.settlement.item("cache"), options.cache_tiers, setup.facts)  # before weights load
+    choose_tiers(plugins, setup.resolution.item("cache"), options.cache_tiers, setup.facts)  # before weights load
     check_strict(config.plugins.strict, setup.reasons)
-    item = setup.settlement.item("executors")
+    item = setup.resolution.item("executors")
     context = ExecutorContext(
         make_worker,
         worker_recipe(config, plugins, replica),
@@ -163,7 +163,7 @@ def _assemble(
 ) -> Engine:
     options = config.engine
     given = config.plugin_options
-    cache_item, policy_item = setup.settlement.item("cache"), setup.settlement.item("schedulers")
+    cache_item, policy_item = setup.resolution.item("cache"), setup.resolution.item("schedulers")
     context = CacheContext(options.page_size, plugin_options(cache_item, given), WorkerTransfer(executor))
     cache: PrefixCache = build(cache_item, context)
     policy = build(policy_item, ScheduleContext(plugin_options(policy_item, given)))
@@ -181,7 +181,7 @@ def _assemble(
         whole_prompts=setup.opened.task == "embed",
         conservativeness=options.schedule_conservativeness,
         is_mixed=options.enable_mixed_chunk,
-        steps_per_look=options.num_continuous_decode_steps,
+        admission_interval=options.num_continuous_decode_steps,
     )
     scheduler = Scheduler(
         limits,
@@ -192,7 +192,7 @@ def _assemble(
         adapters=_adapters(config, executor),
         policy_name=policy_item.name,
     )
-    chosen = {**setup.settlement.chosen, **loaded.chosen}
+    chosen = {**setup.resolution.chosen, **loaded.chosen}
     reasons = [*setup.reasons, *loaded.reasons]
     info = EngineInfo(
         num_blocks=loaded.num_blocks,
@@ -208,5 +208,5 @@ def _assemble(
         executor,
         info,
         is_overlapped=not options.disable_overlap_schedule,
-        switch=EngineSwitch(plugins, scheduler, executor, setup.settlement),
+        switch=EngineSwitch(plugins, scheduler, executor, setup.resolution),
     )

@@ -11,7 +11,7 @@ from fwk.interfaces.prefix_cache import PrefixCache, PrefixMatch
 from fwk.types import BlockSaves
 
 
-class Holdings:
+class KVBlockManager:
     """Moves blocks between the allocator, the sequences and the prefix cache; whom they go to is not its business."""
 
     def __init__(self, limits: Limits, allocator: BlockAllocator, cache: PrefixCache) -> None:
@@ -19,7 +19,7 @@ class Holdings:
         self._num_lookahead = limits.num_lookahead
         self._allocator = allocator
         self._cache = cache
-        self._doubles: list[int] = []  # in use by the step being planned, by none after it
+        self._duplicate_blocks: list[int] = []  # in use by the step being planned, by none after it
 
     @property
     def num_blocks(self) -> int:
@@ -123,14 +123,14 @@ class Holdings:
         cached = self._cache.match(namespace, sequence.token_ids, length).block_ids
         for i in range(start, min(end, len(cached))):
             if sequence.is_owned[i]:
-                self._doubles.append(sequence.blocks[i])
+                self._duplicate_blocks.append(sequence.blocks[i])
                 sequence.blocks[i], sequence.is_owned[i] = cached[i], False
                 sequence.replaced_blocks.append((i, cached[i]))
 
-    def free_doubles(self) -> None:
+    def free_duplicate_blocks(self) -> None:
         """The step that was being planned is launched: what it alone uses may go to the next one."""
-        self._allocator.free(self._doubles)
-        self._doubles.clear()
+        self._allocator.free(self._duplicate_blocks)
+        self._duplicate_blocks.clear()
 
     def release(self, sequence: Sequence) -> None:
         """Take everything back from a sequence."""
@@ -147,7 +147,9 @@ class Holdings:
     def check(self, running: Iterable[Sequence]) -> None:
         """Prove that every block has one owner and every sequence the blocks of what it has computed."""
         sequences = list(running)
-        self._allocator.check(self._doubles + [block for sequence in sequences for block in sequence.owned_blocks])
+        self._allocator.check(
+            self._duplicate_blocks + [block for sequence in sequences for block in sequence.owned_blocks]
+        )
         for sequence in sequences:
             if len(sequence.blocks) * self._block_size < sequence.num_computed_tokens:
                 raise AssertionError(f"sequence {sequence.key} has computed more tokens than its blocks hold")

@@ -16,7 +16,7 @@ from fwk.interfaces.dialect import EmbedInput, GenerateInput, check_task
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.options import build_config
 from fwk.setup.checkpoint import open_model
-from fwk.setup.resolve import settle
+from fwk.setup.resolve import resolve
 from fwk.text import ModelText, SequenceText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import (
@@ -87,13 +87,13 @@ class LLM:
                 "run fwk serve, or leave it out"
             )
         opened = open_model(config, plugins, progress)
-        setup = settle(config, opened, plugins)
+        setup = resolve(config, opened, plugins)
         self.opened_path = opened.path
         self._task: Task = opened.task
         self.text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
         vocab_size, eos = opened.config.vocab_size, opened.eos_token_ids
         self._grammars = Grammars(config, plugins, lambda: self.text, vocab_size, eos)
-        self._grammars.use(setup.settlement.chosen.get("grammar", "none"))
+        self._grammars.use(setup.resolution.chosen.get("grammar", "none"))
         self.engine: Engine = build_engine(config, plugins, setup)
         self._ids = itertools.count()
 

@@ -18,7 +18,7 @@ class Limits:
     ``max_chunk_tokens`` of None: a prompt is cut only if it is longer than a step.
     ``conservativeness``: blocks kept free for each running sequence to grow when another one starts.
     ``is_mixed``: prompts and decoding may share a step; if not, they take turns.
-    ``steps_per_look``: steps between two looks at the waiting queue while sequences run.
+    ``admission_interval``: steps between two looks at the waiting queue while sequences run.
     """
 
     max_model_len: int
@@ -33,7 +33,7 @@ class Limits:
     whole_prompts: bool = False
     conservativeness: float = 1.0
     is_mixed: bool = True
-    steps_per_look: int = 1
+    admission_interval: int = 1
     max_start_tokens: int | None = None
 
     @property

@@ -7,15 +7,15 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from fwk.engine.sequence import Sequence
-from fwk.errors import EngineDead, story
+from fwk.errors import EngineDead, one_line_traceback
 from fwk.interfaces.schedule import SchedulePolicy, SchedulerView
 
 log = logging.getLogger(__name__)
 
-_EVENTS = ("waits", "started", "ended")
+_EVENTS = ("on_waiting", "on_started", "on_finished")
 
 
-class Policing:
+class PolicyRunner:
     """One policy, asked and told by name."""
 
     def __init__(self, policy: SchedulePolicy, view: SchedulerView, name: str = "") -> None:
@@ -23,14 +23,14 @@ class Policing:
         self._view = view
         self._name = name or type(policy).__name__
         self._hears = {event for event in _EVENTS if _overrides(policy, event)}
-        self.can_displace = _overrides(policy, "displaced")
+        self.can_preempt = _overrides(policy, "choose_preemption_victim")
 
     def close(self) -> None:
         """The policy is asked nothing more; what it raises now harms nobody."""
         try:
             self.policy.close()
         except Exception as error:
-            log.error("schedule policy %s raised in close: %s", self._name, story(error))
+            log.error("schedule policy %s raised in close: %s", self._name, one_line_traceback(error))
 
     def ask(self, question: str, *args: Any) -> Any:
         """The policy's answer. Raises ``EngineDead`` when it has none."""
@@ -52,7 +52,9 @@ class Policing:
             raise self._failed("order", error) from error
 
     def _failed(self, question: str, error: Exception) -> EngineDead:
-        return EngineDead(f"schedule policy '{self._name}' raised {type(error).__name__} in {question}", story(error))
+        return EngineDead(
+            f"schedule policy '{self._name}' raised {type(error).__name__} in {question}", one_line_traceback(error)
+        )
 
 
 def _overrides(policy: SchedulePolicy, name: str) -> bool:

@@ -21,11 +21,11 @@ import msgspec
 import zmq
 
 from fwk.config.wire import from_plain
-from fwk.errors import EngineDead, FwkError, PluginError, story
+from fwk.errors import EngineDead, FwkError, PluginError, one_line_traceback
 from fwk.interfaces.parallel import continue_with_parent_gone
-from fwk.native.memory import MemoryAhead
-from fwk.plugins import PluginSet, culprit, discover
-from fwk.process.gc import left_uncollected
+from fwk.native.memory import MemoryPrefaulter
+from fwk.plugins import PluginSet, discover, plugin_that_raised
+from fwk.process.gc import gc_paused
 from fwk.process.malloc import Heap
 from fwk.types import EngineFailed, EngineReady
 
@@ -51,11 +51,11 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # what a terminal sends goes to all; the parent decides
     continue_with_parent_gone()
-    leash = _Leash()
-    with left_uncollected():
+    parent_pipe = ParentPipe()
+    with gc_paused():
         from fwk.engine.loop import EngineLoop, bind  # noqa: PLC0415 - torch comes with it, before there is a spec
-    spec = leash.spec()
-    leash.memory.give_back()
+    spec = parent_pipe.spec()
+    parent_pipe.memory.give_back()
     config = from_plain(spec.config)
     name = "engine" if config.engine.data_parallel_size == 1 else f"engine {spec.replica}"
     form = f"%(asctime)s %(levelname)s {name}: %(message)s"
@@ -71,7 +71,7 @@ def main() -> int:
         return EXIT_NOT_STARTED
     except (Exception, SystemExit) as error:
         log.debug("the engine could not be started", exc_info=error)
-        _report(socket, f"the engine could not be started: {story(error)}", None)
+        _report(socket, f"the engine could not be started: {one_line_traceback(error)}", None)
         return EXIT_NOT_STARTED
     loop = EngineLoop(engine, socket, ready, spec.client.encode())
     gc.collect()
@@ -85,9 +85,12 @@ def main() -> int:
         loop.fail(str(error), error.detail)  # who hears it logs it, with what is done about it
         return EXIT_FAILED
     except (Exception, SystemExit) as error:
-        where = culprit(plugins, error)
+        where = plugin_that_raised(plugins, error)
         log.debug("the engine stops", exc_info=error)
-        loop.fail(f"{type(error).__name__} in the engine", f"{story(error)} in {where}" if where else story(error))
+        loop.fail(
+            f"{type(error).__name__} in the engine",
+            f"{one_line_traceback(error)} in {where}" if where else one_line_traceback(error),
+        )
         return EXIT_FAILED
     finally:
         engine.close()
@@ -99,7 +102,7 @@ def main() -> int:
 def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
     from fwk.engine.core import build_engine  # noqa: PLC0415
     from fwk.setup.checkpoint import open_model  # noqa: PLC0415
-    from fwk.setup.resolve import settle  # noqa: PLC0415
+    from fwk.setup.resolve import resolve  # noqa: PLC0415
 
     config = from_plain(spec.config)
     plugins = discover(config.plugins.allow_override)
@@ -108,7 +111,7 @@ def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
             f"the engine process sees other plugins ({plugins.fingerprint}) than the server ({spec.fingerprint}): "
             "something was installed in between; restart"
         )
-    setup = settle(config, open_model(config, plugins, log.info), plugins)
+    setup = resolve(config, open_model(config, plugins, log.info), plugins)
     engine = build_engine(config, plugins, setup, spec.replica)
     info = engine.info
     ready = EngineReady(
@@ -133,7 +136,7 @@ def _report(socket: zmq.Socket[bytes], message: str, exit_code: int | None) -> N
     socket.close(linger=1000)
 
 
-class _Leash:
+class ParentPipe:
     """Standard input: a line comes with the spec, and then nothing until the parent is gone; so are we then.
 
     From the spec on it takes ``memory`` ahead: what blocks hold in four bits or eight are numbers of up to sixteen.
@@ -142,7 +145,7 @@ class _Leash:
 
     def __init__(self) -> None:
         self._spec: Future[LaunchSpec] = Future()
-        self.memory = MemoryAhead()
+        self.memory = MemoryPrefaulter()
         threading.Thread(target=self._follow, daemon=True).start()
 
     def spec(self) -> LaunchSpec:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.blocks import BlockAllocator, OutOfBlocks
 from fwk.engine.gate import Gate
-from fwk.engine.kv_block_manager import Holdings
+from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
-from fwk.engine.policy_runner import Policing
+from fwk.engine.policy_runner import PolicyRunner
 from fwk.engine.sequence import Sequence, Status
-from fwk.engine.sequence_update import Outcome, append
+from fwk.engine.sequence_update import SequenceUpdate, append
 from fwk.engine.waiting_queue import WaitingQueue
 from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.prefix_cache import PrefixCache
@@ -47,8 +47,8 @@ class Scheduler:
         policy_name: str = "",
     ) -> None:
         self.limits = limits
-        self._holdings = Holdings(limits, allocator, cache)
-        self._policing = Policing(policy, self, policy_name)
+        self._kv_blocks = KVBlockManager(limits, allocator, cache)
+        self._policy = PolicyRunner(policy, self, policy_name)
         self.adapters = adapters or Adapters()
         self._now = now
         self._gate = gate or Gate()
@@ -60,7 +60,7 @@ class Scheduler:
         self._freed_slots: list[int] = []  # to tell the workers with the next batch
         self._counters = Counters()
         self._num_arrived = 0
-        self._num_unlooked = 0  # steps since the last look at the waiting queue
+        self._steps_since_admission = 0  # steps since the last look at the waiting queue
         self._was_prompts = False  # what the last step computed, where prompts and decoding take turns
 
     # What policies see (SchedulerView).
@@ -79,7 +79,7 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._holdings.num_available
+        return self._kv_blocks.num_available
 
     @property
     def num_reserved_blocks(self) -> int:
@@ -91,40 +91,40 @@ class Scheduler:
 
     def cached_prefix_len(self, sequence: SequenceView) -> int:
         assert isinstance(sequence, Sequence)
-        return self._holdings.match(sequence).num_tokens
+        return self._kv_blocks.match(sequence).num_tokens
 
     @property
     def policy(self) -> SchedulePolicy:
-        return self._policing.policy
+        return self._policy.policy
 
     def switch_policy(self, policy: SchedulePolicy, name: str) -> None:
         """Ask another policy from now on: it ranks all who wait, and is told of all who run.
 
         Raises ``EngineDead`` when it fails at that; then the old one goes on.
         """
-        policing = Policing(policy, self, name)
+        policy_runner = PolicyRunner(policy, self, name)
         everybody = [*self._running, *self._waiting]
         waiting = WaitingQueue()
         try:
-            ranks = [policing.ask("rank", sequence) for sequence in everybody]
+            ranks = [policy_runner.ask("rank", sequence) for sequence in everybody]
             for sequence, rank in zip(everybody, ranks, strict=True):
                 if sequence.status is Status.WAITING:
                     waiting.push(sequence, rank)
-                policing.tell("waits", sequence)
+                policy_runner.tell("on_waiting", sequence)
             for sequence in self._running:
-                policing.tell("started", sequence)
+                policy_runner.tell("on_started", sequence)
             sorted(ranks)  # those of the running are compared with one another, too
         except TypeError as error:
             raise EngineDead(f"the ranks of schedule policy '{name}' cannot be compared: {error}") from error
         for sequence, rank in zip(everybody, ranks, strict=True):
             sequence.rank = rank
         self._running.sort(key=lambda s: s.place)
-        self._policing.close()
-        self._policing, self._waiting = policing, waiting
+        self._policy.close()
+        self._policy, self._waiting = policy_runner, waiting
 
     def close(self) -> None:
         """Nothing is scheduled any more."""
-        self._policing.close()
+        self._policy.close()
 
     # Requests come and go.
 
@@ -146,7 +146,7 @@ class Scheduler:
             raise InvalidRequest(f"request id {request.request_id} is in use", "request_id")
         if self.limits.whole_prompts != (max_tokens == 0):
             raise InvalidRequest("this engine's model serves requests of another kind", "max_tokens")
-        room = min(self.limits.max_request_len, self._holdings.num_blocks * self.block_size)
+        room = min(self.limits.max_request_len, self._kv_blocks.num_blocks * self.block_size)
         if length > room:
             raise InvalidRequest(
                 f"prompt ({len(request.prompt_token_ids)} tokens) and max_tokens ({request.sampling.max_tokens}) "
@@ -179,9 +179,9 @@ class Scheduler:
     def schedule(self) -> PlannedStep | None:
         """Plan a step: sequences under way first, then as many waiting ones as fit. None when nothing can run."""
         plan = StepPlan(self.limits.max_step_tokens)
-        self._holdings.free_doubles()
-        looks = self._looks()
-        if looks and self._policing.can_displace:
+        self._kv_blocks.free_duplicate_blocks()
+        looks = self._should_admit()
+        if looks and self._policy.can_preempt:
             self._displace()
         parts: list[Callable[[], None]] = [lambda: self._plan_decoding(plan), lambda: self._plan_prompts(plan, looks)]
         if not self.limits.is_mixed and not self._was_prompts:
@@ -200,7 +200,7 @@ class Scheduler:
             self._freed_slots,
             list(plan.new.values()),
             list(plan.scheduled.values()),
-            self._holdings.take_saves(),
+            self._kv_blocks.take_saves(),
         )
         self._freed_slots = []
         if self.limits.check_blocks:
@@ -209,11 +209,11 @@ class Scheduler:
 
     def update(self, step: PlannedStep, result: StepResult) -> list[TokenEvent]:
         """Take in what a step made; returns the news for the callers. Results of ended sequences are dropped."""
-        self._holdings.free_doubles()
+        self._kv_blocks.free_duplicate_blocks()
         results = {r.slot: r for r in result.sequences}
         events: list[TokenEvent] = []
-        for (sequence, life), scheduled in zip(step.sequences, step.batch.sequences, strict=True):
-            if sequence.status is not Status.RUNNING or sequence.num_preemptions != life:
+        for (sequence, epoch), scheduled in zip(step.sequences, step.batch.sequences, strict=True):
+            if sequence.status is not Status.RUNNING or sequence.num_preemptions != epoch:
                 continue  # ended or pre-empted while the step ran
             if scheduled.samples:
                 sequence.num_pending -= 1
@@ -232,7 +232,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Counters and gauges of now; O(1)."""
-        total, free, cached = self._holdings.num_blocks, self._holdings.num_free, self._holdings.num_cached
+        total, free, cached = self._kv_blocks.num_blocks, self._kv_blocks.num_free, self._kv_blocks.num_cached
         c = self._counters
         return EngineStats(
             num_running=len(self._running),
@@ -255,7 +255,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the books: every block and slot has exactly one owner."""
-        self._holdings.check(self._running)
+        self._kv_blocks.check(self._running)
         self.adapters.check((s.request.adapter for s in self._running), (s.request.adapter for s in self._waiting))
         slots = [sequence.slot for sequence in self._running]
         if len(set(slots)) != len(slots) or len(slots) + len(self._free_slots) != self.limits.max_running:
@@ -266,12 +266,12 @@ class Scheduler:
 
     # Inside a step.
 
-    def _looks(self) -> bool:
+    def _should_admit(self) -> bool:
         """Whether this step is one of those that look at the waiting queue."""
-        self._num_unlooked += 1
-        if not self._waiting or (self._running and self._num_unlooked < self.limits.steps_per_look):
+        self._steps_since_admission += 1
+        if not self._waiting or (self._running and self._steps_since_admission < self.limits.admission_interval):
             return False
-        self._num_unlooked = 0
+        self._steps_since_admission = 0
         return True
 
     def _plan_decoding(self, plan: StepPlan) -> None:
@@ -317,10 +317,10 @@ class Scheduler:
         Nobody takes blocks from who stands before it, and who waits keeps its own: so the first goes on, in every step
         but those in which others that run need no blocks, and the engine cannot thrash for ever.
         """
-        count = self._holdings.num_missing(sequence, sequence.num_computed_tokens + num_new, len(sequence.blocks))
+        count = self._kv_blocks.num_missing(sequence, sequence.num_computed_tokens + num_new, len(sequence.blocks))
         while True:
             try:
-                return self._holdings.extend(sequence, count)
+                return self._kv_blocks.extend(sequence, count)
             except OutOfBlocks:
                 plan.is_short = True
                 behind = self._running[self._running.index(sequence) + 1 :]
@@ -328,7 +328,7 @@ class Scheduler:
                 candidates = [other for other in behind if other not in plan.scheduled]
                 if not candidates:
                     return None
-                victim = self._policing.ask("victim", candidates)
+                victim = self._policy.ask("victim", candidates)
                 if not isinstance(victim, Sequence) or victim not in candidates:
                     victim = candidates[-1]
                 self._preempt(victim)
@@ -337,7 +337,7 @@ class Scheduler:
         """Let the policy pre-empt running sequences for the first waiting one, until that one fits beside the rest."""
         sequence = next(self._candidates(), None)
         while sequence is not None and self._running and not self._fits(sequence):
-            victim = self._policing.ask("displaced", sequence, list(self._running))
+            victim = self._policy.ask("choose_preemption_victim", sequence, list(self._running))
             if not isinstance(victim, Sequence) or victim not in self._running:
                 return
             self._preempt(victim)
@@ -349,9 +349,9 @@ class Scheduler:
             budget -= 1 if other.is_decoding else self._chunk(other, other.num_uncomputed_tokens, max(budget, 1))
         if budget <= 0 or not self._free_slots:
             return False
-        match = self._holdings.match(sequence)
+        match = self._kv_blocks.match(sequence)
         num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, budget)
-        count = self._holdings.num_missing(sequence, match.num_tokens + num_new, len(match.block_ids))
+        count = self._kv_blocks.num_missing(sequence, match.num_tokens + num_new, len(match.block_ids))
         return num_new > 0 and count + self.num_reserved_blocks <= self.num_free_blocks
 
     def _candidates(self) -> Iterator[Sequence]:
@@ -360,7 +360,7 @@ class Scheduler:
             return
         for gate in self._gates:
             gate.poll()
-        for candidate in self._policing.order(self._waiting):
+        for candidate in self._policy.order(self._waiting):
             if not isinstance(candidate, Sequence) or candidate not in self._waiting:
                 continue
             closed = next((gate for gate in self._gates if not gate.lets_through(candidate)), None)
@@ -386,26 +386,26 @@ class Scheduler:
         for sequence in admitted:
             self._waiting.remove(sequence)
             self._gate.started(sequence)
-            self._policing.tell("started", sequence)
+            self._policy.tell("on_started", sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
         """Let a sequence wait, in the place the policy gives it."""
-        sequence.rank = self._policing.ask("rank", sequence)
+        sequence.rank = self._policy.ask("rank", sequence)
         self._waiting.push(sequence, sequence.rank)
-        self._policing.tell("waits", sequence)
+        self._policy.tell("on_waiting", sequence)
 
     def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
-        match = self._holdings.match(sequence)
-        self._holdings.lock(match)
+        match = self._kv_blocks.match(sequence)
+        self._kv_blocks.lock(match)
         num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, plan.budget)
-        count = self._holdings.num_missing(sequence, match.num_tokens + num_new, len(match.block_ids))
-        may_start = num_new > 0 and (not self._running or self._policing.ask("admit", sequence, count))
+        count = self._kv_blocks.num_missing(sequence, match.num_tokens + num_new, len(match.block_ids))
+        may_start = num_new > 0 and (not self._running or self._policy.ask("admit", sequence, count))
         if not may_start or count > self.num_free_blocks:
-            self._holdings.unlock(match)
+            self._kv_blocks.unlock(match)
             return False
         sequence.status = Status.RUNNING
         sequence.slot = self._free_slots.pop()
-        self._holdings.begin(sequence, match, count, len(self._running))
+        self._kv_blocks.begin(sequence, match, count, len(self._running))
         computed = sequence.num_computed_tokens
         if not sequence.was_admitted:
             sequence.was_admitted = True
@@ -427,8 +427,8 @@ class Scheduler:
         # After what came back, the first chunk needs no more blocks than it would have without.
         remaining = len(sequence.token_ids) - computed
         num_new = min(num_new, remaining, self._chunk(sequence, remaining, plan.budget) or remaining)
-        count = self._holdings.num_missing(sequence, computed + num_new, len(sequence.blocks))
-        self._schedule(sequence, num_new, self._holdings.extend(sequence, count), [], plan)
+        count = self._kv_blocks.num_missing(sequence, computed + num_new, len(sequence.blocks))
+        self._schedule(sequence, num_new, self._kv_blocks.extend(sequence, count), [], plan)
         return True
 
     def _schedule(self, sequence: Sequence, num_new: int, blocks: list[int], drafts: list[int], plan: StepPlan) -> None:
@@ -440,27 +440,27 @@ class Scheduler:
         replaced, sequence.replaced_blocks = sequence.replaced_blocks, []
         plan.scheduled[sequence] = ScheduledSequence(sequence.slot, num_new, samples, blocks, drafts, replaced)
         plan.budget -= num_new
-        self._holdings.share(sequence, len(drafts))
+        self._kv_blocks.share(sequence, len(drafts))
 
     def _take(self, sequence: Sequence, scheduled: ScheduledSequence, result: SequenceResult) -> TokenEvent | None:
         """Append a step's tokens to a sequence; end it when one of them ends it."""
         if result.error is not None:
             return self.fail(sequence, result.error)
-        outcome = append(sequence, scheduled, result, self.limits.eos_token_ids)
+        update = append(sequence, scheduled, result, self.limits.eos_token_ids)
         self._counters.draft_tokens += len(scheduled.draft_token_ids)
-        self._counters.accepted_draft_tokens += outcome.num_accepted_drafts
-        self._counters.generation_tokens += len(outcome.token_ids)
-        if outcome.finish_reason is not None:
+        self._counters.accepted_draft_tokens += update.num_accepted_drafts
+        self._counters.generation_tokens += len(update.token_ids)
+        if update.finish_reason is not None:
             self._counters.finished += 1
             self._end(sequence)
-        elif not outcome.token_ids:
+        elif not update.token_ids:
             return None
-        return outcome.event(sequence)
+        return update.event(sequence)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> TokenEvent:
         """End a sequence for another reason than its tokens."""
         self._end(sequence)
-        return Outcome([], reason, error=error).event(sequence)
+        return SequenceUpdate([], reason, error=error).event(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.status is Status.RUNNING:
@@ -470,7 +470,7 @@ class Scheduler:
             self._waiting.remove(sequence)
             self._gate.ended(sequence)
         sequence.status = Status.FINISHED
-        self._policing.tell("ended", sequence)
+        self._policy.tell("on_finished", sequence)
         self.adapters.leave(sequence.request.adapter)
         siblings = self._by_request[sequence.request.request_id]
         siblings.remove(sequence)
@@ -497,7 +497,7 @@ class Scheduler:
         self._enqueue(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        self._holdings.release(sequence)
+        self._kv_blocks.release(sequence)
         self.adapters.give_back(sequence.request.adapter)
         self._free_slots.append(sequence.slot)
         self._freed_slots.append(sequence.slot)
@@ -512,4 +512,4 @@ class Scheduler:
         if self.limits.max_chunk_tokens is None:
             return 0 if budget < remaining <= self.limits.max_step_tokens else min(remaining, budget)
         most = min(remaining, budget, self.limits.max_chunk_tokens)
-        return max(1, min(most, self._policing.ask("chunk", sequence, remaining, most)))
+        return max(1, min(most, self._policy.ask("chunk", sequence, remaining, most)))

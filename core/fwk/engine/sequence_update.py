@@ -9,7 +9,7 @@ from fwk.types import FinishReason, ScheduledSequence, SequenceResult, TokenEven
 
 
 @dataclass(slots=True)
-class Outcome:
+class SequenceUpdate:
     """New tokens of a sequence, and whether it ended."""
 
     token_ids: list[int]
@@ -43,27 +43,27 @@ class Outcome:
 
 def append(
     sequence: Sequence, scheduled: ScheduledSequence, result: SequenceResult, eos_token_ids: frozenset[int]
-) -> Outcome:
+) -> SequenceUpdate:
     """Append a step's tokens to the sequence, up to the one that ends it; rejected drafts count as not computed."""
-    outcome = Outcome([], embedding=result.embedding)
+    update = SequenceUpdate([], embedding=result.embedding)
     if scheduled.draft_token_ids:
-        outcome.num_accepted_drafts = len(result.token_ids) - 1
-        sequence.num_computed_tokens -= len(scheduled.draft_token_ids) - outcome.num_accepted_drafts
+        update.num_accepted_drafts = len(result.token_ids) - 1
+        sequence.num_computed_tokens -= len(scheduled.draft_token_ids) - update.num_accepted_drafts
     sequence.drafts = result.draft_token_ids
     if result.prompt_logprobs is not None:
         sequence.prompt_logprobs.extend(result.prompt_logprobs)
     for token in result.token_ids:
         sequence.token_ids.append(token)
-        outcome.token_ids.append(token)
-        outcome.finish_reason, outcome.stop_token_id = sequence.stop_reason(eos_token_ids)
-        if outcome.finish_reason is not None:
+        update.token_ids.append(token)
+        update.finish_reason, update.stop_token_id = sequence.stop_reason(eos_token_ids)
+        if update.finish_reason is not None:
             break
-    num_new = len(outcome.token_ids)
-    if result.is_complete and num_new == len(result.token_ids) and outcome.finish_reason != "stop":
-        outcome.is_complete = True
-        outcome.finish_reason = "stop"
+    num_new = len(update.token_ids)
+    if result.is_complete and num_new == len(result.token_ids) and update.finish_reason != "stop":
+        update.is_complete = True
+        update.finish_reason = "stop"
     if scheduled.samples and not sequence.max_tokens:
-        outcome.finish_reason = "stop"  # nothing was to follow
+        update.finish_reason = "stop"  # nothing was to follow
     if result.logprobs is not None:
-        outcome.logprobs = result.logprobs[:num_new]
-    return outcome
+        update.logprobs = result.logprobs[:num_new]
+    return update

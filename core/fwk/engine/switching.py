@@ -8,16 +8,16 @@ from fwk.engine.scheduler import Scheduler
 from fwk.errors import EngineDead, PluginError
 from fwk.interfaces.executor import Executor
 from fwk.interfaces.schedule import ScheduleContext
-from fwk.plugins import FAMILIES, PluginSet, Settlement, build, find
+from fwk.plugins import FAMILIES, PluginSet, Resolution, build, find
 from fwk.plugins.selection import plugin_options
 
 
 class EngineSwitch:
     """Builds what takes over, then exchanges it."""
 
-    def __init__(self, plugins: PluginSet, scheduler: Scheduler, executor: Executor, settlement: Settlement) -> None:
+    def __init__(self, plugins: PluginSet, scheduler: Scheduler, executor: Executor, resolution: Resolution) -> None:
         self._plugins = plugins
-        self._settlement = settlement
+        self._settlement = resolution
         self._scheduler = scheduler
         self._executor = executor
 

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration, Facts
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ class AttentionLayer:
     kv_group: int = 0
     kv_cache: Tensor | None = None  # [num_blocks, *BlockFormat.block_shape]
     state: Any = None  # the backend's own, per layer
-    is_narrowed: bool = False  # its outcome is read at ``batch.hidden_at`` alone, where that is not None
+    is_pruned: bool = False  # its outcome is read at ``batch.hidden_indices`` alone, where that is not None
 
     def __post_init__(self) -> None:
         self.value_head_size = self.value_head_size or self.head_size
@@ -91,7 +91,7 @@ class AttentionContext:
     """What an attention backend is built with.
 
     ``kv_dtype`` is the user's word, one of the declaration's ``kv_dtypes``: what it means in bytes is the backend's
-    affair. ``auto`` is ``dtype``. ``team`` runs native operators.
+    affair. ``auto`` is ``dtype``. ``threads`` runs native operators.
     """
 
     device: torch.device
@@ -99,7 +99,7 @@ class AttentionContext:
     kv_dtype: str
     block_size: int
     options: Any = None
-    team: Team = field(default_factory=Team)
+    threads: ThreadPool = field(default_factory=ThreadPool)
 
 
 class AttentionBackend(ABC):
@@ -127,7 +127,7 @@ class AttentionBackend(ABC):
         query's. *All* tokens of the batch are stored before any is read: a sequence may read blocks that another
         sequence of the same batch fills (a prefix shared within one step). Where K/V are stored in fewer bits, the
         step's own are read back as they were stored: a token's output does not depend on how its past was chunked.
-        Where the layer is narrowed, what is returned of tokens that are not in ``batch.hidden_at`` means nothing.
+        Where the layer is narrowed, what is returned of tokens that are not in ``batch.hidden_indices`` means nothing.
         """
 
     def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
-from fwk.interfaces.lifecycle import Life
+from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.types import EngineStats, Request
 
 
@@ -31,7 +31,7 @@ class BalanceContext:
 
     num_replicas: int
     options: Any = None
-    life: Life = field(default_factory=Life)
+    lifecycle: PluginLifecycle = field(default_factory=PluginLifecycle)
 
 
 class LoadBalancer(ABC):

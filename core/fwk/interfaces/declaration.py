@@ -197,7 +197,7 @@ class Declaration:
         bound = next((why for limit in self.limits if (why := limit.refusal(facts)) is not None), None)
         return bound or self.needs.refusal(facts.host)
 
-    def reluctance(self, facts: Facts) -> str | None:
+    def auto_skip_reason(self, facts: Facts) -> str | None:
         """Why ``auto`` leaves this plugin alone although it could serve the run; None when it does not."""
         return None
 

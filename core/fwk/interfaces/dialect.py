@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.declaration import Declaration
-from fwk.interfaces.lifecycle import Life
+from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.types import FinishReason, SamplingParams, Service, Task, TokenLogprobs
 
@@ -131,18 +131,20 @@ class TextTools(ABC):
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Text to ids; ``parse_special=False`` turns text that looks like a special token into ordinary tokens."""
 
-    def least_tokens(self, text: str) -> int:
+    def min_tokens_each(self, text: str) -> int:
         """A number of tokens that ``text`` has at the least, told without tokenising it."""
         return 0
 
-    def check_fits(self, text: str, most_tokens: int, param: str) -> None:
-        """Refuse a text that is sure to have more than ``most_tokens``, before megabytes are tokenised for nothing.
+    def check_fits(self, text: str, max_tokens_each: int, param: str) -> None:
+        """Refuse a text that is sure to have more than ``max_tokens_each``, before megabytes are tokenised for nothing.
 
         What this lets pass may still be too long. Raises ``InvalidRequest`` for ``param``.
         """
-        least = self.least_tokens(text)
-        if least > most_tokens:
-            raise InvalidRequest(f"{param} has at least {least} tokens; this server takes at most {most_tokens}", param)
+        least = self.min_tokens_each(text)
+        if least > max_tokens_each:
+            raise InvalidRequest(
+                f"{param} has at least {least} tokens; this server takes at most {max_tokens_each}", param
+            )
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -173,12 +175,12 @@ class TextTools(ABC):
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
-        most_tokens: int | None = None,
+        max_tokens_each: int | None = None,
     ) -> list[int]:
         """Render a conversation and tokenise it. Templates write their own special tokens: none is added by default.
 
         Text of the messages that looks like a special token stays text: nobody forges a turn. Raises ``InvalidRequest``
-        when it is refused by the template, or sure to have more than ``most_tokens``.
+        when it is refused by the template, or sure to have more than ``max_tokens_each``.
         """
         text = self.render_chat(
             messages,
@@ -187,8 +189,8 @@ class TextTools(ABC):
             continue_final_message=continue_final_message,
             kwargs=kwargs,
         )
-        if most_tokens is not None:
-            self.check_fits(text, most_tokens, "messages")
+        if max_tokens_each is not None:
+            self.check_fits(text, max_tokens_each, "messages")
         return self.encode(text, add_special_tokens=add_special_tokens)
 
 
@@ -281,7 +283,7 @@ class DialectContext:
 
     frontend: Frontend
     options: Any = None
-    life: Life = field(default_factory=Life)
+    lifecycle: PluginLifecycle = field(default_factory=PluginLifecycle)
 
 
 class Dialect(ABC):

@@ -21,7 +21,7 @@ class Stage(Enum):
     """Nothing is served any more, the plugin's work in the background has ended. What it raises is logged."""
 
 
-class Life:
+class PluginLifecycle:
     """What a plugin of the API process is given to hang its own calls on; core makes one for each plugin.
 
     A plugin that wants none of it does nothing. One that is switched on while the server runs lives through setup and

@@ -140,7 +140,7 @@ class LoRASourceContext:
 
 
 class LoRASource(ABC):
-    """Finds adapters by name, and reads them. Lives in the API process (``find``) and in every worker (``open``)."""
+    """Finds adapters by name, and reads them. Used in the API process (``find``) and in every worker (``open``)."""
 
     def __init__(self, context: LoRASourceContext) -> None:
         self.context = context

@@ -68,8 +68,8 @@ class Encoder(ABC):
 class Model(ABC):
     """A model on one device."""
 
-    narrows: ClassVar[bool] = False
-    """Whether ``forward`` returns the tokens of ``batch.hidden_at`` alone; core sets that for such models only."""
+    prunes_last_layer: ClassVar[bool] = False
+    """Whether ``forward`` returns the tokens of ``batch.hidden_indices`` alone; core sets that for such models only."""
 
     @abstractmethod
     def __init__(self, context: ModelContext) -> None: ...
@@ -78,9 +78,8 @@ class Model(ABC):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of all tokens: [num_tokens, hidden_size].
 
-        Where the model narrows, and ``batch.hidden_at`` is not None, of those tokens: [num_hidden, hidden_size]. All
-        that the model's last layer has to do for the others is to have their K and V stored:
-        ``fwk.layers.WantedTokens`` and ``Attention`` see to it.
+        Where ``prunes_last_layer`` is set and ``batch.hidden_indices`` is not None, of those tokens:
+        [num_hidden, hidden_size]. For the others the last layer only has to store K and V: ``fwk.layers.SelectTokens`` and ``Attention`` see to it.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
-from fwk.interfaces.lifecycle import Call, Life
+from fwk.interfaces.lifecycle import Call, PluginLifecycle
 from fwk.types import EngineStats, SamplingParams
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ObserverContext:
 
     model_name: str
     options: Any = None
-    life: Life = field(default_factory=Life)
+    lifecycle: PluginLifecycle = field(default_factory=PluginLifecycle)
     settle: Call = nothing
 
 

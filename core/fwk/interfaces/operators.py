@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration, Facts
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     import torch
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
-    """What operators are built with. ``team`` runs native ones."""
+    """What operators are built with. ``threads`` runs native ones."""
 
     device: torch.device
     dtype: torch.dtype  # of activations
     options: Any = None
-    team: Team = field(default_factory=Team)
+    threads: ThreadPool = field(default_factory=ThreadPool)
 
 
 class Operators(ABC):

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration, Facts
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     import torch
@@ -92,14 +92,14 @@ class GreedyProduct:
 class QuantContext:
     """What a quantisation method is built with. ``checkpoint_config`` is config.json's ``quantization_config``.
 
-    ``team`` runs native operators.
+    ``threads`` runs native operators.
     """
 
     device: torch.device
     dtype: torch.dtype
     checkpoint_config: Mapping[str, Any]
     options: Any = None
-    team: Team = field(default_factory=Team)
+    threads: ThreadPool = field(default_factory=ThreadPool)
 
 
 class QuantMethod(ABC):
@@ -228,7 +228,7 @@ class QuantizerSpec(Declaration):
                 f"quantizer {self.name!r}: exact names {', '.join(sorted(unread))}, which it does not read"
             )
 
-    def reluctance(self, facts: Facts) -> str | None:
+    def auto_skip_reason(self, facts: Facts) -> str | None:
         if not facts.layouts or set(facts.layouts) & set(self.exact):
             return None
         stored = " and ".join(facts.layouts)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 from fwk.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ class LogitsView:
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """What samplers and logits processors are built with. ``team`` runs native operators."""
+    """What samplers and logits processors are built with. ``threads`` runs native operators."""
 
     vocab_size: int
     num_slots: int
     device: torch.device
     eos_token_ids: tuple[int, ...]
     options: Any = None
-    team: Team = field(default_factory=Team)
+    threads: ThreadPool = field(default_factory=ThreadPool)
 
 
 class LogitsProcessor(ABC):

@@ -78,8 +78,9 @@ class SchedulePolicy:
     """Answers questions; cannot break the accounting whatever it answers. What it raises ends the engine.
 
     Every question has a default answer, that of first come, first served. Most policies are a ``rank``; one whose order
-    changes while sequences wait overrides ``order``. ``waits``, ``started`` and ``ended`` tell such a policy what goes
-    on; they and ``rank`` are called once for each event, ``order`` and ``displaced`` at most once a step.
+    changes while sequences wait overrides ``order``. ``on_waiting``, ``on_started`` and ``on_finished`` tell such a
+    policy what happens; they and ``rank`` are called once for each event, ``order`` and ``choose_preemption_victim`` at
+    most once a step.
     """
 
     def __init__(self, context: ScheduleContext) -> None:
@@ -122,7 +123,7 @@ class SchedulePolicy:
         """
         return running[-1]
 
-    def displaced(
+    def choose_preemption_victim(
         self, sequence: SequenceView, running: Sequence[SequenceView], view: SchedulerView
     ) -> SequenceView | None:
         """Which running sequence is pre-empted for a waiting one that does not fit beside them; by default none.
@@ -137,13 +138,13 @@ class SchedulePolicy:
         """Tokens of a prompt to compute this step, given what remains of the prompt and of the step's budget."""
         return min(remaining, budget)
 
-    def waits(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_waiting(self, sequence: SequenceView, view: SchedulerView) -> None:
         """A sequence has come to wait: it has arrived, or was pre-empted (``num_preemptions`` > 0)."""
 
-    def started(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_started(self, sequence: SequenceView, view: SchedulerView) -> None:
         """A waiting sequence runs now. Told after the step has been planned."""
 
-    def ended(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_finished(self, sequence: SequenceView, view: SchedulerView) -> None:
         """A waiting or running sequence is gone for good."""
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from fwk.layers.mlp import GatedMLP
 from fwk.layers.moe import MoE, Routing
 from fwk.layers.norm import LayerNorm, OffsetRMSNorm, QKNorm, RMSNorm
 from fwk.layers.rope import RotaryEmbedding, RotaryRows, yarn_temperature
-from fwk.layers.select_tokens import WantedTokens
+from fwk.layers.select_tokens import SelectTokens
 from fwk.layers.sharding import Part
 
 __all__ = [
@@ -35,8 +35,8 @@ __all__ = [
     "RotaryRows",
     "Routing",
     "RowParallelLinear",
+    "SelectTokens",
     "VocabEmbedding",
-    "WantedTokens",
     "activation",
     "yarn_temperature",
 ]

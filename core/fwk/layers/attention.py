@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.attention import AttentionLayer, KVKind
-from fwk.layers.select_tokens import WantedTokens
+from fwk.layers.select_tokens import SelectTokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ class Attention:
     """Causal attention over the paged past. Head counts are this rank's (``QKVLinear`` knows them).
 
     With ``kind=KVKind.LATENT`` the cache keeps only k, and its first ``value_head_size`` numbers are the value.
-    ``index`` is given by models that narrow (``Model.narrows``): its decoder layer's place among all.
+    ``index`` is given by models that narrow (``Model.prunes_last_layer``): its decoder layer's place among all.
     """
 
     def __init__(  # noqa: PLR0913 - what sets attention layers apart, each by its name
@@ -36,7 +36,7 @@ class Attention:
         index: int | None = None,
     ) -> None:
         size = context.config.head_size if head_size is None else head_size
-        self.wanted = None if index is None else WantedTokens(context, index)
+        self.wanted = None if index is None else SelectTokens(context, index)
         self.backend = context.attention
         self.layer = AttentionLayer(
             index=len(context.attention_layers),
@@ -48,7 +48,7 @@ class Attention:
             soft_cap=soft_cap,
             value_head_size=size if value_head_size is None else value_head_size,
             kind=kind,
-            is_narrowed=self.wanted is not None and self.wanted.is_last,
+            is_pruned=self.wanted is not None and self.wanted.is_last,
         )
         context.attention_layers.append(self.layer)
 
@@ -56,7 +56,7 @@ class Attention:
         """q: [num_tokens, num_heads, head_size]; k, v: [num_tokens, num_kv_heads, head_size], k rotated.
 
         v is None in a latent layer. Returns [num_tokens, num_heads * value_head_size], in the last layer of a model
-        that narrows only the rows of ``batch.hidden_at``.
+        that prunes_last_layer only the rows of ``batch.hidden_indices``.
         """
         out = self.backend.forward(q, k, v, self.layer, batch).reshape(q.shape[0], -1)
         return out if self.wanted is None else self.wanted(out, batch)

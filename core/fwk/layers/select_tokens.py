@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from fwk.types import ForwardBatch
 
 
-class WantedTokens:
-    """What a decoder's layer goes on with after attention: all tokens, and in the last layer those of ``hidden_at``.
+class SelectTokens:
+    """Tokens that a decoder layer continues with after attention: all, in the last layer those of ``hidden_indices``.
 
     Tokens that come later need K and V of all tokens, and nothing else of the last layer. ``fwk.layers.Attention`` asks
     this for its outcome when it is told its layer's index; the layer asks it for its residual stream. A model in which
-    both do has ``Model.narrows``.
+    both do has ``Model.prunes_last_layer``.
     """
 
     def __init__(self, context: ModelContext, index: int) -> None:
@@ -25,6 +25,6 @@ class WantedTokens:
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[num_tokens, size] to the same, or to a copy of the wanted rows [num_hidden, size]."""
-        if not self.is_last or batch.hidden_at is None:
+        if not self.is_last or batch.hidden_indices is None:
             return x
-        return self._operators.rows(x.contiguous(), batch.hidden_at)
+        return self._operators.rows(x.contiguous(), batch.hidden_indices)

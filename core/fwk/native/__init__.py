@@ -1,7 +1,7 @@
 """Native CPU code: what builds C++ kernels, runs them on threads, and gives them memory.
 
-Here belong the compiler and its cache (``build``), the CPU's features (``cpu_features``), the threads that run operators
-(``thread_pool``), the operating system's memory (``memory``, ``huge_pages``) and the headers kernels include
+Here belong the compiler and its cache (``build``), the CPU's features (``cpu_features``), the threads that run
+operators (``thread_pool``), the operating system's memory (``memory``, ``huge_pages``) and the headers kernels include
 (``include/``). Kernels themselves belong to plugins, settings of the process to ``fwk.process``.
 """
 

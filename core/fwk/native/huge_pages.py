@@ -33,7 +33,7 @@ def zeros(num_bytes: int) -> Tensor:
 
 
 @contextmanager
-def forgotten(memory: Tensor) -> Iterator[None]:
+def discard_writes(memory: Tensor) -> Iterator[None]:
     """What is written meanwhile to ``memory``, whole ``zeros``, is forgotten: at the end they are zeros again.
 
     Writing takes small pages, so that a few bytes here and there cost no huge ones.
@@ -50,7 +50,7 @@ def forgotten(memory: Tensor) -> Iterator[None]:
             memory.zero_()
 
 
-def populate_soon(pieces: Sequence[Tensor]) -> threading.Thread:
+def prefault_async(pieces: Sequence[Tensor]) -> threading.Thread:
     """Begin to take the huge pages that pieces of ``zeros`` lie in, beside what this thread does.
 
     The system clears a page when it is first written to, and a virtual machine may have to ask its host for it: half a

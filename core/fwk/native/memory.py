@@ -15,7 +15,7 @@ HUGE = 2 << 20
 POPULATE_WRITE = 23
 """``MADV_POPULATE_WRITE`` of Linux, which Python's ``mmap`` does not name."""
 
-MOST_AHEAD = 256 << 20
+MAX_PREFAULT_BYTES = 256 << 20
 """What a second takes, where a virtual machine has to get its memory from its host."""
 
 
@@ -35,7 +35,7 @@ def populate(address: int, size: int) -> None:
         advise(address, size, POPULATE_WRITE)
 
 
-class MemoryAhead:
+class MemoryPrefaulter:
     """Huge pages that a thread takes while there is nothing to write to them, and gives back once there is.
 
     A virtual machine whose free memory has gone back to its host gets it from there at 2.5 ms for a MiB where it was
@@ -49,8 +49,8 @@ class MemoryAhead:
         self._thread: threading.Thread | None = None
 
     def take(self, num_bytes: int) -> None:
-        """Begin to take so many, ``MOST_AHEAD`` at the most."""
-        size = min(num_bytes, MOST_AHEAD) // HUGE * HUGE
+        """Begin to take so many, ``MAX_PREFAULT_BYTES`` at the most."""
+        size = min(num_bytes, MAX_PREFAULT_BYTES) // HUGE * HUGE
         if size and hasattr(mmap, "MADV_HUGEPAGE"):
             self._thread = threading.Thread(target=self._hold, args=(size,), daemon=True)
             self._thread.start()

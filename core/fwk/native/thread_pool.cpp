@@ -29,34 +29,34 @@ class Pool {
   public:
     void run(const Region& wanted) {
         if (wanted.size <= 1) {
-            fwk::Member alone{0, 1, nullptr, 0};
+            fwk::PoolThread alone{0, 1, nullptr, 0};
             for (int64_t i = 0; i < wanted.count; i++) wanted.calls[i].op(wanted.calls[i].args, alone);
             return;
         }
         const std::lock_guard<std::mutex> mine(turn);
-        while (num_helpers < wanted.size - 1) hire();
+        while (num_helpers < wanted.size - 1) start();
         region = wanted;
-        team.now.store(0, std::memory_order_relaxed);
+        pool.now.store(0, std::memory_order_relaxed);
         const uint32_t number = opened.load(std::memory_order_relaxed) + 1;
         opened.store(number, std::memory_order_seq_cst);
-        opening.ring();
+        opening.wake();
         work(0);
         opened.store(number + 1, std::memory_order_seq_cst);
-        team.bell.wait([&] { return inside.load(std::memory_order_seq_cst) == 0; });
+        pool.futex.wait([&] { return inside.load(std::memory_order_seq_cst) == 0; });
     }
 
     // Send the helpers home; the last to leave frees the memory.
     void close() {
         is_closed.store(true, std::memory_order_seq_cst);
-        opening.ring();
-        let_go();
+        opening.wake();
+        release();
     }
 
   private:
     std::mutex turn;  // regions of several callers come one after the other
     Region region{};
-    fwk::Team team;
-    fwk::Bell opening;
+    fwk::ThreadPool pool;
+    fwk::Futex opening;
     alignas(64) std::atomic<uint32_t> opened{0};  // odd while a region is open
     std::atomic<bool> is_closed{false};
     std::atomic<int> holders{1};
@@ -65,11 +65,11 @@ class Pool {
 
     void work(int index) {
         for (;;) {
-            const uint64_t op = team.now.load(std::memory_order_acquire) >> fwk::OPERATOR;
+            const uint64_t op = pool.now.load(std::memory_order_acquire) >> fwk::OPERATOR;
             if (op >= uint64_t(region.count)) return;
-            fwk::Member member{index, region.size, &team, op << fwk::OPERATOR};
-            region.calls[op].op(region.calls[op].args, member);
-            member.leave();
+            fwk::PoolThread thread{index, region.size, &pool, op << fwk::OPERATOR};
+            region.calls[op].op(region.calls[op].args, thread);
+            thread.leave();
         }
     }
 
@@ -86,12 +86,12 @@ class Pool {
             known = opened.load(std::memory_order_seq_cst);
             if (known % 2 && index < region.size) work(index);
             inside.fetch_sub(1, std::memory_order_seq_cst);
-            team.bell.ring();
+            pool.futex.wake();
         }
-        let_go();
+        release();
     }
 
-    void hire() {
+    void start() {
         sigset_t all, before;
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for Python's threads
@@ -100,7 +100,7 @@ class Pool {
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
 
-    void let_go() {
+    void release() {
         if (holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
     }
 };
@@ -109,14 +109,14 @@ class Pool {
 
 extern "C" {
 
-void* team_new() { return new Pool; }
+void* pool_new() { return new Pool; }
 
-void team_close(void* pool) { ((Pool*)pool)->close(); }
+void pool_close(void* pool) { ((Pool*)pool)->close(); }
 
 // Run operators one after the other in one region.
-void team_run(void* pool, const Call* calls, int64_t count, int size) { ((Pool*)pool)->run({calls, count, size}); }
+void pool_run(void* pool, const Call* calls, int64_t count, int size) { ((Pool*)pool)->run({calls, count, size}); }
 
-void team_run_one(void* pool, fwk::Operator op, const void* args, int size) {
+void pool_run_one(void* pool, fwk::Operator op, const void* args, int size) {
     const Call call{op, args};
     ((Pool*)pool)->run({&call, 1, size});
 }

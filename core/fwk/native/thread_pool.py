@@ -43,10 +43,10 @@ class Tape:
         return self._array
 
 
-class Team:
+class ThreadPool:
     """One per worker. size: threads, the caller's included; None: as many as torch uses.
 
-    The threads are started by the first operator that needs them, sleep while there is none, and end with the team.
+    The threads are started by the first operator that needs them, sleep while there is none, and end with the pool.
     ``tape`` is set while a step is recorded: what would be run is then appended to it instead.
     """
 
@@ -71,27 +71,27 @@ class Team:
         if self.tape is not None:
             self.tape.append(op, args)
             return
-        self._library.team_run_one(self._pool, op, ctypes.addressof(args), 1 if is_small else self.size)
+        self._library.pool_run_one(self._pool, op, ctypes.addressof(args), 1 if is_small else self.size)
 
     def replay(self, tape: Tape) -> None:
         """Run the calls of a tape in one region."""
-        self._library.team_run(self._pool, tape.array(), len(tape), self.size)
+        self._library.pool_run(self._pool, tape.array(), len(tape), self.size)
 
     @cached_property
     def _library(self) -> ctypes.CDLL:
         library = load(SOURCE, "plain")
-        library.team_new.restype = ctypes.c_void_p
-        library.team_close.argtypes = (ctypes.c_void_p,)
-        library.team_run_one.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-        library.team_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
-        for name in ("team_close", "team_run_one", "team_run"):
+        library.pool_new.restype = ctypes.c_void_p
+        library.pool_close.argtypes = (ctypes.c_void_p,)
+        library.pool_run_one.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+        library.pool_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
+        for name in ("pool_close", "pool_run_one", "pool_run"):
             getattr(library, name).restype = None
         return library
 
     @cached_property
     def _pool(self) -> int:
-        pool = self._library.team_new()
-        weakref.finalize(self, self._library.team_close, pool)
+        pool = self._library.pool_new()
+        weakref.finalize(self, self._library.pool_close, pool)
         return pool
 
 

@@ -2,9 +2,18 @@
 
 from fwk.plugins.discovery import Broken, PluginSet, Registered, discover
 from fwk.plugins.families import FAMILIES, Family
-from fwk.plugins.negotiation import Judgement, Settlement, judge, negotiate
+from fwk.plugins.negotiation import Judgement, Resolution, judge, negotiate
 from fwk.plugins.options import OptionOwner, build_config, option_owners
-from fwk.plugins.selection import Candidate, Selection, build, choose, culprit, find, load_object, taking_part
+from fwk.plugins.selection import (
+    Candidate,
+    Selection,
+    build,
+    choose,
+    find,
+    load_object,
+    plugin_that_raised,
+    taking_part,
+)
 from fwk.plugins.versions import VERSIONS, Adapter, ApiVersion
 
 __all__ = [
@@ -19,17 +28,17 @@ __all__ = [
     "OptionOwner",
     "PluginSet",
     "Registered",
+    "Resolution",
     "Selection",
-    "Settlement",
     "build",
     "build_config",
     "choose",
-    "culprit",
     "discover",
     "find",
     "judge",
     "load_object",
     "negotiate",
     "option_owners",
+    "plugin_that_raised",
     "taking_part",
 ]

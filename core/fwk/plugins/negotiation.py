@@ -1,7 +1,7 @@
 """Choose from all families of an engine together: what one choice asks, another must offer.
 
 Each declaration says by itself what it cannot serve (``Declaration.refusal``, ``limits``), what it asks of other
-families' choices (``asks``) and what it offers to them (``offers``). The settlement is the best that agrees with all of
+families' choices (``asks``) and what it offers to them (``offers``). The resolution is the best that agrees with all of
 it: families in the order of ``ORDER``, the best rank first in each; what the user named is not up for choice.
 """
 
@@ -21,7 +21,7 @@ Choices = dict[str, Registered]
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class Resolution:
     """What an engine is made of, by family, and the facts of the run with all of it in place."""
 
     facts: Facts
@@ -30,7 +30,7 @@ class Settlement:
     def item(self, family: str) -> Registered:
         """The plugin chosen from a family that is in use."""
         chosen = self.selections[family].chosen
-        assert chosen is not None, "a settlement has a choice for every family in use"
+        assert chosen is not None, "a resolution has a choice for every family in use"
         return chosen
 
     @property
@@ -66,14 +66,14 @@ class Settlement:
 
 def negotiate(
     plugins: PluginSet, wanted: Mapping[str, str], facts: Facts, options: Mapping[str, Mapping[str, object]]
-) -> Settlement:
+) -> Resolution:
     """Settle the families of ``wanted``: a plugin's name each, or ``auto``. Families left out are not used.
 
     facts: of the run; ``chosen`` holds what is in use beside the choices (methods of single layers, for ``quant``).
     options: ``Config.plugin_options``; what a plugin asks may depend on its own. Raises ``PluginError`` with one
     sentence when a plugin is unknown, or when nothing agrees.
     """
-    return _Negotiation(plugins, wanted, facts, options).settle()
+    return _Negotiation(plugins, wanted, facts, options).resolve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _unanswered(asks: Iterable[Ask], others: Iterable[Registered], used: Iterabl
 
 
 class _Negotiation:
-    """One search for a settlement."""
+    """One search for a resolution."""
 
     def __init__(
         self, plugins: PluginSet, wanted: Mapping[str, str], facts: Facts, options: Mapping[str, Mapping[str, object]]
@@ -144,12 +144,12 @@ class _Negotiation:
         }
         self._deadlock: tuple[int, str, Choices] = (-1, "", {})
 
-    def settle(self) -> Settlement:
+    def resolve(self) -> Resolution:
         found = next(self._search({}), None)
         if found is None:
             raise PluginError(self._why_not())
         facts = self._facts_of(found)
-        return Settlement(
+        return Resolution(
             facts, {family: self._selection(family, found) for family in ORDER if family in self._candidates}
         )
 
@@ -190,7 +190,7 @@ class _Negotiation:
         why = self._unasked(item, beside, facts) or _unanswered(asks, beside.values(), self._wanted)
         why = why or item.declaration.refusal(facts)
         if why is None and self._wanted.get(item.family, AUTO) == AUTO:
-            why = item.declaration.reluctance(facts)
+            why = item.declaration.auto_skip_reason(facts)
         return why or _objection(beside.values(), facts)
 
     def _unasked(self, item: Registered, others: Choices, facts: Facts) -> str | None:

@@ -29,7 +29,7 @@ from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family
 from fwk.plugins.lock import check_lock
 from fwk.plugins.peers import answer
-from fwk.plugins.selection import foreseen, is_enabled
+from fwk.plugins.selection import is_enabled, static_choice
 
 _CORE: dict[str, type[Options]] = {
     "model": ModelOptions,
@@ -163,9 +163,9 @@ def _selected(config: Config, plugins: PluginSet, family: Family) -> set[str]:
     parts = (config.engine, config.model, config.server)
     value: Any = next((found for part in parts if (found := getattr(part, family.option, None))), None)
     names = {value} if isinstance(value, str) else set[str](value or ())
-    names = {foreseen(plugins, family.spec.family, name) for name in names}
+    names = {static_choice(plugins, family.spec.family, name) for name in names}
     if family.spec is CacheTierSpec:
-        cache = plugins.by_family.get("cache", {}).get(foreseen(plugins, "cache", config.engine.prefix_cache))
+        cache = plugins.by_family.get("cache", {}).get(static_choice(plugins, "cache", config.engine.prefix_cache))
         names |= set(getattr(cache.declaration, "tiers", None) or ()) if cache is not None else set()
     return names
 

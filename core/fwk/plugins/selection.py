@@ -204,7 +204,7 @@ def taking_part(
     return found
 
 
-def foreseen(plugins: PluginSet, family: str, requested: str) -> str:
+def static_choice(plugins: PluginSet, family: str, requested: str) -> str:
     """What a choice will come to, where that needs no knowledge of the run: no plugin of the family can refuse."""
     items = ranked(plugins, family)
     depends = any(
@@ -213,7 +213,7 @@ def foreseen(plugins: PluginSet, family: str, requested: str) -> str:
     return requested if requested != "auto" or depends or not items else items[0].name
 
 
-def likely(plugins: PluginSet, family: str, requested: str) -> str:
+def probable_choice(plugins: PluginSet, family: str, requested: str) -> str:
     """What a choice will probably come to: the best plugin that can be had at all, or ``none``."""
     if requested != AUTO:
         return requested
@@ -250,7 +250,7 @@ def build(item: Registered, context: Any) -> Any:
         raise PluginLoadError(f"plugin {item.source} failed to start: {type(error).__name__}: {error}") from error
 
 
-def culprit(plugins: PluginSet, error: BaseException) -> str | None:
+def plugin_that_raised(plugins: PluginSet, error: BaseException) -> str | None:
     """The plugin in whose code an exception was raised, for the log; None when it was in nobody's.
 
     Goes by the modules on the exception's way, the innermost first: that a declaration's ``load`` names, or another

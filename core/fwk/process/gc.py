@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def left_uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Collect nothing meanwhile, and never look at what was made meanwhile again.
 
     For imports and the building of what stays: hundreds of thousands of objects, of which 7,000 are garbage when torch

@@ -15,7 +15,7 @@ on a quiet machine it is as fast as before; with 1,000, threads fall asleep betw
 """
 
 
-def settle_waiting(environment: MutableMapping[str, str]) -> None:
+def configure_omp_env(environment: MutableMapping[str, str]) -> None:
     """Set the variables before torch is imported; a user's own choice stands.
 
     Numpy's matrix library gets no threads: nothing here multiplies with it, and its threads spin for 0.1 s each when

@@ -21,7 +21,7 @@ STEPS_IN = 16
 read, and whoever asks for /health meanwhile would wait as long."""
 
 
-class Turnstile:
+class AdmissionController:
     """Counts the requests that are served, before their bodies are read, and lets nobody in any more at the end.
 
     ``most``: how many are let in at all; more than may run or wait in the engines could not be served soon.
@@ -32,7 +32,7 @@ class Turnstile:
         self._line: collections.deque[asyncio.Future[None]] = collections.deque()
         self._num_steps: int | None = None  # made in this turn of the event loop; None: nobody has come for a while
         self._limit = options.concurrency_limit
-        self._most_waiting = options.max_queued_requests if options.concurrency_with_block else 0
+        self._max_waiting = options.max_queued_requests if options.concurrency_with_block else 0
         self._timeout = options.queue_timeout
         self._places = asyncio.Semaphore(self._limit or 1)
         self._num_waiting = 0
@@ -86,7 +86,7 @@ class Turnstile:
     async def _take_place(self) -> None:
         if self._limit is None:
             return
-        if self._places.locked() and self._num_waiting >= self._most_waiting:
+        if self._places.locked() and self._num_waiting >= self._max_waiting:
             raise NotServed(f"this server answers {self._limit} requests at once; try again", 429, RETRY_SECONDS)
         self._num_waiting += 1
         try:

@@ -17,10 +17,10 @@ from fwk import __version__
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
-from fwk.server.admission import Turnstile
+from fwk.server.admission import AdmissionController
 from fwk.server.authorization import Keys
-from fwk.server.middleware import UNFORESEEN, Door, log_unforeseen
-from fwk.server.route_registry import AddRoutes, Mounts
+from fwk.server.middleware import UNFORESEEN, RequestMiddleware, log_unforeseen
+from fwk.server.route_registry import AddRoutes, RouteRegistry
 
 PUBLIC_ROUTES = ("/health", "/ready")
 """Which of core's routes need no key; no other route can be public."""
@@ -49,35 +49,35 @@ def build_app(
     reports: Reports,
     keys: Keys,
     max_body_bytes: int,
-    turnstile: Turnstile,
+    admission: AdmissionController,
     admin_routes: Sequence[AddRoutes] = (),
 ) -> FastAPI:
-    """Put the application together; its ``state.mounts`` are the ``Mounts`` to change it by.
+    """Put the application together; its ``state.routes`` are the ``RouteRegistry`` to change it by.
 
     ``admin_routes`` are core's own routes for administrators; like those of dialects and observers they are added only
     if there is a key for them.
     """
     app = FastAPI(title="fwk", version=__version__, docs_url=None, redoc_url=None)
-    mounts = app.state.mounts = Mounts(app, keys)
-    mounts.put("core", lambda app: add_core_routes(app, reports, turnstile), public=PUBLIC_ROUTES)
+    routes = app.state.routes = RouteRegistry(app, keys)
+    routes.register("core", lambda app: add_core_routes(app, reports, admission), public=PUBLIC_ROUTES)
     for number, add in enumerate(admin_routes):
-        mounts.put(f"core {number}", _nothing, add)
+        routes.register(f"core {number}", _nothing, add)
     for number, dialect in enumerate(dialects):
-        mounts.put(f"dialect {number}", dialect.routes, dialect.admin_routes, dialect=dialect)
+        routes.register(f"dialect {number}", dialect.routes, dialect.admin_routes, dialect=dialect)
     for number, observer in enumerate(observers):
-        mounts.put(f"observer {number}", observer.routes, observer.admin_routes)
-    install_error_handlers(app, mounts.error_body)
+        routes.register(f"observer {number}", observer.routes, observer.admin_routes)
+    install_error_handlers(app, routes.error_body)
     app.add_middleware(
-        Door,
-        guard=mounts.guard,
+        RequestMiddleware,
+        guard=routes.guard,
         max_body_bytes=max_body_bytes,
-        turnstile=turnstile,
-        error_body=lambda scope, status, message, param: mounts.error_body(scope, status, message, param, None),
+        admission=admission,
+        error_body=lambda scope, status, message, param: routes.error_body(scope, status, message, param, None),
     )
     return app
 
 
-def add_core_routes(app: FastAPI, reports: Reports, turnstile: Turnstile) -> None:
+def add_core_routes(app: FastAPI, reports: Reports, admission: AdmissionController) -> None:
     """/health: whether there is an engine that answers. /ready: whether new requests are taken. /server_info."""
 
     probes: dict[int | str, dict[str, Any]] = {
@@ -97,7 +97,7 @@ def add_core_routes(app: FastAPI, reports: Reports, turnstile: Turnstile) -> Non
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", responses=probes)
     async def ready_route() -> Response:
-        trouble = "the server is stopping" if turnstile.is_closed else reports.health()
+        trouble = "the server is stopping" if admission.is_closed else reports.health()
         if trouble is None:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unavailable", "reason": trouble}, 503)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fwk.interfaces.parallel import threads_each
 from fwk.process.kernel_caches import bound_kernel_caches
-from fwk.process.threads import settle_waiting
+from fwk.process.threads import configure_omp_env
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -59,7 +59,7 @@ class EngineProcess:
         """End it for good, where no event loop runs."""
         self._process.kill()
         self._process.wait()
-        self.let_go()
+        self.release()
 
     async def wait(self) -> int:
         """Its exit code, once it has ended; a signal's number is negative."""
@@ -73,10 +73,10 @@ class EngineProcess:
 
     def _reap(self, ended: Future[int]) -> None:
         code = self._process.wait()
-        self.let_go()
+        self.release()
         ended.set_result(code)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close its standard input, on which it ends by itself."""
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -108,6 +108,6 @@ def _environment(num_engines: int) -> dict[str, str]:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if num_engines > 1:
         environment["OMP_NUM_THREADS"] = str(threads_each(num_engines, os.environ))
-    settle_waiting(environment)
+    configure_omp_env(environment)
     bound_kernel_caches(environment)
     return environment

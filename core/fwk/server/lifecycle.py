@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from fwk.errors import PluginLoadError
-from fwk.interfaces.lifecycle import Call, Life, Stage
+from fwk.interfaces.lifecycle import Call, PluginLifecycle, Stage
 
 log = logging.getLogger(__name__)
 
@@ -14,68 +14,68 @@ PATIENCE = 5.0
 """Seconds a plugin's calls of drain or of close may take, and its cancelled work may take to end."""
 
 
-class Lives:
+class LifecycleManager:
     """All plugins that live in this process."""
 
     def __init__(self) -> None:
-        self._tasks: dict[Life, list[asyncio.Task[None]]] = {}
+        self._tasks: dict[PluginLifecycle, list[asyncio.Task[None]]] = {}
 
-    def make(self, owner: str) -> Life:
+    def make(self, owner: str) -> PluginLifecycle:
         """A new plugin's."""
-        return Life(owner)
+        return PluginLifecycle(owner)
 
-    async def begin(self, life: Life) -> None:
+    async def begin(self, lifecycle: PluginLifecycle) -> None:
         """Setup, then start its work. Raises ``PluginLoadError`` in the plugin's name."""
-        self._tasks[life] = []
+        self._tasks[lifecycle] = []
         try:
-            await _enter(life, Stage.SETUP)
+            await _enter(lifecycle, Stage.SETUP)
         except PluginLoadError:
-            await self.end(life)
+            await self.end(lifecycle)
             raise
-        for work in life.work:
-            self._tasks[life].append(asyncio.create_task(_watched(life, work), name=f"{life.owner}"))
+        for work in lifecycle.work:
+            self._tasks[lifecycle].append(asyncio.create_task(_watched(lifecycle, work), name=f"{lifecycle.owner}"))
 
-    async def ready(self, *lives: Life) -> None:
+    async def ready(self, *lifecycles: PluginLifecycle) -> None:
         """The engines serve: for these, or for all. Raises ``PluginLoadError`` in the plugin's name."""
-        for life in lives or list(self._tasks):
-            await _enter(life, Stage.READY)
+        for lifecycle in lifecycles or list(self._tasks):
+            await _enter(lifecycle, Stage.READY)
 
-    async def drain(self, *lives: Life) -> None:
+    async def drain(self, *lifecycles: PluginLifecycle) -> None:
         """No new requests come."""
-        await asyncio.gather(*(_leave(life, Stage.DRAIN) for life in lives or list(self._tasks)))
+        await asyncio.gather(*(_leave(lifecycle, Stage.DRAIN) for lifecycle in lifecycles or list(self._tasks)))
 
-    async def end(self, *lives: Life) -> None:
+    async def end(self, *lifecycles: PluginLifecycle) -> None:
         """Cancel their work, wait for it, close them: the last to have begun first."""
-        for life in reversed(lives or list(self._tasks)):
-            tasks = self._tasks.pop(life, [])
+        for lifecycle in reversed(lifecycles or list(self._tasks)):
+            tasks = self._tasks.pop(lifecycle, [])
             for task in tasks:
                 task.cancel()
             if tasks and (await asyncio.wait(tasks, timeout=PATIENCE))[1]:
-                log.warning("plugin %s: its work in the background does not end within %g s", life.owner, PATIENCE)
-            await _leave(life, Stage.CLOSE)
+                log.warning("plugin %s: its work in the background does not end within %g s", lifecycle.owner, PATIENCE)
+            await _leave(lifecycle, Stage.CLOSE)
 
 
-async def _enter(life: Life, stage: Stage) -> None:
-    for call in life.calls[stage]:
+async def _enter(lifecycle: PluginLifecycle, stage: Stage) -> None:
+    for call in lifecycle.calls[stage]:
         try:
             await call()
         except Exception as error:
             raise PluginLoadError(
-                f"plugin {life.owner} failed in {stage.value}: {type(error).__name__}: {error}"
+                f"plugin {lifecycle.owner} failed in {stage.value}: {type(error).__name__}: {error}"
             ) from error
 
 
-async def _leave(life: Life, stage: Stage) -> None:
-    for call in life.calls[stage]:
+async def _leave(lifecycle: PluginLifecycle, stage: Stage) -> None:
+    for call in lifecycle.calls[stage]:
         try:
             async with asyncio.timeout(PATIENCE):
                 await call()
         except Exception:
-            log.exception("plugin %s failed in %s", life.owner, stage.value)
+            log.exception("plugin %s failed in %s", lifecycle.owner, stage.value)
 
 
-async def _watched(life: Life, work: Call) -> None:
+async def _watched(lifecycle: PluginLifecycle, work: Call) -> None:
     try:
         await work()
     except Exception:
-        log.exception("plugin %s: its work in the background failed and is not started again", life.owner)
+        log.exception("plugin %s: its work in the background failed and is not started again", lifecycle.owner)

@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fwk.errors import NotServed, story
-from fwk.server.admission import Turnstile
+from fwk.errors import NotServed, one_line_traceback
+from fwk.server.admission import AdmissionController
 from fwk.server.authorization import Guard
 
 log = logging.getLogger(__name__)
@@ -36,20 +36,20 @@ UNFORESEEN = "internal error"
 
 def log_unforeseen(scope: Scope, error: Exception) -> None:
     """One line for the operator; the traceback is for who debugs."""
-    log.error("an error nobody foresaw in %s, answered with 500: %s", scope["path"], story(error))
+    log.error("an error nobody foresaw in %s, answered with 500: %s", scope["path"], one_line_traceback(error))
     log.debug("the error", exc_info=error)
 
 
-class Door:
+class RequestMiddleware:
     """Lets a request in, or answers it. WebSockets need a key like everything else."""
 
     def __init__(
-        self, app: ASGIApp, *, guard: Guard, max_body_bytes: int, turnstile: Turnstile, error_body: ErrorBody
+        self, app: ASGIApp, *, guard: Guard, max_body_bytes: int, admission: AdmissionController, error_body: ErrorBody
     ) -> None:
         self._app = app
         self._guard = guard
         self._max_body = max_body_bytes
-        self._turnstile = turnstile
+        self._admission = admission
         self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,14 +78,14 @@ class Door:
             await self._serve(scope, receive, send_with_id)
             return
         try:
-            await self._turnstile.enter()
+            await self._admission.enter()
         except NotServed as error:
             await self._refuse(scope, send_with_id, error.status, str(error), error.retry_after)
             return
         try:
             await self._serve(scope, receive, send_with_id)
         finally:
-            self._turnstile.leave()
+            self._admission.leave()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have the application answer. What it raises is answered here: further out, it would end the connection,

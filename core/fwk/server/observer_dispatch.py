@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import Any
 
-from fwk.errors import story
+from fwk.errors import one_line_traceback
 from fwk.interfaces.observer import Observer, RequestRecord
 from fwk.types import EngineStats
 
@@ -115,7 +115,7 @@ class Listener:
         try:
             getattr(self.observer, event)(*args)
         except Exception as error:
-            log.error("observer %s raised and is told nothing more: %s", self.name, story(error))
+            log.error("observer %s raised and is told nothing more: %s", self.name, one_line_traceback(error))
             log.debug("what it raised", exc_info=error)
             return False
         return event != "close"

@@ -56,7 +56,7 @@ class Replicas:
         self._clients = [EngineClient(config, fingerprint, index, process) for index, process in enumerate(processes)]
         self._views = [Replica(index) for index in range(len(self._clients))]
         self._options = config.server
-        self._most_open = config.engine.max_running_requests + config.server.max_queued_requests
+        self._max_open = config.engine.max_running_requests + config.server.max_queued_requests
         self._placed: dict[str, _Placed] = {}
         self.on_stats: Callable[[EngineStats], None] | None = None
         self._past = [EngineStats() for _ in self._clients]  # what engines had done that have died since
@@ -76,9 +76,9 @@ class Replicas:
         client.on_death = partial(self._revive, index)
 
     @property
-    def most_open(self) -> int:
+    def max_open(self) -> int:
         """Sequences that may run or wait, over all engines."""
-        return self._most_open * len(self._clients)
+        return self._max_open * len(self._clients)
 
     async def start(self) -> None:
         """Start the processes; ``wait_ready`` tells when they serve."""
@@ -113,7 +113,7 @@ class Replicas:
         able = [view for view, client in zip(self._views, self._clients, strict=True) if client.trouble() is None]
         if not able:
             raise EngineDead(self.trouble() or "no engine can serve")
-        able = [view for view in able if not view.num_open or view.num_open + request.n <= self._most_open]
+        able = [view for view in able if not view.num_open or view.num_open + request.n <= self._max_open]
         if not able:
             raise NotServed(
                 f"{self._options.max_queued_requests} requests are waiting already; try again", 429, RETRY_SECONDS

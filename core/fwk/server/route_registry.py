@@ -16,7 +16,7 @@ from fwk.server.authorization import Access, Guard, Keys
 AddRoutes = Callable[[FastAPI], None]
 
 
-class Mounts:
+class RouteRegistry:
     """Adds, exchanges and removes the routes of an owner all at once. A request that has its route keeps it."""
 
     def __init__(self, app: FastAPI, keys: Keys) -> None:
@@ -26,7 +26,7 @@ class Mounts:
         self._owned: dict[str, list[BaseRoute]] = {}
         self._dialects: dict[str, Dialect] = {}
 
-    def put(
+    def register(
         self,
         owner: str,
         add: AddRoutes,

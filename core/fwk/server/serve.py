@@ -23,25 +23,25 @@ from fwk.errors import ConfigError, EngineDead, PluginError, PortTaken
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import ModelCard
-from fwk.interfaces.lifecycle import Life
+from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.lora import LoRASourceContext
 from fwk.plugins import PluginSet, Selection, build, choose, option_owners, taking_part
-from fwk.plugins.selection import check_strict, check_used, likely, plugin_options
+from fwk.plugins.selection import check_strict, check_used, plugin_options, probable_choice
 from fwk.process.file_limits import allow_more_descriptors
-from fwk.process.gc import left_uncollected
+from fwk.process.gc import gc_paused
 from fwk.process.malloc import Heap
-from fwk.server.admission import Turnstile
+from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
 from fwk.server.authorization import Keys
 from fwk.server.connection import protocol
 from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
-from fwk.server.lifecycle import Lives
+from fwk.server.lifecycle import LifecycleManager
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
-from fwk.server.route_registry import Mounts
-from fwk.server.switching import Parts, Switchboard
+from fwk.server.route_registry import RouteRegistry
+from fwk.server.switching import PluginSwitcher, ServerComponents
 from fwk.setup.checkpoint import OpenedModel, locate, num_bytes, open_model
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
@@ -88,13 +88,15 @@ def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], e
     return runner(_Server(config, plugins, listener, progress, engines).run())
 
 
-def _load_balancer(config: Config, plugins: PluginSet, lives: Lives, selection: Selection) -> tuple[LoadBalancer, Life]:
+def _load_balancer(
+    config: Config, plugins: PluginSet, lifecycles: LifecycleManager, selection: Selection
+) -> tuple[LoadBalancer, PluginLifecycle]:
     item = selection.chosen
     assert item is not None
     check_used(plugins, config.plugin_options, {"load_balancers": item.name})
     options = plugin_options(item, config.plugin_options)
-    life = lives.make(item.source)
-    return build(item, BalanceContext(config.engine.data_parallel_size, options, life)), life
+    lifecycle = lifecycles.make(item.source)
+    return build(item, BalanceContext(config.engine.data_parallel_size, options, lifecycle)), lifecycle
 
 
 def _room(card: ModelCard, ready: EngineReady) -> str:
@@ -125,13 +127,13 @@ class _Server:
         self._plugins = plugins
         self._listener = listener
         self._progress = progress
-        self._lives = Lives()
+        self._lifecycles = LifecycleManager()
         self._selections = [choose(plugins, "load_balancers", config.engine.load_balance_method, Facts())]
-        balancer, self._balancers_life = _load_balancer(config, plugins, self._lives, self._selections[0])
+        balancer, self._balancers_life = _load_balancer(config, plugins, self._lifecycles, self._selections[0])
         self._client = Replicas(config, plugins.fingerprint, balancer, engines)
-        self._switchboard: Switchboard | None = None
+        self._plugin_switcher: PluginSwitcher | None = None
         self._observers = Observers()
-        self._turnstile = Turnstile(config.server, self._client.most_open)
+        self._admission = AdmissionController(config.server, self._client.max_open)
         self._ready: EngineReady | None = None
         self._started = time.monotonic()
 
@@ -143,13 +145,13 @@ class _Server:
         frontend: ServerFrontend | None = None
         try:
             await self._client.start()
-            with left_uncollected():
+            with gc_paused():
                 opened = open_model(self._config, self._plugins, self._progress)
-                await self._lives.begin(self._balancers_life)
-                frontend, app, self._switchboard = self._build(opened)
+                await self._lifecycles.begin(self._balancers_life)
+                frontend, app, self._plugin_switcher = self._build(opened)
                 if opened.task == "generate":
-                    frontend.prepare(likely(self._plugins, "grammar", self._config.engine.grammar_backend))
-                await self._switchboard.start()
+                    frontend.prepare(probable_choice(self._plugins, "grammar", self._config.engine.grammar_backend))
+                await self._plugin_switcher.start()
             uvicorn_server = self._uvicorn(app)
             serving = asyncio.create_task(uvicorn_server.serve(sockets=[self._listener]))
             resting = asyncio.create_task(self._rest())
@@ -164,7 +166,7 @@ class _Server:
             if frontend is not None:
                 frontend.close()
             await asyncio.to_thread(self._observers.close)
-            await self._lives.end()
+            await self._lifecycles.end()
             await self._client.close()
 
     async def _rest(self) -> None:
@@ -172,14 +174,14 @@ class _Server:
         heap = Heap()
         while True:
             await asyncio.sleep(1)
-            if self._turnstile.is_empty:
-                heap.rest(self._turnstile.num_entered)
+            if self._admission.is_empty:
+                heap.rest(self._admission.num_entered)
 
     async def _drain(self, hurry: asyncio.Event) -> None:
         """Answer new requests with 503 while those under way finish: until the time is up, or a second signal."""
-        self._turnstile.close()
-        draining = asyncio.create_task(self._lives.drain())
-        waits = [asyncio.create_task(self._turnstile.empty()), asyncio.create_task(hurry.wait())]
+        self._admission.close()
+        draining = asyncio.create_task(self._lifecycles.drain())
+        waits = [asyncio.create_task(self._admission.empty()), asyncio.create_task(hurry.wait())]
         timeout = self._config.server.shutdown_timeout
         await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
@@ -196,8 +198,8 @@ class _Server:
             return 0 if stop.is_set() else 1
         try:
             self._settle(ready.result(), frontend)
-            if self._switchboard is not None:
-                await self._switchboard.ready(ready.result().chosen)
+            if self._plugin_switcher is not None:
+                await self._plugin_switcher.ready(ready.result().chosen)
         except (EngineDead, PluginError) as error:
             self._progress(f"fwk: error: {error}")
             stopped.cancel()
@@ -232,7 +234,7 @@ class _Server:
             f"({time.monotonic() - self._started:.1f} s; {engines}{_room(frontend.card, ready)})"
         )
 
-    def _build(self, opened: OpenedModel) -> tuple[ServerFrontend, FastAPI, Switchboard]:
+    def _build(self, opened: OpenedModel) -> tuple[ServerFrontend, FastAPI, PluginSwitcher]:
         config, plugins = self._config, self._plugins
         name = config.model.served_model_name or opened.name
         text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
@@ -274,13 +276,13 @@ class _Server:
             reports=Reports(self._client.trouble, self._client.degraded, self._info),
             keys=Keys(config.server.api_key, config.server.admin_api_key),
             max_body_bytes=config.server.max_body_bytes,
-            turnstile=self._turnstile,
+            admission=self._admission,
         )
-        mounts: Mounts = app.state.mounts
-        parts = Parts(frontend, self._observers, parsers, mounts, self._client, self._lives)
-        switchboard = Switchboard(config, plugins, parts, text.chat_template)
-        mounts.put("switchboard", lambda app: None, switchboard.routes)
-        return frontend, app, switchboard
+        routes: RouteRegistry = app.state.routes
+        components = ServerComponents(frontend, self._observers, parsers, routes, self._client, self._lifecycles)
+        plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
+        routes.register("plugin_switcher", lambda app: None, plugin_switcher.routes)
+        return frontend, app, plugin_switcher
 
     def _uvicorn(self, app: Any) -> uvicorn.Server:
         settings = uvicorn.Config(
@@ -308,7 +310,7 @@ class _Server:
 
     def _info(self) -> dict[str, Any]:
         """/server_info: what runs here. No secrets."""
-        board, ready = self._switchboard, self._ready
+        board, ready = self._plugin_switcher, self._ready
         config = board.config if board is not None else self._config
         chosen = dict(ready.chosen) if ready is not None else {}
         if board is not None:

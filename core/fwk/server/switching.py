@@ -17,7 +17,7 @@ from fwk.config import Config
 from fwk.errors import ConfigError, InvalidRequest, PluginError, PluginLoadError, RequestFailed
 from fwk.interfaces.declaration import Host
 from fwk.interfaces.dialect import Dialect, DialectContext
-from fwk.interfaces.lifecycle import Life
+from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.observer import Observer, ObserverContext
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import FAMILIES, PluginSet, Registered, build, find, taking_part
@@ -25,11 +25,11 @@ from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.options import flag, normal
 from fwk.plugins.selection import is_enabled, plugin_options
 from fwk.server.frontend import ServerFrontend
-from fwk.server.lifecycle import Lives
+from fwk.server.lifecycle import LifecycleManager
 from fwk.server.observer_dispatch import Listener, Observers
 from fwk.server.parsers import ParserChoice, Parsers
 from fwk.server.replicas import Replicas
-from fwk.server.route_registry import Mounts
+from fwk.server.route_registry import RouteRegistry
 
 log = logging.getLogger(__name__)
 
@@ -48,22 +48,22 @@ class SwitchOrder(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ServerComponents:
     """What is exchanged, and what that takes."""
 
     frontend: ServerFrontend
     observers: Observers
     parsers: Parsers
-    mounts: Mounts
+    routes: RouteRegistry
     engines: Replicas
-    lives: Lives
+    lifecycles: LifecycleManager
 
 
 @dataclass(slots=True)
 class _Running:
     """A dialect or an observer that takes part."""
 
-    life: Life
+    lifecycle: PluginLifecycle
     listener: Listener | None = None
 
 
@@ -96,13 +96,13 @@ class _Change:
         return plugin_options(self.item, self.config.plugin_options)
 
 
-class Switchboard:
+class PluginSwitcher:
     """Knows what takes part now, and changes it: one switch at a time, each of them whole or not at all."""
 
-    def __init__(self, config: Config, plugins: PluginSet, parts: Parts, template: str) -> None:
+    def __init__(self, config: Config, plugins: PluginSet, components: ServerComponents, template: str) -> None:
         self.config = config
         self._plugins = plugins
-        self._parts = parts
+        self._components = components
         self._template = template
         self._lock = asyncio.Lock()
         self._running: dict[str, _Running] = {}
@@ -128,17 +128,17 @@ class Switchboard:
         for item in self._plugins.family("logits_processors"):
             if item.key not in known:
                 self._off.add(item.key)
-                self._parts.frontend.switch_processor(item, False)
+                self._components.frontend.switch_processor(item, False)
 
     async def ready(self, chosen: Mapping[str, str]) -> None:
         """The engines serve with what they have ``chosen``."""
         self._policy = chosen.get("schedulers", "")
         self._is_ready = True
-        await self._parts.lives.ready()
+        await self._components.lifecycles.ready()
 
     def chosen(self) -> dict[str, str]:
         """Which plugin of each family that can be switched and chooses one is used now."""
-        parsers = self._parts.parsers
+        parsers = self._components.parsers
         found = {"schedulers": self._policy} if self._policy else {}
         return found | {"tool_parsers": parsers.tool.name, "reasoning_parsers": parsers.reasoning.name}
 
@@ -232,7 +232,7 @@ class Switchboard:
             raise InvalidRequest("there is always a schedule policy: switch another one on instead", "enabled")
         old = find(self._plugins, "schedulers", self._policy)
         before = (old.family, old.name, change.before.plugin_options.get(old.key, {}), True)
-        await self._parts.engines.switch((old.family, change.item.name, change.values, True), before)
+        await self._components.engines.switch((old.family, change.item.name, change.values, True), before)
         self._policy = change.item.name
 
     async def _switch_processor(self, change: _Change) -> None:
@@ -243,55 +243,55 @@ class Switchboard:
                 f"{item.key} serves fields that every request may have, and would leave them without effect", "enabled"
             )
         before = change.before.plugin_options.get(item.key, {})
-        await self._parts.engines.switch(
+        await self._components.engines.switch(
             (item.family, item.name, change.values, change.is_on),
             (item.family, item.name, before, item.key not in self._off),
         )
-        self._parts.frontend.switch_processor(item, change.is_on)
+        self._components.frontend.switch_processor(item, change.is_on)
         (self._off.discard if change.is_on else self._off.add)(item.key)
 
     async def _switch_parser(self, change: _Change) -> None:
         name = change.item.name if change.is_on else NONE
         choice = ParserChoice(change.item.family, name, change.config, self._plugins, self._template)
-        self._parts.parsers.use(change.item.family, choice)
+        self._components.parsers.use(change.item.family, choice)
 
     async def _switch_served(self, change: _Change) -> None:
         if change.is_on:
             await self._serve(change.item, change.options)
         elif change.item.key in self._running:
-            self._parts.mounts.remove(change.item.key)
+            self._components.routes.remove(change.item.key)
             await self._retire(self._running.pop(change.item.key))
 
     async def _serve(self, item: Registered, options: Any) -> None:
         """Have a dialect or an observer take part, in place of the one of its name. Nothing has changed if it fails."""
-        lives, mounts, told = self._parts.lives, self._parts.mounts, _Told()
-        life = lives.make(item.source)
+        lifecycles, routes, told = self._components.lifecycles, self._components.routes, _Told()
+        lifecycle = lifecycles.make(item.source)
         if item.family == "dialects":
-            built: Dialect | Observer = build(item, DialectContext(self._parts.frontend, options, life))
+            built: Dialect | Observer = build(item, DialectContext(self._components.frontend, options, lifecycle))
         else:
-            name = self._parts.frontend.card.name
-            built = build(item, ObserverContext(name, options, life, told.settle))
-        await lives.begin(life)
+            name = self._components.frontend.card.name
+            built = build(item, ObserverContext(name, options, lifecycle, told.settle))
+        await lifecycles.begin(lifecycle)
         try:
             if self._is_ready:
-                await lives.ready(life)
+                await lifecycles.ready(lifecycle)
             dialect = built if isinstance(built, Dialect) else None
-            mounts.put(item.key, built.routes, built.admin_routes, dialect=dialect)
+            routes.register(item.key, built.routes, built.admin_routes, dialect=dialect)
         except BaseException:
-            await lives.end(life)
+            await lifecycles.end(lifecycle)
             raise
         if isinstance(built, Observer):
-            told.listener = self._parts.observers.add(built, item.key)
+            told.listener = self._components.observers.add(built, item.key)
         old = self._running.get(item.key)
-        self._running[item.key] = _Running(life, told.listener)
+        self._running[item.key] = _Running(lifecycle, told.listener)
         if old is not None:
             await self._retire(old)
 
     async def _retire(self, running: _Running) -> None:
         """End the life of what takes part no more."""
         if running.listener is not None:
-            self._parts.observers.remove(running.listener)
-        await self._parts.lives.drain(running.life)
+            self._components.observers.remove(running.listener)
+        await self._components.lifecycles.drain(running.lifecycle)
         if running.listener is not None:
             await asyncio.to_thread(running.listener.close)
-        await self._parts.lives.end(running.life)
+        await self._components.lifecycles.end(running.lifecycle)

@@ -10,7 +10,7 @@ from fwk.errors import ConfigError, ModelLoadError, PluginError
 from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.interfaces.declaration import Facts, Host
 from fwk.native import cpu_flags
-from fwk.plugins import FAMILIES, Judgement, PluginSet, Registered, Settlement, judge, negotiate, taking_part
+from fwk.plugins import FAMILIES, Judgement, PluginSet, Registered, Resolution, judge, negotiate, taking_part
 from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.selection import AUTO, Candidate, Selection, check_used, plugin_options, ranked
 from fwk.setup.checkpoint import OpenedModel
@@ -29,7 +29,7 @@ class ModelSetup:
     """
 
     opened: OpenedModel
-    settlement: Settlement
+    resolution: Resolution
     reasons: tuple[str, ...]
     refused: Mapping[str, Mapping[str, str]]
     max_step_tokens: int
@@ -37,7 +37,7 @@ class ModelSetup:
 
     @property
     def facts(self) -> Facts:
-        return self.settlement.facts
+        return self.resolution.facts
 
     @property
     def max_model_len(self) -> int:
@@ -60,26 +60,26 @@ def detect_host(device: str) -> Host:
     return Host("cuda", torch.cuda.get_device_capability(), cpu_flags())
 
 
-def settle(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetup:
+def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetup:
     """Choose device, dtype and the engine's plugins.
 
     Raises ``PluginError`` when no set of plugins agrees, ``ConfigError`` for options of one that was not chosen.
     """
     facts, reasons = _facts(config, opened, plugins)
-    settlement = negotiate(plugins, wanted(config, opened, plugins), facts, config.plugin_options)
-    one_each = {family: name for family, name in settlement.chosen.items() if family != "quant"}  # that is by layer
+    resolution = negotiate(plugins, requested_plugins(config, opened, plugins), facts, config.plugin_options)
+    one_each = {family: name for family, name in resolution.chosen.items() if family != "quant"}  # that is by layer
     check_used(plugins, config.plugin_options, one_each | {"loaders": opened.loader})
-    parts = {family: _parts(config, plugins, settlement, family).refusals() for family in PARTS}
+    parts = {family: _parts(config, plugins, resolution, family).refusals() for family in PARTS}
     for item in _using(config, plugins):
         if item.name in parts[item.family]:
             noun, why = FAMILIES[item.family].noun, parts[item.family][item.name]
             raise PluginError(f"{noun} {item.name!r} ({item.package}) cannot be used: {why}")
-    refused = settlement.refusals() | parts
+    refused = resolution.refusals() | parts
     is_cpu = facts.host.device == "cpu" and opened.task != "embed"
     step_tokens = config.engine.max_prefill_tokens or _step_tokens(config, is_cpu)
     start_tokens = config.engine.max_start_tokens or (START_TOKENS if is_cpu else step_tokens)
-    told = (*opened.reasons, *reasons, *settlement.reasons())
-    return ModelSetup(opened, settlement, told, refused, step_tokens, start_tokens)
+    told = (*opened.reasons, *reasons, *resolution.reasons())
+    return ModelSetup(opened, resolution, told, refused, step_tokens, start_tokens)
 
 
 def _step_tokens(config: Config, is_cpu: bool) -> int:
@@ -93,23 +93,23 @@ def _step_tokens(config: Config, is_cpu: bool) -> int:
     return 2048
 
 
-def look(config: Config, opened: OpenedModel | None, plugins: PluginSet, family: str) -> Judgement:
+def explain_family(config: Config, opened: OpenedModel | None, plugins: PluginSet, family: str) -> Judgement:
     """How each plugin of a family of engines fares in such a run: in what ``settle`` would come to.
 
     opened: None to judge without a model; then nothing is chosen that depends on one, unless it was named.
     """
     facts, _ = _facts(config, opened, plugins)
-    asked = wanted(config, opened, plugins)
+    asked = requested_plugins(config, opened, plugins)
     if family not in PARTS:
         return judge(plugins, asked, facts, config.plugin_options, family)
-    settlement = negotiate(plugins, asked, facts, config.plugin_options)
-    return Judgement(_parts(config, plugins, settlement, family), None)
+    resolution = negotiate(plugins, asked, facts, config.plugin_options)
+    return Judgement(_parts(config, plugins, resolution, family), None)
 
 
-def _parts(config: Config, plugins: PluginSet, settlement: Settlement, family: str) -> Selection:
+def _parts(config: Config, plugins: PluginSet, resolution: Resolution, family: str) -> Selection:
     """The plugins of one of ``PARTS``, held against what was settled; none of them is chosen."""
     candidates = [
-        Candidate(item, settlement.refusal(item, plugin_options(item, config.plugin_options)))
+        Candidate(item, resolution.refusal(item, plugin_options(item, config.plugin_options)))
         for item in ranked(plugins, family)
     ]
     return Selection(family, AUTO, None, candidates)
@@ -164,7 +164,7 @@ def _check_readable(options: EngineOptions, opened: OpenedModel, plugins: Plugin
         )
 
 
-def wanted(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> dict[str, str]:
+def requested_plugins(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> dict[str, str]:
     """What was asked for of each family that an engine for the model uses: a plugin's name, or ``auto``."""
     found: dict[str, str] = {}
     for family in ORDER:
@@ -183,13 +183,13 @@ def wanted(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> di
     return {family: name for family, name in found.items() if not idle.get(family)}
 
 
-def check_quantizers(used: Sequence[str], settlement: Settlement) -> None:
+def check_quantizers(used: Sequence[str], resolution: Resolution) -> None:
     """Hold what was chosen with one quantizer in mind against those that the layers got in the end.
 
     Raises ``PluginError`` when one of the choices cannot serve beside them.
     """
-    named = {"quant": tuple(dict.fromkeys((*used, *settlement.facts.chosen["quant"])))}
-    settlement.check(replace(settlement.facts, chosen={**settlement.facts.chosen, **named}))
+    named = {"quant": tuple(dict.fromkeys((*used, *resolution.facts.chosen["quant"])))}
+    resolution.check(replace(resolution.facts, chosen={**resolution.facts.chosen, **named}))
 
 
 def _check_embeds(options: EngineOptions, name: str) -> None:

@@ -14,7 +14,7 @@ _NORMALIZERS = {"NFC": COMPOSED, "NFKC": COMPOSED, "NFD": 1, "NFKD": 1, "Lowerca
 _SPLITTERS = {"ByteLevel", "Split", "Metaspace", "Digits", "Punctuation", "UnicodeScripts"}
 
 
-def most_characters(state: State, alphabet: Mapping[str, int]) -> int | None:
+def max_characters(state: State, alphabet: Mapping[str, int]) -> int | None:
     """The most characters of a text that one token may stand for; None when there is no such number, or nobody knows.
 
     There is none where text gets lost on the way: characters that a normaliser strips, spaces that separate words, and

@@ -52,7 +52,7 @@ class ModelText(TextTools):
 
     def prepare(self) -> None:
         """Find out now what the first request would wait for."""
-        self.least_tokens("")
+        self.min_tokens_each("")
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         tokenizer = self.tokenizer if parse_special else self._literal
@@ -62,8 +62,8 @@ class ModelText(TextTools):
         except (UnicodeEncodeError, TypeError):
             raise InvalidRequest("the text is not valid Unicode (lone surrogates)", "prompt") from None
 
-    def least_tokens(self, text: str) -> int:
-        most = self.vocabulary.most_characters
+    def min_tokens_each(self, text: str) -> int:
+        most = self.vocabulary.max_characters
         return -(-len(text) // most) if most is not None else 0
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -102,7 +102,7 @@ class ModelText(TextTools):
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
-        most_tokens: int | None = None,
+        max_tokens_each: int | None = None,
     ) -> list[int]:
         marks = _Marks(self.vocabulary.special_texts)
         prompt = self.render_chat(
@@ -114,8 +114,8 @@ class ModelText(TextTools):
         )
         ids: list[int] = []
         parts = marks.split(prompt)
-        if most_tokens is not None:
-            self.check_fits("".join(part for part, _ in parts), most_tokens, "messages")
+        if max_tokens_each is not None:
+            self.check_fits("".join(part for part, _ in parts), max_tokens_each, "messages")
         for i, (part, is_literal) in enumerate(parts):
             ids += self.encode(part, add_special_tokens=add_special_tokens and i == 0, parse_special=not is_literal)
         return ids

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from fwk.text.lengths import most_characters
+from fwk.text.lengths import max_characters
 
 
 @cache
@@ -39,9 +39,9 @@ class Vocabulary:
         self._bytes: dict[int, bytes] = {}
 
     @cached_property
-    def most_characters(self) -> int | None:
+    def max_characters(self) -> int | None:
         """Of a text, in one token; None when there is no such number."""
-        return most_characters(_state(self._tokenizer), byte_of_char())
+        return max_characters(_state(self._tokenizer), byte_of_char())
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; empty for an id that has no token (a padded vocabulary)."""
@@ -77,7 +77,7 @@ class Vocabulary:
 
 
 def _state(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What ``most_characters`` reads of a tokenizer.json; all of one is ten times as long, for its merges."""
+    """What ``max_characters`` reads of a tokenizer.json; all of one is ten times as long, for its merges."""
     parts = {"normalizer": tokenizer.normalizer, "pre_tokenizer": tokenizer.pre_tokenizer}
     added = tokenizer.get_added_tokens_decoder().values()
     return {

@@ -122,12 +122,12 @@ class ForwardBatch:
     positions: Tensor  # [num_tokens] int64
     query_start: Tensor  # [num_seqs + 1] int32: first token of each sequence
     seq_lens: Tensor  # [num_seqs] int32: tokens in the KV cache after this step
-    logits_at: Tensor  # [num_logits] int64: which of the hidden states are turned into logits
+    logits_indices: Tensor  # [num_logits] int64: which of the hidden states are turned into logits
     kv_groups: list[KVGroup]
     query_start_np: Any
     seq_lens_np: Any
     is_decode: bool  # every sequence has exactly one new token
-    hidden_at: Tensor | None = None  # [num_hidden] int64: tokens whose hidden states are wanted; None: all of them
+    hidden_indices: Tensor | None = None  # [num_hidden] int64: tokens whose hidden states are wanted; None: all of them
     adapter_ids: Tensor | None = None  # [num_tokens] int32: LoRA slot of each token, -1 for none; None: all have none
     adapter_ids_np: Any = None
     is_greedy: bool = False  # of the logits the largest of each row is all that matters

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fwk.native import huge_pages
-from fwk.native.thread_pool import Tape, Team
+from fwk.native.thread_pool import Tape, ThreadPool
 from fwk.worker.graphs import Graph, GraphCapture, NotCapturable, StepOutput, StepSize
 
 ALIGNMENT = 64
@@ -27,15 +27,15 @@ ALIGNMENT = 64
 RESERVED = 64 << 20
 """Bytes that an arena reserves at once; they take no memory before they are written to."""
 
-FEW = 8
+MIN_RECORDED = 8
 """Tokens, hidden states or logits of the recordings compared with the largest: few, yet nobody's special case."""
 
-FEWER: tuple[dict[str, int], ...] = (
-    *({count: FEW} for count in ("num_tokens", "num_hidden", "num_logits")),
+SMALLER_SIZES: tuple[dict[str, int], ...] = (
+    *({count: MIN_RECORDED} for count in ("num_tokens", "num_hidden", "num_logits")),
     {"num_seqs": 1},
 )
 
-MOST_EACH = 1 << 16
+MAX_EACH = 1 << 16
 """What an argument may grow by with a token, a logit or a sequence. Addresses that differ by chance do by more."""
 
 _ALLOCATIONS = frozenset(
@@ -112,8 +112,10 @@ class Arena:
 class TapeGraph(Graph):
     """A tape, the words of its arguments that depend on the size, and where its outcome lies."""
 
-    def __init__(self, team: Team, arena: Arena, recorded: list[tuple[StepSize, Tape]], output: StepOutput) -> None:
-        self._team, self.arena = team, arena
+    def __init__(
+        self, threads: ThreadPool, arena: Arena, recorded: list[tuple[StepSize, Tape]], output: StepOutput
+    ) -> None:
+        self._threads, self.arena = threads, arena
         self._recorded = recorded[0][1]  # whose arguments may hold what they point at
         self.tape, words = _copied(self._recorded)
         self._words = words
@@ -128,40 +130,40 @@ class TapeGraph(Graph):
             assert logits is not None
             self._views = hidden[: size.num_hidden], logits[: size.num_logits] if size.num_logits else None
             self._size = size
-        self._team.replay(self.tape)
+        self._threads.replay(self.tape)
         return self._views
 
 
 class TapeCapture(GraphCapture):
     """Runs a step under watch: native operators go on a tape, and what torch itself computes makes it worthless."""
 
-    def __init__(self, team: Team) -> None:
-        self._team = team
+    def __init__(self, threads: ThreadPool) -> None:
+        self._threads = threads
 
     def capture(self, step: Callable[[StepSize], StepOutput], most: StepSize) -> TapeGraph:
-        largest = StepSize(*(max(count, 2 * FEW) for count in most[:3]), num_seqs=2)
+        largest = StepSize(*(max(count, 2 * MIN_RECORDED) for count in most[:3]), num_seqs=2)
         arena = Arena()
         tape, output = self._record(step, largest, arena)
         recorded = [(largest, tape)]
-        between = StepSize(FEW + 3, FEW + 2, FEW + 1, num_seqs=1)
-        for size in (*(largest._replace(**fewer) for fewer in FEWER), between):
+        between = StepSize(MIN_RECORDED + 3, MIN_RECORDED + 2, MIN_RECORDED + 1, num_seqs=1)
+        for size in (*(largest._replace(**fewer) for fewer in SMALLER_SIZES), between):
             arena.begin_again()
             recorded.append((size, self._record(step, size, arena)[0]))
-        return TapeGraph(self._team, arena, recorded, output)
+        return TapeGraph(self._threads, arena, recorded, output)
 
     def _record(self, step: Callable[[StepSize], StepOutput], size: StepSize, arena: Arena) -> tuple[Tape, StepOutput]:
         tape = Tape()
-        with _recording(self._team, tape), _Watch(arena):
+        with _recording(self._threads, tape), _Watch(arena):
             return tape, step(size)
 
 
 @contextmanager
-def _recording(team: Team, tape: Tape) -> Iterator[None]:
-    team.tape = tape
+def _recording(threads: ThreadPool, tape: Tape) -> Iterator[None]:
+    threads.tape = tape
     try:
         yield
     finally:
-        team.tape = None
+        threads.tape = None
 
 
 class _Watch(TorchDispatchMode):
@@ -226,7 +228,7 @@ def _growing(recorded: list[tuple[StepSize, Tape]]) -> tuple[np.ndarray, np.ndar
     spans = np.array(most) - np.array([fewer[i] for i, (fewer, _) in enumerate(ones)])
     each, rest = np.divmod(changes, spans)
     is_other = words - each @ (np.array(most) - np.array(size)) != _words_of(other)
-    wrong = np.flatnonzero(((rest != 0) | (each < 0) | (each > MOST_EACH)).any(-1) | is_other)
+    wrong = np.flatnonzero(((rest != 0) | (each < 0) | (each > MAX_EACH)).any(-1) | is_other)
     if len(wrong):
         raise NotCapturable(f"an argument of {_owner(first, int(wrong[0]))} does not grow with the step's size")
     places = np.flatnonzero(changes.any(-1))

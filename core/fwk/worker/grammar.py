@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.errors import BlameSequence, InvalidRequest, story
+from fwk.errors import BlameSequence, InvalidRequest, one_line_traceback
 from fwk.interfaces.grammar import Grammar
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import GrammarKind, GrammarRequest, SamplingParams
@@ -103,7 +103,7 @@ def _build(build: Callable[[], None]) -> None:
     try:
         build()
     except Exception as error:
-        log.warning("no request can be constrained by a grammar: %s", story(error))
+        log.warning("no request can be constrained by a grammar: %s", one_line_traceback(error))
 
 
 @dataclass(slots=True)

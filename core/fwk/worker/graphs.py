@@ -18,7 +18,7 @@ from fwk.interfaces.operators import Operators
 from fwk.types import ForwardBatch
 
 StepOutput = tuple[Tensor, Tensor | None]
-"""Hidden states [num_hidden, hidden_size], and logits [num_logits, vocab_size] where ``batch.logits_at`` asks for some.
+"""Hidden states [num_hidden, hidden_size], and logits [num_logits, vocab_size] if ``batch.logits_indices`` has any.
 
 Valid until the next step.
 """
@@ -28,14 +28,14 @@ class StepSize(NamedTuple):
     """All that sets a step apart from another, besides what is in the input buffers and the plan of attention."""
 
     num_tokens: int
-    num_hidden: int  # hidden states that are wanted: of all tokens, or fewer (``ForwardBatch.hidden_at``)
+    num_hidden: int  # hidden states that are wanted: of all tokens, or fewer (``ForwardBatch.hidden_indices``)
     num_logits: int
     num_seqs: int
 
     @staticmethod
     def of(batch: ForwardBatch) -> StepSize:
-        num_hidden = batch.num_tokens if batch.hidden_at is None else len(batch.hidden_at)
-        return StepSize(batch.num_tokens, num_hidden, len(batch.logits_at), batch.num_seqs)
+        num_hidden = batch.num_tokens if batch.hidden_indices is None else len(batch.hidden_indices)
+        return StepSize(batch.num_tokens, num_hidden, len(batch.logits_indices), batch.num_seqs)
 
 
 class NotCapturable(Exception):
@@ -80,9 +80,9 @@ class StepModel:
 
     def _run(self, batch: ForwardBatch) -> StepOutput:
         hidden = self.model.forward(batch)
-        if not len(batch.logits_at):
+        if not len(batch.logits_indices):
             return hidden, None
-        return hidden, self.model.logits(hidden.index_select(0, batch.logits_at))
+        return hidden, self.model.logits(hidden.index_select(0, batch.logits_indices))
 
     def prepare(self, blank: Callable[[StepSize], ForwardBatch]) -> None:
         """Capture, where that is done, before the first step.
@@ -113,7 +113,7 @@ class CapturedStepModel(StepModel):
         def step(size: StepSize) -> StepOutput:
             batch = blank(size)
             hidden = self.model.forward(batch)
-            return hidden, self.model.logits(self._operators.rows(hidden.contiguous(), batch.logits_at))
+            return hidden, self.model.logits(self._operators.rows(hidden.contiguous(), batch.logits_indices))
 
         try:
             self.graph = self._capture.capture(step, self._most)

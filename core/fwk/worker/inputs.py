@@ -10,7 +10,7 @@ import torch
 
 from fwk.types import Batch, ForwardBatch
 from fwk.types.batch import KVGroup
-from fwk.worker.sequence_table import Choices, SequenceTable
+from fwk.worker.sequence_table import SamplingState, SequenceTable
 from fwk.worker.verify import DraftTree
 
 
@@ -23,14 +23,14 @@ class StepRows:
     num_tokens: np.ndarray  # [num_rows] int64: tokens before the position the logits are for
     drawn: Mapping[tuple[int, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
     """(slot, num_tokens) of a row -> the draft at that place and the distribution [vocab_size] it was drawn from."""
-    choices: Choices | None = None
-    """Of the rows' slots, once somebody has asked for them (``chosen_by``)."""
+    _sampling_state: SamplingState | None = None
+    """Of the rows' slots, once somebody has asked for them (``sampling_state``)."""
 
-    def chosen_by(self, table: SequenceTable) -> Choices:
+    def sampling_state(self, table: SequenceTable) -> SamplingState:
         """How the rows' tokens are chosen."""
-        if self.choices is None:
-            self.choices = table.choices(self.slots)
-        return self.choices
+        if self._sampling_state is None:
+            self._sampling_state = table.sampling_state(self.slots)
+        return self._sampling_state
 
     def take(self, places: np.ndarray) -> StepRows:
         """Some of the rows."""
@@ -56,7 +56,7 @@ class _DecodeStep:
         )
 
 
-LEAST = 16
+MIN_SLOTS = 16
 """Sequences and tokens that there is room for, however few are served: steps of so many can be captured."""
 
 
@@ -68,16 +68,22 @@ class InputBuffers:
     """
 
     def __init__(
-        self, table: SequenceTable, max_tokens: int, num_slots: int, device: torch.device, *, narrows: bool = False
+        self,
+        table: SequenceTable,
+        max_tokens: int,
+        num_slots: int,
+        device: torch.device,
+        *,
+        prunes_last_layer: bool = False,
     ) -> None:
-        """narrows: the model's word; then batches say which tokens' hidden states are wanted."""
+        """prunes_last_layer: the model's word; then batches say which tokens' hidden states are wanted."""
         self.table = table
         self._device = device
-        self._narrows = narrows
+        self._prunes_last_layer = prunes_last_layer
         self._pairs: dict[str, tuple[np.ndarray, torch.Tensor]] = {}
         self._views: dict[str, tuple[np.ndarray, torch.Tensor]] = {}  # of the buffers' used parts, of the last step
         self._last: _DecodeStep | None = None  # whose inputs are in the buffers
-        num_slots = max(num_slots, LEAST)
+        num_slots = max(num_slots, MIN_SLOTS)
         rows = max(max_tokens, num_slots)
         for name, shape, dtype in (
             ("token_ids", (rows,), np.int64),
@@ -85,8 +91,8 @@ class InputBuffers:
             ("slot_mapping", (rows,), np.int64),
             ("query_start", (num_slots + 1,), np.int32),
             ("seq_lens", (num_slots,), np.int32),
-            ("logits_at", (rows,), np.int64),
-            ("hidden_at", (rows,), np.int64),
+            ("logits_indices", (rows,), np.int64),
+            ("hidden_indices", (rows,), np.int64),
             ("adapter_ids", (rows,), np.int32),
             ("block_table", (num_slots * table.block_table.shape[1],), np.int32),
         ):
@@ -141,7 +147,7 @@ class InputBuffers:
             positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - computed, num_new)
         slot_mapping = table.kv_slots(rows, positions)
         step_rows = self._rows(batch, slots, starts, computed)
-        logits_at = starts[step_rows.sequences] + (step_rows.num_tokens - 1 - computed[step_rows.sequences])
+        logits_indices = starts[step_rows.sequences] + (step_rows.num_tokens - 1 - computed[step_rows.sequences])
         token_ids = table.token_ids[rows, positions]
         if trees:
             positions = positions.copy()
@@ -151,11 +157,15 @@ class InputBuffers:
                     positions[end - len(depths) : end] = seq_lens[i] - len(depths) + depths
         adapters = table.adapter[rows]
         has_adapters = bool((adapters >= 0).any())
-        hidden_at, logits_at = self._wanted(logits_at, len(token_ids), has_adapters or table.wants_prompt(slots))
-        forward = self._forward(slots, token_ids, positions, slot_mapping, starts, seq_lens, hidden_at, logits_at)
+        hidden_indices, logits_indices = self._wanted(
+            logits_indices, len(token_ids), has_adapters or table.wants_prompt(slots)
+        )
+        forward = self._forward(
+            slots, token_ids, positions, slot_mapping, starts, seq_lens, hidden_indices, logits_indices
+        )
         if has_adapters:  # they are told apart by token, in the last layer, too
             forward.adapter_ids_np, forward.adapter_ids = self._fill("adapter_ids", adapters)
-            forward.hidden_at = None
+            forward.hidden_indices = None
         if trees:
             forward.tree_mask = _tree_mask(slots.tolist(), num_new.tolist(), trees).to(self._device)
         elif is_decode and len(step_rows.slots) == len(slots):
@@ -204,20 +214,20 @@ class InputBuffers:
         num_seqs = max(num_seqs, -(-num_tokens // self._longest))
         starts = np.arange(num_seqs + 1) * num_tokens // num_seqs
         nothing = np.zeros(num_tokens, np.int64)
-        slots, hidden_at, logits_at = (np.zeros(n, np.int64) for n in (num_seqs, num_hidden, num_logits))
-        return self._forward(slots, nothing, nothing, nothing, starts, np.diff(starts), hidden_at, logits_at)
+        slots, hidden_indices, logits_indices = (np.zeros(n, np.int64) for n in (num_seqs, num_hidden, num_logits))
+        return self._forward(slots, nothing, nothing, nothing, starts, np.diff(starts), hidden_indices, logits_indices)
 
-    def _wanted(self, logits_at: np.ndarray, num_tokens: int, wants_all: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _wanted(self, logits_indices: np.ndarray, num_tokens: int, wants_all: bool) -> tuple[np.ndarray, np.ndarray]:
         """The tokens whose hidden states are wanted, and which of these are turned into logits.
 
-        logits_at: the tokens whose logits are wanted. Of at least one token hidden states are: no kernel need know
+        logits_indices: the tokens whose logits are wanted. Of at least one token hidden states are: no kernel need know
         what to do with none.
         """
-        if wants_all or not self._narrows:
-            return np.arange(num_tokens), logits_at
-        if not len(logits_at):
-            return np.zeros(1, np.int64), logits_at
-        return logits_at, np.arange(len(logits_at))
+        if wants_all or not self._prunes_last_layer:
+            return np.arange(num_tokens), logits_indices
+        if not len(logits_indices):
+            return np.zeros(1, np.int64), logits_indices
+        return logits_indices, np.arange(len(logits_indices))
 
     def _forward(
         self,
@@ -227,8 +237,8 @@ class InputBuffers:
         slot_mapping: np.ndarray,
         starts: np.ndarray,
         seq_lens: np.ndarray,
-        hidden_at: np.ndarray,
-        logits_at: np.ndarray,
+        hidden_indices: np.ndarray,
+        logits_indices: np.ndarray,
     ) -> ForwardBatch:
         self._last = None
         width = -(-int(seq_lens.max()) // self.table.block_size)
@@ -242,12 +252,12 @@ class InputBuffers:
             positions=self._fill("positions", positions)[1],
             query_start=starts_tensor,
             seq_lens=lens_tensor,
-            logits_at=self._fill("logits_at", logits_at)[1],
+            logits_indices=self._fill("logits_indices", logits_indices)[1],
             kv_groups=[group],
             query_start_np=starts_np,
             seq_lens_np=lens_np,
             is_decode=len(token_ids) == len(slots),
-            hidden_at=self._fill("hidden_at", hidden_at)[1] if self._narrows else None,
+            hidden_indices=self._fill("hidden_indices", hidden_indices)[1] if self._prunes_last_layer else None,
         )
 
     def _rows(self, batch: Batch, slots: np.ndarray, starts: np.ndarray, computed: np.ndarray) -> StepRows:

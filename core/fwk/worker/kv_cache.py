@@ -106,6 +106,6 @@ def unused(memory: Tensor | None, layers: list[AttentionLayer]) -> Iterator[None
     if memory is None:
         yield
         return
-    with huge_pages.forgotten(memory):
+    with huge_pages.discard_writes(memory):
         yield
-    huge_pages.populate_soon([layer.kv_cache[:1] for layer in layers if layer.kv_cache is not None])
+    huge_pages.prefault_async([layer.kv_cache[:1] for layer in layers if layer.kv_cache is not None])

@@ -108,7 +108,7 @@ class ModelRunner:
     ) -> dict[int, SequenceResult]:
         """Sample, verify drafts, and write the new tokens into the table."""
         gained = self._gained(batch, rows, logits, failed, trees) if logits is not None else {}
-        wants_logprobs = logits is not None and rows.chosen_by(self._table).wants_logprobs
+        wants_logprobs = logits is not None and rows.sampling_state(self._table).wants_logprobs
         results: dict[int, SequenceResult] = {}
         for scheduled in batch.sequences:
             slot = scheduled.slot

@@ -25,7 +25,7 @@ def worker_recipe(config: Config, plugins: PluginSet, replica: int) -> WorkerRec
 def make_worker(plain: dict[str, Any], group: ParallelGroup) -> Worker:
     """The maker of ``worker_recipe``. Raises ``PluginError`` when this process sees other plugins."""
     from fwk.setup.checkpoint import open_model  # noqa: PLC0415
-    from fwk.setup.resolve import settle  # noqa: PLC0415
+    from fwk.setup.resolve import resolve  # noqa: PLC0415
     from fwk.worker.worker import LocalWorker  # noqa: PLC0415 - torch comes with it
 
     config = from_plain(plain["config"])
@@ -40,5 +40,5 @@ def make_worker(plain: dict[str, Any], group: ParallelGroup) -> Worker:
             f"the process of rank {group.rank} sees other plugins ({plugins.fingerprint}) than the engine "
             f"({plain['fingerprint']}): a plugin is installed in only one of them"
         )
-    setup = settle(config, open_model(config, plugins, log.info), plugins)
+    setup = resolve(config, open_model(config, plugins, log.info), plugins)
     return LocalWorker(config, plugins, setup, group, plain["replica"])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.errors import BlameSequence, story
+from fwk.errors import BlameSequence, one_line_traceback
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingRows
 from fwk.types import NewSequence
 from fwk.worker.inputs import StepRows
@@ -124,12 +124,12 @@ class SamplingPipeline:
 
     def is_greedy(self, rows: StepRows) -> bool:
         """Whether no logit matters but the largest of each row."""
-        choices = rows.chosen_by(self._table)
+        choices = rows.sampling_state(self._table)
         return choices.all_greedy and not choices.wants_logprobs and not _asked(self._first, rows)
 
     def sample(self, logits: Tensor, rows: StepRows) -> list[int]:
         """Pick a token for each row of ``logits`` [num_rows, vocab_size]; -1 for a row no token can be picked for."""
-        choices = rows.chosen_by(self._table)
+        choices = rows.sampling_state(self._table)
         is_greedy, all_greedy = choices.is_greedy, choices.all_greedy
         logits = self._process(self._first, logits, rows)
         unfinished: np.ndarray | None = None
@@ -184,7 +184,7 @@ def _asked(processors: list[_Active], rows: StepRows) -> list[_Active]:
 
 
 def _tell(processor: LogitsProcessor, error: Exception) -> None:
-    log.error("logits processor %s raised: %s; one request ends", type(processor).__name__, story(error))
+    log.error("logits processor %s raised: %s; one request ends", type(processor).__name__, one_line_traceback(error))
     log.debug("what it raised", exc_info=error)
 
 

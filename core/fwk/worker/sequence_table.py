@@ -10,7 +10,7 @@ from fwk.types import Batch, NewSequence, ScheduledSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class SamplingState:
     """How the tokens of some slots are chosen: what stays the same as long as their sequences do."""
 
     is_greedy: np.ndarray  # [n] bool
@@ -67,10 +67,12 @@ class SequenceTable:
         size = self.block_size
         return self.block_table[slots, positions // size].astype(np.int64) * size + positions % size
 
-    def choices(self, slots: np.ndarray) -> Choices:
+    def sampling_state(self, slots: np.ndarray) -> SamplingState:
         """What the sequences in ``slots`` [n] asked for."""
         is_greedy = self.is_greedy[slots]
-        return Choices(is_greedy, self.seeds[slots], bool(is_greedy.all()), bool((self.logprobs[slots] >= 0).any()))
+        return SamplingState(
+            is_greedy, self.seeds[slots], bool(is_greedy.all()), bool((self.logprobs[slots] >= 0).any())
+        )
 
     def wants_prompt(self, slots: np.ndarray) -> bool:
         """Whether log-probabilities of prompt tokens are still to come of a sequence in ``slots`` [n]."""

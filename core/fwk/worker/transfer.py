@@ -20,7 +20,7 @@ from fwk.worker.identity import kv_identity
 log = logging.getLogger(__name__)
 
 STAGING_BYTES = 32 * 2**20
-MOST_AT_ONCE = 256
+MAX_AT_ONCE = 256
 """Blocks are moved in groups of about this size, or this number if that is less; one at least."""
 
 
@@ -38,7 +38,7 @@ class BlockStore:
         self._failed: set[str] = set()
         device = caches[0].device
         block_bytes = sum(cache.shape[1] for cache in self._caches)
-        self._group = min(max(1, STAGING_BYTES // block_bytes), MOST_AT_ONCE)
+        self._group = min(max(1, STAGING_BYTES // block_bytes), MAX_AT_ONCE)
         self._staging = torch.empty((self._group, block_bytes), dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._rows = [row.numpy().data for row in self._staging]
 
@@ -137,7 +137,7 @@ def open_store(
     """The tiers of a worker whose KV cache is allocated, when the prefix cache of the run uses any; names them in
     ``chosen``. Raises ``ConfigError`` when one cannot work.
     """
-    items = choose_tiers(plugins, setup.settlement.item("cache"), config.engine.cache_tiers, setup.facts)
+    items = choose_tiers(plugins, setup.resolution.item("cache"), config.engine.cache_tiers, setup.facts)
     if not items:
         return None
     caches = [layer.kv_cache for layer in layers if layer.kv_cache is not None]

@@ -23,7 +23,7 @@ from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
 from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, SamplerSpec, SamplingContext
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import PluginSet, Registered, build, choose, find, taking_part
 from fwk.plugins.selection import plugin_options
 from fwk.process.threads import half_of_torchs_threads
@@ -93,12 +93,12 @@ class LocalWorker(Worker):
         self._tp = group
         if config.engine.cpu_threads is not None:
             torch.set_num_threads(config.engine.cpu_threads)
-        self._team = Team(torch.get_num_threads())
+        self._threads = ThreadPool(torch.get_num_threads())
         self._runner: ModelRunner | PoolingRunner | None = None
         self._moe: Registered | None = None
         self._store: BlockStore | None = None
         self._pipeline: SamplingPipeline | None = None
-        self._chosen = setup.settlement.chosen
+        self._chosen = setup.resolution.chosen
         self._reasons: list[str] = []
         self._facts = setup.facts
         self._compiler = self._grammar_compiler()
@@ -119,7 +119,7 @@ class LocalWorker(Worker):
     def _load(self) -> WorkerInfo:
         options = self._config.engine
         opened = self._setup.opened
-        settled = self._setup.settlement
+        settled = self._setup.resolution
         model_item, attention_item = settled.item("models"), settled.item("attention")
         attention = self._attention(attention_item)
         context = self._model_context(opened, model_item, attention, [], options)
@@ -150,9 +150,13 @@ class LocalWorker(Worker):
             self._config, self._plugins, self._setup, self._chosen, layers, self._tp, num_blocks=num_blocks
         )
         table = SequenceTable(options.max_running_requests, opened.max_model_len, options.page_size)
-        narrows = isinstance(model, Model) and model.narrows
+        prunes_last_layer = isinstance(model, Model) and model.prunes_last_layer
         inputs = InputBuffers(
-            table, self._setup.max_step_tokens, options.max_running_requests, self._device, narrows=narrows
+            table,
+            self._setup.max_step_tokens,
+            options.max_running_requests,
+            self._device,
+            prunes_last_layer=prunes_last_layer,
         )
         if isinstance(model, Encoder):
             self._runner = PoolingRunner(model=model, pooling=opened.pooling, table=table, inputs=inputs)
@@ -214,7 +218,7 @@ class LocalWorker(Worker):
         options = self._config.engine
         if not options.enable_lora:
             return None
-        item = self._setup.settlement.item("lora")
+        item = self._setup.resolution.item("lora")
         context = LoRAContext(
             device=self._device,
             dtype=self._dtype,
@@ -242,14 +246,14 @@ class LocalWorker(Worker):
             kv_dtype=self._setup.facts.kv_dtype,
             block_size=self._config.engine.page_size,
             options=self._options(item),
-            team=self._team,
+            threads=self._threads,
         )
         return build(item, context)
 
     @cached_property
     def _operators(self) -> Operators:
-        item = self._setup.settlement.item("operators")
-        return build(item, OperatorContext(self._device, self._dtype, self._options(item), self._team))
+        item = self._setup.resolution.item("operators")
+        return build(item, OperatorContext(self._device, self._dtype, self._options(item), self._threads))
 
     def _model_context(
         self,
@@ -283,7 +287,7 @@ class LocalWorker(Worker):
     def _moe_runner(self, context: MoEContext) -> MoERunner:
         """A runner for one layer. Of a model whose config names no experts, the plugin is chosen with the first."""
         if self._moe is None:
-            settled = self._setup.settlement.selections.get("moe")
+            settled = self._setup.resolution.selections.get("moe")
             selection = settled or choose(self._plugins, "moe", AUTO, self._facts)
             assert selection.chosen is not None
             self._moe = selection.chosen
@@ -294,13 +298,13 @@ class LocalWorker(Worker):
 
     def _quant(self, item: Registered, opened: OpenedModel) -> QuantMethod:
         config = opened.config.raw.get("quantization_config") or {}
-        return build(item, QuantContext(self._device, self._dtype, config, self._options(item), self._team))
+        return build(item, QuantContext(self._device, self._dtype, config, self._options(item), self._threads))
 
     def _report(self, context: ModelContext) -> None:
         """Say how the layers were quantised in the end."""
         assert isinstance(context.quant, ChosenQuantization)
         self._chosen["quant"] = context.quant.chosen()
-        settled = self._setup.settlement
+        settled = self._setup.resolution
         check_quantizers([name for name in context.quant.used() if name != UNQUANTISED], settled)
         self._reasons.extend(context.quant.reasons(settled.selections["quant"].missed()))
 
@@ -319,10 +323,10 @@ class LocalWorker(Worker):
 
         def context(options: Any) -> SamplingContext:
             return SamplingContext(
-                opened.config.vocab_size, num_slots, self._device, opened.eos_token_ids, options, self._team
+                opened.config.vocab_size, num_slots, self._device, opened.eos_token_ids, options, self._threads
             )
 
-        sampler = self._setup.settlement.item("samplers")
+        sampler = self._setup.resolution.item("samplers")
         items = taking_part(self._plugins, "logits_processors", self._config.plugin_options, host=None)
         processors: dict[Place, LogitsProcessor] = {Place(-1, ""): GrammarMasks(context(None), self._grammars, table)}
         processors |= {_place(item): build(item, context(options)) for item, options in items}
@@ -353,7 +357,7 @@ class LocalWorker(Worker):
             return StepModel(model, is_greedy)
         max_seqs = self._config.engine.cuda_graph_max_bs
         most = StepSize(max_tokens, max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
-        return CapturedStepModel(model, is_greedy, self._operators, TapeCapture(self._team), most)
+        return CapturedStepModel(model, is_greedy, self._operators, TapeCapture(self._threads), most)
 
     def _why_not_captured(self) -> str:
         """Why steps are not even tried to be captured; empty when they are."""
@@ -381,9 +385,9 @@ class LocalWorker(Worker):
         return grammars
 
     def _decoder(self, target: ModelContext, attention_item: Registered) -> SpeculativeDecoder | None:
-        if "speculative" not in self._setup.settlement.selections:
+        if "speculative" not in self._setup.resolution.selections:
             return None
-        item = self._setup.settlement.item("speculative")
+        item = self._setup.resolution.item("speculative")
         context = SpeculativeContext(
             num_slots=self._config.engine.max_running_requests,
             max_model_len=self._setup.max_model_len,

@@ -103,7 +103,7 @@ __all__ = ["TestMine"]
 TEST_SERVES = '''\
 """A server with the plugin answers."""
 
-from fwk_kit.testing.serving import MODEL, ask, serve_tiny
+from fwk.testing import MODEL, ask, serve_tiny
 
 ARGUMENTS = ARGS
 CONFIG = {**TINYCONFIG}

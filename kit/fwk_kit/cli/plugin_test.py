@@ -19,7 +19,7 @@ CONTRACTS = "fwk.contracts"
 
 
 @dataclass(slots=True)
-class Outcome:
+class ContractResult:
     """What became of one plugin's contract. ``failed`` and ``skipped``: by test, the first line of the reason."""
 
     plugin: str
@@ -41,12 +41,12 @@ def named(plugins: PluginSet, name: str) -> list[Registered]:
     raise ConfigError(f"no installed plugin or package is named {name!r}: see 'fwk plugins list'")
 
 
-def test(item: Registered, quiet: bool) -> Outcome:
+def test(item: Registered, quiet: bool) -> ContractResult:
     """Run the contract in a process of its own."""
     if find_spec("pytest") is None:
         raise ConfigError("fwk plugins test needs pytest: pip install 'fwk[testing]'")
     own = next((point.value for point in entry_points(group=CONTRACTS) if point.name == item.key), None)
-    outcome = Outcome(item.key, f"{item.package} {item.version}", own or f"fwk_kit.testing, family {item.family}")
+    result = ContractResult(item.key, f"{item.package} {item.version}", own or f"fwk_kit.testing, family {item.family}")
     with tempfile.TemporaryDirectory(prefix="fwk-test-") as folder:
         place = Path(folder)
         (place / "test_contract.py").write_text(_module(item, own))
@@ -57,10 +57,10 @@ def test(item: Registered, quiet: bool) -> Outcome:
             raise ConfigError(
                 f"the contract of {item.key} could not be run: {(done.stderr or done.stdout or '')[-500:]}"
             )
-        _read(place / "report.xml", outcome)
-    if not outcome.passed and not outcome.failed:
-        raise ConfigError(f"the contract of {item.key} ({outcome.contract}) has no test: name its class Test...")
-    return outcome
+        _read(place / "report.xml", result)
+    if not result.passed and not result.failed:
+        raise ConfigError(f"the contract of {item.key} ({result.contract}) has no test: name its class Test...")
+    return result
 
 
 def _module(item: Registered, own: str | None) -> str:
@@ -72,24 +72,24 @@ def _module(item: Registered, own: str | None) -> str:
     )
 
 
-def _read(path: Path, outcome: Outcome) -> None:
+def _read(path: Path, result: ContractResult) -> None:
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         name = case.get("name", "?")
         bad = next((child for kind in ("failure", "error") for child in case.findall(kind)), None)
         skipped = case.find("skipped")
         if bad is not None:
-            outcome.failed[name] = (bad.get("message") or "failed").partition("\n")[0]
+            result.failed[name] = (bad.get("message") or "failed").partition("\n")[0]
         elif skipped is not None:
-            outcome.skipped[name] = (skipped.get("message") or "").partition("\n")[0]
+            result.skipped[name] = (skipped.get("message") or "").partition("\n")[0]
         else:
-            outcome.passed += 1
+            result.passed += 1
 
 
-def told(outcome: Outcome) -> str:
+def told(result: ContractResult) -> str:
     """One line, and one for each reason of a failure or a skip."""
-    counts = f"{outcome.passed} passed, {len(outcome.failed)} failed, {len(outcome.skipped)} skipped"
-    lines = [f"{outcome.plugin} ({outcome.package}), contract {outcome.contract}: {counts}"]
-    lines += [f"  failed {name}: {why}" for name, why in outcome.failed.items()]
-    reasons = sorted({why for why in outcome.skipped.values()})
-    lines += [f"  skipped {sum(why == reason for why in outcome.skipped.values())}: {reason}" for reason in reasons]
+    counts = f"{result.passed} passed, {len(result.failed)} failed, {len(result.skipped)} skipped"
+    lines = [f"{result.plugin} ({result.package}), contract {result.contract}: {counts}"]
+    lines += [f"  failed {name}: {why}" for name, why in result.failed.items()]
+    reasons = sorted({why for why in result.skipped.values()})
+    lines += [f"  skipped {sum(why == reason for why in result.skipped.values())}: {reason}" for reason in reasons]
     return "\n".join(lines)

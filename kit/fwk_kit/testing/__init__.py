@@ -17,9 +17,11 @@ except ImportError as error:
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)))
 
 if TYPE_CHECKING:
+    from fwk_kit.testing.asgi import Call, Reply
     from fwk_kit.testing.attention import AttentionSuite
     from fwk_kit.testing.balancers import LoadBalancerSuite
     from fwk_kit.testing.base import PluginSuite
+    from fwk_kit.testing.batches import block_tables, make_batch
     from fwk_kit.testing.caches import CacheTierSuite, PrefixCacheSuite
     from fwk_kit.testing.dialects import DialectSuite
     from fwk_kit.testing.executors import ExecutorSuite
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from fwk_kit.testing.samplers import SamplerSuite
     from fwk_kit.testing.schedulers import SchedulePolicySuite
     from fwk_kit.testing.served import ServedSuite
+    from fwk_kit.testing.serving import MIXTURE, TINY, ask, serve_tiny
     from fwk_kit.testing.speculative import SpeculativeDecoderSuite
 
 SUITES: dict[str, str] = {
@@ -68,12 +71,27 @@ SUITES: dict[str, str] = {
 }
 """The suite of each family."""
 
-_BASES = {"PluginSuite": "fwk_kit.testing.base", "ServedSuite": "fwk_kit.testing.served"}
+_HELPERS = {
+    "PluginSuite": "fwk_kit.testing.base",
+    "ServedSuite": "fwk_kit.testing.served",
+    "Call": "fwk_kit.testing.asgi",
+    "Reply": "fwk_kit.testing.asgi",
+    "MIXTURE": "fwk_kit.testing.serving",
+    "TINY": "fwk_kit.testing.serving",
+    "ask": "fwk_kit.testing.serving",
+    "serve_tiny": "fwk_kit.testing.serving",
+    "block_tables": "fwk_kit.testing.batches",
+    "make_batch": "fwk_kit.testing.batches",
+}
+"""What else plugin tests use: base classes, a small served model, requests to an application, batches."""
 
 __all__ = [
+    "MIXTURE",
     "SUITES",
+    "TINY",
     "AttentionSuite",
     "CacheTierSuite",
+    "Call",
     "DialectSuite",
     "ExecutorSuite",
     "GrammarBackendSuite",
@@ -93,11 +111,16 @@ __all__ = [
     "PrefixCacheSuite",
     "QuantizerSuite",
     "ReasoningParserSuite",
+    "Reply",
     "SamplerSuite",
     "SchedulePolicySuite",
     "ServedSuite",
     "SpeculativeDecoderSuite",
     "ToolParserSuite",
+    "ask",
+    "block_tables",
+    "make_batch",
+    "serve_tiny",
     "suite_of",
 ]
 
@@ -109,8 +132,8 @@ def suite_of(family: str) -> type[PluginSuite]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _BASES:
-        return getattr(importlib.import_module(_BASES[name]), name)
+    if name in _HELPERS:
+        return getattr(importlib.import_module(_HELPERS[name]), name)
     for family, where in SUITES.items():
         if where.endswith(f":{name}"):
             return suite_of(family)

@@ -248,16 +248,16 @@ class AttentionSuite(ServedSuite):
         """Prompts and a chunk, of which few tokens' outcomes are read: to the bit those of a layer that has all."""
         cached = Cached(item, Shape(), 40, is_dirty=False, num_layers=2)
         whole, narrowed = cached.layers
-        narrowed.is_narrowed = True
+        narrowed.is_pruned = True
         lens = [70, 3, 40]
         batch = make_batch([0, 70, 0], lens, block_tables([70, 73, 40], 16))
         k, v, q = cached.tokens(113, 2), cached.tokens(113, 2), cached.tokens(113, 4)
         for wanted in ([69, 70, 72], [0], list(range(113))):
-            batch.hidden_at = torch.tensor(wanted)
+            batch.hidden_indices = torch.tensor(wanted)
             with torch.inference_mode():
                 batch.plan = cached.backend.plan(batch, cached.layers)
                 outs = [cached.backend.forward(q, k, v, layer, batch) for layer in (whole, narrowed)]
-            assert torch.equal(*(out[batch.hidden_at] for out in outs))
+            assert torch.equal(*(out[batch.hidden_indices] for out in outs))
             assert whole.kv_cache is not None
             assert narrowed.kv_cache is not None
             assert torch.equal(whole.kv_cache, narrowed.kv_cache)

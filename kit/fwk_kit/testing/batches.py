@@ -67,7 +67,7 @@ def make_batch(
         positions=tensor(depths),
         query_start=tensor(starts),
         seq_lens=tensor(seq_lens),
-        logits_at=tensor(starts[1:].astype(np.int64) - 1),
+        logits_indices=tensor(starts[1:].astype(np.int64) - 1),
         kv_groups=[KVGroup(tensor(slots), tensor(table), slots, table)],
         query_start_np=starts,
         seq_lens_np=seq_lens,

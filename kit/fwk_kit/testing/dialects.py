@@ -15,7 +15,7 @@ from fwk.interfaces.dialect import Dialect, DialectContext, GenerateInput, Outpu
 from fwk.plugins import Registered
 from fwk.server.app import Reports, add_core_routes, install_error_handlers
 from fwk.server.authorization import Keys
-from fwk.server.route_registry import Mounts
+from fwk.server.route_registry import RouteRegistry
 from fwk_kit.testing.asgi import Call, Reply, call
 from fwk_kit.testing.base import PluginSuite
 from fwk_kit.testing.fake_frontend import FakeFrontend, deltas_of, interleaved
@@ -45,10 +45,10 @@ class DialectSuite(PluginSuite):
     def app(self, item: Registered, frontend: FakeFrontend) -> FastAPI:
         """The application with core's own routes and this dialect."""
         app = FastAPI()
-        mounts = Mounts(app, Keys())
+        routes = RouteRegistry(app, Keys())
         dialect: Dialect = self.make(item, DialectContext(frontend, self.given(item)))
-        mounts.put(item.name, dialect.routes, dialect=dialect)
-        install_error_handlers(app, mounts.error_body)
+        routes.register(item.name, dialect.routes, dialect=dialect)
+        install_error_handlers(app, routes.error_body)
         return app
 
     def run(self, item: Registered, request: Call, script: Any = None, hang_up_after: int | None = None) -> Any:

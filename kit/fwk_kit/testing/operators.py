@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.operators import OperatorContext, Operators
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered
 from fwk_kit.testing.served import ServedSuite
 
@@ -70,7 +70,7 @@ class OperatorsSuite(ServedSuite):
         refusal = item.declaration.refusal(Facts(dtype=str(dtype).removeprefix("torch.")))
         if refusal is not None:
             pytest.skip(f"{item.name} {refusal}")
-        context = OperatorContext(torch.device("cpu"), dtype, self.given(item), Team(self.num_threads))
+        context = OperatorContext(torch.device("cpu"), dtype, self.given(item), ThreadPool(self.num_threads))
         return self.make(item, context)
 
     def exercise(self, item: Registered) -> None:

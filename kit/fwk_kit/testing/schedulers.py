@@ -27,21 +27,23 @@ class Watched(SchedulePolicy):
         assert (answer < answer) is False, f"rank() answers {answer!r}, which cannot be ordered"
         return answer
 
-    def displaced(
+    def choose_preemption_victim(
         self, sequence: SequenceView, running: Sequence[SequenceView], view: SchedulerView
     ) -> SequenceView | None:
-        answer = self.inner.displaced(sequence, running, view)
-        assert answer is None or any(answer is one for one in running), "displaced() answers one that does not run"
+        answer = self.inner.choose_preemption_victim(sequence, running, view)
+        assert answer is None or any(answer is one for one in running), (
+            "choose_preemption_victim() answers one that does not run"
+        )
         return answer
 
-    def waits(self, sequence: SequenceView, view: SchedulerView) -> None:
-        self.inner.waits(sequence, view)
+    def on_waiting(self, sequence: SequenceView, view: SchedulerView) -> None:
+        self.inner.on_waiting(sequence, view)
 
-    def started(self, sequence: SequenceView, view: SchedulerView) -> None:
-        self.inner.started(sequence, view)
+    def on_started(self, sequence: SequenceView, view: SchedulerView) -> None:
+        self.inner.on_started(sequence, view)
 
-    def ended(self, sequence: SequenceView, view: SchedulerView) -> None:
-        self.inner.ended(sequence, view)
+    def on_finished(self, sequence: SequenceView, view: SchedulerView) -> None:
+        self.inner.on_finished(sequence, view)
 
     def order(self, waiting: Collection[SequenceView], view: SchedulerView) -> Iterable[SequenceView]:
         counted = _Counting(view)

@@ -105,9 +105,9 @@ class Load:
             self._note(kind, outcome, is_forgiven=was_bad or self._num_bad_times > before)
 
     def _note(self, kind: str, outcome: str, *, is_forgiven: bool) -> None:
-        is_fine = outcome in ("served", "refused") or (outcome == "failed" and is_forgiven)
-        self.outcomes[kind, outcome if is_fine else "wrong"] += 1
-        if not is_fine:
+        int16_activations = outcome in ("served", "refused") or (outcome == "failed" and is_forgiven)
+        self.outcomes[kind, outcome if int16_activations else "wrong"] += 1
+        if not int16_activations:
             self.troubles.append(f"{kind}: {outcome}")
 
     async def _post(self, session: aiohttp.ClientSession, path: str = "/v1/completions", **body: Any) -> Any:

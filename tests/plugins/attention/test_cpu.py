@@ -188,11 +188,11 @@ def test_blocks_that_sequences_share_are_read_together() -> None:
 def test_a_narrowed_layer_attends_for_few_tokens() -> None:
     from fwk_attention.cpu.plan import LayerKind
 
-    kind, batch = LayerKind(0, 9, 3, 64, None, is_narrowed=True), make_batch([0, 50], [320, 2], block_tables([320, 52]))
+    kind, batch = LayerKind(0, 9, 3, 64, None, is_pruned=True), make_batch([0, 50], [320, 2], block_tables([320, 52]))
     planner = build("cpu", torch.float32)._planner
     scores: list[int] = []
     for wanted in (None, torch.arange(322), torch.tensor([319, 321])):
-        plan = planner.make(kind, dataclasses.replace(batch, hidden_at=wanted))
+        plan = planner.make(kind, dataclasses.replace(batch, hidden_indices=wanted))
         scores.append(plan.answer.num_scores)
         firsts = {int(plan.members[int(task["first_member"])]["first"]) for task in plan.tasks[: plan.answer.num_tasks]}
     assert scores[0] == scores[1] > 10 * scores[2]

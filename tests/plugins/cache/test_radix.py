@@ -41,7 +41,7 @@ class NaiveCache:
         self.uses: Counter[Path] = Counter()
         self.blocks: dict[Path, int] = {}
         self.locks: Counter[Path] = Counter()
-        self.let_go: dict[Path, int] = {}
+        self.release: dict[Path, int] = {}
         self.clock = 0
 
     def prefixes(self, path: Path) -> list[Path]:
@@ -58,7 +58,7 @@ class NaiveCache:
         self.uses.update(self.prefixes(path))
 
     def worth(self, path: Path) -> tuple[int, int]:
-        return (self.uses[path] if self.policy == "lfu" else 0), self.let_go[path]
+        return (self.uses[path] if self.policy == "lfu" else 0), self.release[path]
 
     def unlock(self, path: Path, is_used: bool) -> None:
         self.locks[path] -= 1
@@ -67,7 +67,7 @@ class NaiveCache:
         for prefix in self.prefixes(path):
             if not self.is_locked(prefix):
                 self.clock += 1
-                self.let_go[prefix] = self.clock
+                self.release[prefix] = self.clock
 
     def evict(self, num_blocks: int) -> list[int]:
         out: list[int] = []

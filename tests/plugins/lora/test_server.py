@@ -41,7 +41,7 @@ def told(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder clients may load from: a good adapter, a damaged one, and links that lead out."""
     root = tmp_path_factory.mktemp("adapters")
     for name in ("wide", "odd"):
-        shutil.copytree(folders / name, root / "team" / name)
+        shutil.copytree(folders / name, root / "threads" / name)
     shutil.copytree(folders / "wide", root / "damaged")
     os.truncate(root / "damaged" / "adapter_model.safetensors", 3000)
     (root / "link").symlink_to(folders / "wide")
@@ -105,7 +105,7 @@ def names(server: Server) -> list[str]:
 
 
 async def test_models_in_parallel_are_each_its_merged_checkpoint(server: Server, expected: Expected) -> None:
-    load(server, "wide", "team/wide")
+    load(server, "wide", "threads/wide")
     asked = [("tiny", "tiny"), ("narrow", "narrow"), ("tiny:narrow", "narrow"), ("wide", "wide"), ("tiny:wide", "wide")]
     work = [(model, name, i) for i in range(len(PROMPTS)) for model, name in asked]
     async with client_of(server) as client:
@@ -141,8 +141,8 @@ async def test_loading_and_unloading_under_load(server: Server, expected: Expect
 
     async def come_and_go() -> None:
         for start in ("/v1", "") * 3:
-            for path in ("team/wide", "team/odd"):
-                name = path.removeprefix("team/")
+            for path in ("threads/wide", "threads/odd"):
+                name = path.removeprefix("threads/")
                 await asyncio.to_thread(load, server, name, path, start=start)
                 await asyncio.sleep(0.1)
                 await asyncio.to_thread(unload, server, name, start=start)
@@ -162,7 +162,7 @@ async def test_loading_and_unloading_under_load(server: Server, expected: Expect
 
 
 async def test_a_stream_outlives_its_adapter(server: Server, expected: Expected) -> None:
-    load(server, "wide", "team/wide")
+    load(server, "wide", "threads/wide")
     async with client_of(server) as client:
         chunks = await client.completions.create(
             model="wide", prompt=PROMPTS[0], max_tokens=200, temperature=0, stream=True,
@@ -179,12 +179,12 @@ async def test_a_stream_outlives_its_adapter(server: Server, expected: Expected)
 
 async def test_one_name_loaded_by_many_at_once(server: Server, expected: Expected) -> None:
     """One wins, on every engine the same one."""
-    body = [{"lora_name": "either", "lora_path": f"team/{name}"} for name in ("wide", "odd")] * 3
+    body = [{"lora_name": "either", "lora_path": f"threads/{name}"} for name in ("wide", "odd")] * 3
     posts = (asyncio.to_thread(server.post, b, "/load_lora_adapter", ADMIN) for b in body)
     replies = await asyncio.gather(*posts)
     assert sorted(reply.status_code for reply in replies) == [200, 400, 400, 400, 400, 400]
     assert all("is loaded already; unload it first" in reply.text for reply in replies if reply.status_code == 400)
-    root = server.get("/v1/models/either").json()["root"].removeprefix("team/")
+    root = server.get("/v1/models/either").json()["root"].removeprefix("threads/")
     async with client_of(server) as client:
         found = await asyncio.gather(*(ask(client, "either", prompt) for prompt in PROMPTS))
     assert found == expected[root]
@@ -197,15 +197,15 @@ async def test_one_name_loaded_by_many_at_once(server: Server, expected: Expecte
         ("x", "nowhere", "lora_path", "names no adapter in the folders this server may load from"),
         ("x", "..", "lora_path", "names no adapter"),
         ("x", ".", "lora_path", "names no adapter"),
-        ("x", "team/../../narrow", "lora_path", "names no adapter"),
+        ("x", "threads/../../narrow", "lora_path", "names no adapter"),
         ("x", "link", "lora_path", "names no adapter"),
         ("x", "/etc", "lora_path", "names no adapter"),
         ("x", "a\0b", "lora_path", "names no adapter"),
         ("x", "empty", "lora_path", "adapter_config.json is missing"),
         ("x", "damaged", "lora_path", "'x' cannot be loaded: adapter_model.safetensors is damaged"),
-        ("narrow", "team/wide", "lora_name", "'narrow' is loaded already; unload it first"),
-        ("tiny", "team/wide", "lora_name", "'tiny' is the served model's own name"),
-        ("a:b", "team/wide", "lora_name", "lora_name must be 1 to 128 letters"),
+        ("narrow", "threads/wide", "lora_name", "'narrow' is loaded already; unload it first"),
+        ("tiny", "threads/wide", "lora_name", "'tiny' is the served model's own name"),
+        ("a:b", "threads/wide", "lora_name", "lora_name must be 1 to 128 letters"),
     ],
 )
 def test_refused(server: Server, folders: Path, name: str, path: str, param: str, message: str) -> None:
@@ -219,7 +219,10 @@ def test_refused(server: Server, folders: Path, name: str, path: str, param: str
 
 
 def test_a_whole_path_below_the_told_folder_is_not_shown(server: Server, told: Path) -> None:
-    assert load(server, "wide", str(told / "team" / "wide"))["loaded_adapters"] == {"narrow": "narrow", "wide": "wide"}
+    assert load(server, "wide", str(told / "threads" / "wide"))["loaded_adapters"] == {
+        "narrow": "narrow",
+        "wide": "wide",
+    }
     assert server.get("/v1/models/wide").json()["parent"] == "tiny"
     unload(server, "wide")
 

@@ -160,7 +160,7 @@ def test_options(folders: Path, options: dict[str, Any], message: str) -> None:
 def told(folders: Path, tmp_path: Path) -> Path:
     """A folder to load from, beside one that is not."""
     shutil.copytree(folders / "narrow", tmp_path / "told/mine")
-    shutil.copytree(folders / "narrow", tmp_path / "told/team/other")
+    shutil.copytree(folders / "narrow", tmp_path / "told/threads/other")
     shutil.copytree(folders / "narrow", tmp_path / "secret")
     (tmp_path / "told/link").symlink_to(tmp_path / "secret")
     (tmp_path / "told/inner").symlink_to(tmp_path / "told/mine")
@@ -175,7 +175,7 @@ def test_folders_that_were_told_of(told: Path) -> None:
     source = LocalAdapters(LoRASourceContext(LocalAdapterOptions(lora_dirs=(str(told),))))
     assert source.is_open
     assert source.find("mine") == source.find(str(told / "mine")) == source.find("inner") == told / "mine"
-    assert source.find("team/other") == told / "team/other"
+    assert source.find("threads/other") == told / "threads/other"
     outside = [
         "", ".", "nothing", "link", "files", "circle", "../secret", "mine/../../secret", "mine/../mine", "/etc", "/",
         str(told), str(told.parent / "secret"), f"{told}/../secret", "mine\0", "x" * 5000, f"{told}-more",

@@ -10,7 +10,7 @@ from tests.helpers.isas import isa_params
 from torch import Tensor
 
 from fwk import native
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 from fwk_quant._common.cpu.integers import IntegerKernel, Integers, Nested, rounded_together
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
@@ -32,7 +32,7 @@ SCHEMES = ["middle", "zeros", "offsets", "nested"]
 
 @pytest.fixture(scope="module", params=isa_params(native.EMULATED_AMX))
 def kernel(request: pytest.FixtureRequest) -> IntegerKernel:
-    return IntegerKernel(Team(2), request.param)
+    return IntegerKernel(ThreadPool(2), request.param)
 
 
 def matrix_of(bits: int, size: tuple[int, int, int], scheme: str) -> Integers:
@@ -101,7 +101,7 @@ def test_equals_a_product_with_rounded_inputs(
     matrix = matrix_of(bits, size, scheme)
     exact, group = values(matrix), rounded_together(bits, size[1], size[2])
     assert group is not None
-    group, count = (size[1], FINE_STEPS) if kernel.is_fine(matrix) else (group, 127)
+    group, count = (size[1], FINE_STEPS) if kernel.int16_activations(matrix) else (group, 127)
     packed = kernel.pack(matrix)
     bias = torch.randn(size[0], generator=torch.Generator().manual_seed(1))
     for rows in NUM_TOKENS:
@@ -160,7 +160,7 @@ def test_rows_that_no_cache_has_room_for_are_the_same(
 
 
 def test_tiles_are_given_back() -> None:
-    kernel = IntegerKernel(Team(3), native.EMULATED_AMX)
+    kernel = IntegerKernel(ThreadPool(3), native.EMULATED_AMX)
     kernel.apply(kernel.pack(matrix_of(4, (100, 192, 64), "zeros")), torch.randn(50, 192), None)
     assert native.load(kernel.source, native.EMULATED_AMX).emulated_tiles_in_use() == 0
 
@@ -174,7 +174,7 @@ def test_the_number_of_threads_changes_nothing(
     matrix, x = matrix_of(bits, (out_features, 192, group), scheme), torch.randn(rows, 192)
     results: list[Tensor] = []
     for size in (1, 2, 5):
-        one = IntegerKernel(Team(size), native.isas()[-1])
+        one = IntegerKernel(ThreadPool(size), native.isas()[-1])
         results.append(one.apply(one.pack(matrix), x, None))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
@@ -183,8 +183,8 @@ def test_the_number_of_threads_changes_nothing(
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("isa", isa_params(native.EMULATED_AMX, least="amx"))
 def test_fine_activations_lose_less_than_bfloat16(isa: str, rows: int) -> None:
-    kernel, matrix = IntegerKernel(Team(2), isa), matrix_of(8, (70, 1000, 2**31), "middle")
-    assert kernel.is_fine(matrix)
+    kernel, matrix = IntegerKernel(ThreadPool(2), isa), matrix_of(8, (70, 1000, 2**31), "middle")
+    assert kernel.int16_activations(matrix)
     x = torch.randn(rows, 1000)
     x[:, 500] = 30.0
     wanted = x.double() @ values(matrix).t()

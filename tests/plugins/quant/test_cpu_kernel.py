@@ -8,7 +8,7 @@ from tests.helpers.isas import isa_params
 from torch import Tensor
 
 from fwk import native
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 from fwk_quant._common.cpu.kernel import FloatKernel
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
@@ -25,7 +25,7 @@ SHARED_AND_OWN = (100, 600)
 
 @pytest.fixture(scope="module", params=isa_params(native.EMULATED_AMX))
 def kernel(request: pytest.FixtureRequest) -> FloatKernel:
-    return FloatKernel(Team(2), request.param)
+    return FloatKernel(ThreadPool(2), request.param)
 
 
 def random(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -66,7 +66,7 @@ def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(
     for first, end in ((0, 1), (149, 150), (3, 16), (50, 150)):
         assert torch.equal(kernel.apply(matrix, x[first:end], None), whole[first:end])
     assert torch.equal(kernel.pack(weight).words, matrix.words)
-    alone, pair, crowd = (FloatKernel(Team(size), native.isas()[-1]) for size in (1, 2, 5))
+    alone, pair, crowd = (FloatKernel(ThreadPool(size), native.isas()[-1]) for size in (1, 2, 5))
     for some in (x, x.repeat(3, 1)):
         assert torch.equal(alone.apply(matrix, some, None), pair.apply(matrix, some, None))
         assert torch.equal(alone.apply(matrix, some, None), crowd.apply(matrix, some, None))
@@ -98,7 +98,7 @@ def test_rows_that_no_cache_has_room_for_are_the_same(kernel: FloatKernel) -> No
 
 
 def test_short_weights_are_the_weights() -> None:
-    kernel, long = FloatKernel(Team(2)), FloatKernel(Team(2), shortens=False)
+    kernel, long = FloatKernel(ThreadPool(2)), FloatKernel(ThreadPool(2), shortens=False)
     for size in ((33, 50), (64, 576), (200, 333)):
         weight = awkward(*size)
         short, plain = kernel.pack(weight), long.pack(weight)
@@ -111,7 +111,7 @@ def test_short_weights_are_the_weights() -> None:
 
 
 def test_weights_of_too_many_sizes_keep_their_bits() -> None:
-    kernel = FloatKernel(Team(2))
+    kernel = FloatKernel(ThreadPool(2))
     weight = random(64, 64, dtype=torch.bfloat16) * 2.0 ** -torch.arange(64).bfloat16()
     matrix = kernel.pack(weight)
     assert matrix.words.shape[1] == 32, "two to a word"
@@ -129,7 +129,7 @@ def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype, kernel: FloatKer
 
 
 def test_tiles_are_given_back() -> None:
-    kernel = FloatKernel(Team(3), native.EMULATED_AMX)
+    kernel = FloatKernel(ThreadPool(3), native.EMULATED_AMX)
     kernel.apply(kernel.pack(random(100, 64, dtype=torch.bfloat16)), random(50, 64, dtype=torch.bfloat16), None)
     assert native.load(kernel.source, native.EMULATED_AMX).emulated_tiles_in_use() == 0
 

@@ -10,7 +10,7 @@ from tests.helpers.isas import isa_params
 from torch import Tensor
 
 from fwk import native
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 from fwk_quant._common.cpu.kernel import FloatKernel
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
@@ -20,7 +20,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 
 @pytest.fixture(scope="module", params=isa_params(native.EMULATED_AMX, least="avx2"))
 def kernel(request: pytest.FixtureRequest) -> FloatKernel:
-    return FloatKernel(Team(2), request.param)
+    return FloatKernel(ThreadPool(2), request.param)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -118,7 +118,7 @@ def test_more_rows_are_whole(kernel: FloatKernel) -> None:
 
 @pytest.mark.slow
 def test_without_vectors_all_is_computed() -> None:
-    kernel = FloatKernel(Team(1), "plain")
+    kernel = FloatKernel(ThreadPool(1), "plain")
     assert kernel.screen(kernel.pack(torch.ones(4, 4))) is None
 
 
@@ -127,7 +127,7 @@ def test_any_number_of_threads_leaves_out_the_same(instructions: str) -> None:
     weight = random(3000, 96, dtype=torch.bfloat16)
     found = []
     for size in (1, 2, 5):
-        one = FloatKernel(Team(size), instructions)
+        one = FloatKernel(ThreadPool(size), instructions)
         matrix = one.pack(weight)
         screen = one.screen(matrix)
         assert screen is not None

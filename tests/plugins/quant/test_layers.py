@@ -213,7 +213,7 @@ def test_two_ranks_round_activations_as_one_does(name: str, twins: Any) -> None:
 
     In 16 bits, for AMX, activations of a rank have one scale: there it differs by their rounding.
     """
-    is_fine = name == "online-int8" and native.has_tiles(native.isa())
+    int16_activations = name == "online-int8" and native.has_tiles(native.isa())
     made, options = twins(name), rounding(name, "8bit")
     whole, *ranks = (
         context(made, tp=Rank(rank, size), plugin_options=options) for rank, size in ((0, 1), (0, 2), (1, 2))
@@ -227,7 +227,7 @@ def test_two_ranks_round_activations_as_one_does(name: str, twins: Any) -> None:
     alone = RowParallelLinear(whole, f"{MLP}.down_proj", inner, hidden)
     rows = [RowParallelLinear(rank, f"{MLP}.down_proj", inner, hidden) for rank in ranks]
     total = sum(row(part.contiguous()) for row, part in zip(rows, y.chunk(2, -1), strict=True))
-    torch.testing.assert_close(total, alone(y), rtol=1e-5, atol=5e-4 if is_fine else 1e-4)
+    torch.testing.assert_close(total, alone(y), rtol=1e-5, atol=5e-4 if int16_activations else 1e-4)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

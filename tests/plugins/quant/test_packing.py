@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fwk import native
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 from fwk_quant._common.cpu.packing import PANEL, Packing
 from fwk_quant._common.integers import MIDDLE, quantise
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ com
 
 @pytest.fixture(scope="module")
 def packing() -> Packing:
-    return Packing(Team(2))
+    return Packing(ThreadPool(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float16, torch.uint8])

@@ -30,10 +30,10 @@ def test_pieces_lie_apart_and_keep_what_is_written() -> None:
 def test_pages_are_taken_ahead_from_the_second_slab_on(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[int, int]] = []
 
-    def populate_soon(pieces: Sequence[torch.Tensor]) -> None:
+    def prefault_async(pieces: Sequence[torch.Tensor]) -> None:
         taken.extend((piece.data_ptr(), piece.numel()) for piece in pieces)
 
-    monkeypatch.setattr(fwk.native.huge_pages, "populate_soon", populate_soon)
+    monkeypatch.setattr(fwk.native.huge_pages, "prefault_async", prefault_async)
     pages = HugePages()
     pages.empty((SLAB // 2,), torch.uint8)
     pages.empty((SLAB // 2,), torch.uint8)

@@ -12,7 +12,7 @@ from tests.helpers.isas import isa_params
 
 from fwk import native
 from fwk.interfaces.sampling import SamplingContext, SamplingRows
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 from fwk.types import SamplingParams
 from fwk_sampling._common.uniform import uniform
 from fwk_sampling.cpu_sampler.sampler import CpuSampler
@@ -65,7 +65,9 @@ def kept_mass(row: np.ndarray, wanted: Wanted) -> np.ndarray:
 
 def pick(logits: torch.Tensor, wanted: list[Wanted], positions: np.ndarray, threads: int = 1) -> np.ndarray:
     """One token for each row, of a slot with these settings."""
-    sampler = CpuSampler(SamplingContext(logits.shape[1], len(wanted), torch.device("cpu"), (), team=Team(threads)))
+    sampler = CpuSampler(
+        SamplingContext(logits.shape[1], len(wanted), torch.device("cpu"), (), threads=ThreadPool(threads))
+    )
     for slot, of in enumerate(wanted):
         sampler.add(slot, SamplingParams(temperature=of.temperature, top_k=of.top_k, top_p=of.top_p, min_p=of.min_p))
     count = len(logits)
@@ -128,7 +130,7 @@ def test_a_pick_is_the_same_in_any_batch_and_with_any_number_of_threads() -> Non
 
 
 def test_rows_that_processors_have_finished_are_not_cut_again() -> None:
-    sampler = CpuSampler(SamplingContext(4, 1, torch.device("cpu"), (), team=Team(1)))
+    sampler = CpuSampler(SamplingContext(4, 1, torch.device("cpu"), (), threads=ThreadPool(1)))
     sampler.add(0, SamplingParams(temperature=0.01, top_k=1))
     logits = torch.tensor([[1.0, 1.1, 1.0, 1.0]]).expand(300, -1)
     seeds, positions = np.zeros(300, np.uint64), np.arange(300)

@@ -12,7 +12,7 @@ import torch
 
 from fwk import native
 from fwk.interfaces.sampling import SamplingContext, SamplingRows
-from fwk.native.thread_pool import Team
+from fwk.native.thread_pool import ThreadPool
 from fwk_sampling._common.uniform import uniform
 from fwk_sampling.cpu_sampler.sampler import CpuSampler
 from fwk_sampling.torch_sampler.sampler import TorchSampler, _place, sample_batch
@@ -35,7 +35,9 @@ def on_cpu(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
 
 def natively(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    return CpuSampler(SamplingContext(logits.shape[1], 8, torch.device("cpu"), (), team=Team(1))).sample(logits, rows)
+    return CpuSampler(SamplingContext(logits.shape[1], 8, torch.device("cpu"), (), threads=ThreadPool(1))).sample(
+        logits, rows
+    )
 
 
 EACH_WAY = pytest.mark.parametrize("sample", [on_cpu, sample_batch, needs_compiler(natively)])

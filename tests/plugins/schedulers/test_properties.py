@@ -16,7 +16,17 @@ from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.types import tenant_of
 from fwk_kit.testing.fake_engine import make_engine, reference
 
-QUESTIONS = ["rank", "order", "admit", "victim", "displaced", "chunk", "waits", "started", "ended"]
+QUESTIONS = [
+    "rank",
+    "order",
+    "admit",
+    "victim",
+    "choose_preemption_victim",
+    "chunk",
+    "on_waiting",
+    "on_started",
+    "on_finished",
+]
 SOURCES = Path(__file__).parents[3] / "plugins/schedulers/fwk_schedulers"
 
 
@@ -342,7 +352,18 @@ def test_a_policy_takes_at_most_40_lines(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "question", ["rank", "order", "admit", "victim", "displaced", "chunk", "waits", "started", "ended"]
+    "question",
+    [
+        "rank",
+        "order",
+        "admit",
+        "victim",
+        "choose_preemption_victim",
+        "chunk",
+        "on_waiting",
+        "on_started",
+        "on_finished",
+    ],
 )
 def test_a_policy_that_raises_ends_the_engine_in_its_own_name(question: str) -> None:
     def wrong(self: Any, *args: Any) -> Any:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from fwk.config import ServerOptions
 from fwk.errors import EngineDead, RequestFailed
 from fwk.interfaces.dialect import DialectContext
-from fwk.server.admission import Turnstile
+from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
 from fwk.server.authorization import Keys
 from fwk_server.openai.dialect import OpenAIDialect
@@ -26,14 +26,14 @@ LEN = len(TEXT.encode())
 
 @pytest.fixture
 def app(frontend) -> FastAPI:
-    """Both dialects, as a server mounts them."""
+    """Both dialects, as a server routes them."""
     context = DialectContext(frontend)
     return build_app(
         [OpenAIDialect(context), TGIDialect(context)],
         [],
         reports=Reports(lambda: None, lambda: None, dict),
         keys=Keys(),
-        turnstile=Turnstile(ServerOptions(), 100),
+        admission=AdmissionController(ServerOptions(), 100),
         max_body_bytes=1 << 20,
     )
 

@@ -4,11 +4,11 @@ import urllib.request
 from types import SimpleNamespace
 from typing import Any
 
-from fwk.testing.serving import ask, serve_tiny
 from fwk_aging_policy import AgingOptions
 from fwk_aging_policy.policy import AgingPolicy
 
 from fwk.interfaces.schedule import ScheduleContext
+from fwk.testing import ask, serve_tiny
 
 
 def waiting(num_tokens: int, arrival: float, num_preemptions: int = 0) -> Any:

@@ -6,7 +6,8 @@ import urllib.request
 from typing import Any
 
 import pytest
-from fwk.testing.serving import ask, serve_tiny
+
+from fwk.testing import ask, serve_tiny
 
 
 def lines(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

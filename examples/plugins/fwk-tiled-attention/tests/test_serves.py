@@ -1,6 +1,6 @@
 """A server with the backend answers, with drafts in trees too."""
 
-from fwk.testing.serving import ask, serve_tiny
+from fwk.testing import ask, serve_tiny
 
 
 def test_a_server_with_trees_of_drafts_answers() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from fwk.testing.serving import TINY
 
-from fwk.testing import LoaderSuite
+from fwk.testing import TINY, LoaderSuite
 
 
 class TestMine(LoaderSuite):

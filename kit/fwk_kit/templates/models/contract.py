@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from fwk.testing.serving import TINY
-
-from fwk.testing import ModelSuite
+from fwk.testing import TINY, ModelSuite
 
 
 class TestMine(ModelSuite):

@@ -74,8 +74,8 @@ struct Step {
         int32_t* queries;                // [rows, words]
         float* scores;                   // [rows, MOST], with AMX of few rows at a time
         int32_t* weights;                // [rows, MOST / N], likewise
-        float *sums, *totals, *added;    // [rows, wide], [rows, W], and of a tile
-        float *largest, *factors, *peaks;  // [rows, and up to a whole vector]
+        float *sums, *row_sum, *added;    // [rows, wide], [rows, W], and of a tile
+        float *largest, *factors, *row_max;  // [rows, and up to a whole vector]
         int32_t *keys, *values, *last;   // [MOST, words], [MOST / N, wide], [wide]: a tile made of the cache
         float *key_scales, *value_scales;  // [MOST]
     };
@@ -110,8 +110,8 @@ struct Step {
                     if constexpr (N == 2) memcpy(to, from, size * sizeof(T));
                     else P::words(from, to, size);
                 }
-        for (int r = 0; r < padded(rows); r++) work.largest[r] = work.peaks[r] = NONE;
-        memset(work.totals, 0, size_t(rows) * W * 4);
+        for (int r = 0; r < padded(rows); r++) work.largest[r] = work.row_max[r] = NONE;
+        memset(work.row_sum, 0, size_t(rows) * W * 4);
         for (int start = task.first_key; start < task.last_key; start += KEYS) {
             if constexpr (!Blocks<P>::ARE_USED) tile(work, start);
             else tile_by_blocks(work, start);
@@ -177,7 +177,7 @@ struct Step {
             score_columns<COLS>(work, all, columns / W, column);
             score_columns<2>(work, all, columns / W, column);
             score_columns<1>(work, all, columns / W, column);
-            soften(work, start, count, 0, work.rows);
+            online_softmax(work, start, count, 0, work.rows);
         }
         int at = 0;
         for (; at + COLS * W <= wide; at += COLS * W) weigh_columns<COLS>(work, values, num_values, at, is_first);
@@ -237,13 +237,13 @@ struct Step {
             float* sums = work.sums + row * wide;
             if (end < work.rows) Blocks<P>::score(rows, queries, words, columns, some, work.scores, fetch_none);
             else Blocks<P>::score(rows, queries, words, columns, some, work.scores, fetch_values);
-            soften(work, start, seen, row, end);
+            online_softmax(work, start, seen, row, end);
             if (is_single) lay_values(work, values, count, fetch_keys);
-            auto weigh = [&](const auto& fetch) {
-                Blocks<P>::weigh(rows, work.weights, work.values, some, wide, words, sums, is_first, fetch);
+            auto accumulate_pv = [&](const auto& fetch) {
+                Blocks<P>::accumulate_pv(rows, work.weights, work.values, some, wide, words, sums, is_first, fetch);
             };
-            if (end < work.rows) weigh(fetch_none);
-            else weigh(fetch_keys);
+            if (end < work.rows) accumulate_pv(fetch_none);
+            else accumulate_pv(fetch_keys);
         }
     }
 
@@ -325,7 +325,7 @@ struct Step {
         }
     }
 
-    // Scores of a tile that is seen whole become weights in registers, as they would by `soften`. False, and nothing is
+    // Scores of a tile that is seen whole become weights in registers, as they would by `online_softmax`. False, and nothing is
     // done, if some may be too far above what they are compared with.
     bool weigh_at_once(Work& work, const Columns& keys) const {
         const float scale = layer.scale * LOG2_E;
@@ -335,21 +335,21 @@ struct Step {
             auto put = [=, &most, &work](int row, const vf (&sums)[COLS]) {
                 const float middle = work.largest[row];
                 vf total = column ? load(work.added + row * W) : vf{};
-                auto weigh = [&](int i) {
+                auto accumulate_pv = [&](int i) {
                     const vf e = exp2_of<IS_EXACT>(sums[i / W] * scale - middle);
                     total += e;
                     return e;
                 };
 #pragma GCC unroll 8
                 for (int i = 0; i < COLS * W; i += N * W)
-                    P::pack(work.weights + (row * MOST + column * W + i) / N, i, COLS * W, weigh);
+                    P::pack(work.weights + (row * MOST + column * W + i) / N, i, COLS * W, accumulate_pv);
                 store(work.added + row * W, total);
                 most = larger(total, most);
             };
             score_rows<P, COLS>(work.rows, work.queries, words, some, words, put);
         }
         if (max_of(most) > NEARLY) return false;
-        for (int i = 0; i < work.rows * W; i += W) store(work.totals + i, load(work.totals + i) + load(work.added + i));
+        for (int i = 0; i < work.rows * W; i += W) store(work.row_sum + i, load(work.row_sum + i) + load(work.added + i));
         return true;
     }
 
@@ -409,18 +409,18 @@ struct Step {
     // Scores of a tile become weights: compared with one that was the largest, until another is SPAN above it (as in
     // FlashAttention-4), because floats are as precise there. Three passes, so that rows do not wait for one another's
     // largest score.
-    void soften(Work& work, int start, int count, int first, int last) const {
+    void online_softmax(Work& work, int start, int count, int first, int last) const {
         const bool is_scaled = IS_QUANTISED<S> || layer.soft_cap != 0;
         const float scale = is_scaled ? 1.0f : layer.scale * LOG2_E;  // to units of the binary logarithm
         const int columns = computed(count);
         hide(work, start, count, first, last);
         find_peaks(work, scale, columns, first, last);
         for (int r = first; r < last; r += W) {
-            const vf none = splat(NONE), before = load(work.largest + r), peak = load(work.peaks + r);
+            const vf none = splat(NONE), before = load(work.largest + r), peak = load(work.row_max + r);
             const vf top = peak > before + SPAN ? peak : before;
             store(work.factors + r, before == none ? vf{} : exp2_of<true>(before - top));
             store(work.largest + r, top);
-            store(work.peaks + r, top == none ? vf{} : top);  // all hidden so far: any finite number serves
+            store(work.row_max + r, top == none ? vf{} : top);  // all hidden so far: any finite number serves
         }
         for (int r = first; r < last && start > work.task.first_key; r++)
             for (int i = r * wide; i < (r + 1) * wide && work.factors[r] != 1.0f; i += W)
@@ -432,29 +432,29 @@ struct Step {
     void find_peaks(Work& work, float scale, int columns, int first, int last) const {
         int row = first;
         for (; row + W <= last && columns == KEYS; row += W)
-            store(work.peaks + row, largest_of<KEYS>(work.scores + (row - first) * MOST, MOST) * scale);
+            store(work.row_max + row, largest_of<KEYS>(work.scores + (row - first) * MOST, MOST) * scale);
         for (; row < last; row++) {
             const float* s = work.scores + (row - first) * MOST;
             vf most = load(s);
             for (int i = W; i < columns; i += W) most = larger(load(s + i), most);
-            work.peaks[row] = max_of(most) * scale;
+            work.row_max[row] = max_of(most) * scale;
         }
     }
 
     __attribute__((always_inline)) void exponents(Work& work, float scale, int columns, int first, int last) const {
         for (int r = first; r < last; r++) {
             const float* s = work.scores + (r - first) * MOST;
-            const float middle = work.peaks[r];
+            const float middle = work.row_max[r];
             vf total{};
-            auto weigh = [&](int i) {
+            auto accumulate_pv = [&](int i) {
                 const vf e = exp2_of<IS_EXACT>(load(s + i) * scale - middle);
                 total += e;
                 if constexpr (!IS_QUANTISED<S>) return e;
                 return e == vf{} ? vf{} : e * load(work.value_scales + i);  // nothing is seen of what hidden ones hold
             };
             int32_t* weights = work.weights + (r - first) * (MOST / N);
-            for (int i = 0; i < columns; i += N * W) P::pack(weights + i / N, i, columns, weigh);
-            store(work.totals + r * W, load(work.totals + r * W) * work.factors[r] + total);
+            for (int i = 0; i < columns; i += N * W) P::pack(weights + i / N, i, columns, accumulate_pv);
+            store(work.row_sum + r * W, load(work.row_sum + r * W) * work.factors[r] + total);
         }
     }
 
@@ -505,7 +505,7 @@ struct Step {
             const int rows = member.count * group;
             for (int r = 0; r < rows; r++, row++) {
                 const float* sums = work.sums + row * wide;
-                const float weight = sum_of(load(work.totals + row * W));
+                const float weight = sum_of(load(work.row_sum + row * W));
                 if (member.part < 0) {
                     write(member, work.head, r, sums, 1.0f / weight);
                 } else {
@@ -550,11 +550,11 @@ struct Step {
         for (; i < size; i++) put(to + i, sums[i] * scale);
     }
 
-    void all(fwk::Member& m) const {
+    void all(fwk::PoolThread& m) const {
         const int heads = int(layer.num_kv_heads);
         const bool are_few = !Blocks<P>::ARE_USED || plan.num_tokens * group <= plan.num_tasks * W;  // rows of a task
         if (are_few && plan.num_tasks >= MANY)  // heads of a task lie side by side
-            return m.chunks_in_order(plan.num_tasks, [&](int64_t i, int64_t next) {
+            return m.parallel_for_ordered(plan.num_tasks, [&](int64_t i, int64_t next) {
                 const Task *task = plan.tasks + i, *after = plan.tasks + next;
                 for (int head = 0; head < heads; head++)
                     run({task, head}, head + 1 < heads ? Piece{task, head + 1} : Piece{after, 0});
@@ -563,17 +563,17 @@ struct Step {
             if (are_few) return Piece{plan.tasks + i / heads, int(i % heads)};
             return Piece{plan.tasks + i % plan.num_tasks, int(i / plan.num_tasks)};
         };
-        m.chunks_in_order(plan.num_tasks * heads, [&](int64_t i, int64_t next) { run(piece(i), piece(next)); });
+        m.parallel_for_ordered(plan.num_tasks * heads, [&](int64_t i, int64_t next) { run(piece(i), piece(next)); });
     }
 };
 
 // Store k and v of all new tokens, then attend.
 template <class T, class S, class P>
-void attend(const Attend& a, fwk::Member& m) {
+void attend(const Attend& a, fwk::PoolThread& m) {
     const Layer& layer = *a.layer;
     const Plan& plan = *a.plan;
     const Cache<S, P> cache{(S*)a.cache, layer};
-    m.chunks_in_order((plan.num_tokens + STORED - 1) / STORED, [&](int64_t i, int64_t) {
+    m.parallel_for_ordered((plan.num_tokens + STORED - 1) / STORED, [&](int64_t i, int64_t) {
         for (int64_t t = i * STORED; t < std::min((i + 1) * STORED, plan.num_tokens); t++) {
             const int64_t block = plan.slots[t] / layer.block_size, offset = plan.slots[t] % layer.block_size;
             for (int64_t h = 0; h < layer.num_kv_heads; h++) {
@@ -598,16 +598,16 @@ typedef Floats Bfloats;
 
 extern "C" {
 
-void attend_float32_auto(const void* args, fwk::Member& m) { attend<float, float, Floats>(*(const Attend*)args, m); }
-void attend_float32_int8(const void* args, fwk::Member& m) { attend<float, Int8, Floats>(*(const Attend*)args, m); }
-void attend_float32_fp8_e4m3(const void* args, fwk::Member& m) { attend<float, Fp8, Floats>(*(const Attend*)args, m); }
-void attend_bfloat16_auto(const void* args, fwk::Member& m) {
+void attend_float32_auto(const void* args, fwk::PoolThread& m) { attend<float, float, Floats>(*(const Attend*)args, m); }
+void attend_float32_int8(const void* args, fwk::PoolThread& m) { attend<float, Int8, Floats>(*(const Attend*)args, m); }
+void attend_float32_fp8_e4m3(const void* args, fwk::PoolThread& m) { attend<float, Fp8, Floats>(*(const Attend*)args, m); }
+void attend_bfloat16_auto(const void* args, fwk::PoolThread& m) {
     attend<uint16_t, uint16_t, Bfloats>(*(const Attend*)args, m);
 }
-void attend_bfloat16_int8(const void* args, fwk::Member& m) {
+void attend_bfloat16_int8(const void* args, fwk::PoolThread& m) {
     attend<uint16_t, Int8, Bfloats>(*(const Attend*)args, m);
 }
-void attend_bfloat16_fp8_e4m3(const void* args, fwk::Member& m) {
+void attend_bfloat16_fp8_e4m3(const void* args, fwk::PoolThread& m) {
     attend<uint16_t, Fp8, Bfloats>(*(const Attend*)args, m);
 }
 

@@ -12,7 +12,7 @@ from fwk import native
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVSpec
 from fwk.native.thread_pool import operator
 from fwk_attention.cpu.layout import Layout
-from fwk_attention.cpu.plan import MAX_ROWS, MORE_ROWS, MOST_ROWS, AttendStruct, LayerKind, LayerState, Plan, Planner
+from fwk_attention.cpu.plan import MAX_ROWS, MORE_ROWS, AttendStruct, LayerKind, LayerState, Plan, Planner
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,7 @@ class CpuBackend(AttentionBackend):
         self._attend = operator(library, f"attend_{computed}_{context.kv_dtype}")
         max_rows = MORE_ROWS if self._layout.is_quantised else MAX_ROWS
         if has_pairs and native.has_tiles(native.isa()):
-            max_rows = MOST_ROWS
+            max_rows = MAX_ROWS
         self._planner = Planner(library, context.block_size, max_rows)
         self._layers: list[AttentionLayer] = []  # that the latest plan was for, and their kinds
         self._kinds: list[LayerKind] = []
@@ -66,7 +66,7 @@ class CpuBackend(AttentionBackend):
             *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
             *(layer.kv_cache.data_ptr(), out.data_ptr(), state.address, ctypes.addressof(plan.struct)),
         )
-        self.context.team.run(self._attend, args, is_small=plan.is_small)
+        self.context.threads.run(self._attend, args, is_small=plan.is_small)
         return out
 
     def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:

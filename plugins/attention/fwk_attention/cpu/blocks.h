@@ -62,7 +62,7 @@ struct Blocks<Pairs> {
     // O[rows, wide] = O + weights[rows, ...] V, or without the former when it is the first. values: [words, wide]; of an
     // odd number of groups, one of zeros follows, and of weights too. ahead: as above.
     template <class F>
-    static void weigh(int rows, const int32_t* weights, const int32_t* values, int groups, int wide, int words,
+    static void accumulate_pv(int rows, const int32_t* weights, const int32_t* values, int groups, int wide, int words,
                       float* o, bool is_first, const F& ahead) {
         const int steps = (groups + 1) / 2;
         if (rows <= tiles::SIDE) {

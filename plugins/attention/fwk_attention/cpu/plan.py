@@ -21,17 +21,17 @@ see."""
 MORE_ROWS = 96
 """The same where tiles are made of 8-bit numbers first."""
 
-MOST_ROWS = 192
+MAX_ROWS = 192
 """The same where products take blocks of 32 rows, each of which leaves out the keys that it does not see."""
 
-FEW_ROWS = 48
+MAX_FEW_ROWS = 48
 """Up to here the keys are cut into ranges, so that one long sequence keeps all threads busy, and sequences that share
 blocks read them together."""
 
 RANGE = 256
 """Keys of such a range."""
 
-FEW_SCORES = 4096
+MAX_FEW_SCORES = 4096
 """Up to so many rows times keys over all tasks and KV heads one thread computes alone: waking others takes longer."""
 
 MEMBER = np.dtype(
@@ -85,19 +85,19 @@ class LayerKind:
     num_kv_heads: int
     head_size: int
     sliding_window: int | None
-    is_narrowed: bool = False
+    is_pruned: bool = False
 
     @staticmethod
     def of(layer: AttentionLayer) -> LayerKind:
         sizes = (layer.num_heads, layer.num_kv_heads, layer.head_size)
-        return LayerKind(layer.kv_group, *sizes, layer.sliding_window, layer.is_narrowed)
+        return LayerKind(layer.kv_group, *sizes, layer.sliding_window, layer.is_pruned)
 
     def wanted(self, batch: ForwardBatch) -> np.ndarray | None:
         """[num_tokens] uint8: the tokens whose outcome is wanted of such layers; None: of all."""
-        if not self.is_narrowed or batch.hidden_at is None or len(batch.hidden_at) == batch.num_tokens:
+        if not self.is_pruned or batch.hidden_indices is None or len(batch.hidden_indices) == batch.num_tokens:
             return None
         flags = np.zeros(batch.num_tokens, np.uint8)
-        flags[batch.hidden_at.numpy()] = 1
+        flags[batch.hidden_indices.numpy()] = 1
         return flags
 
 
@@ -145,7 +145,7 @@ class Plan:
     @property
     def is_small(self) -> bool:
         """Whether one thread computes it sooner than the others wake up."""
-        return self.answer.num_scores * self.kind.num_kv_heads <= FEW_SCORES
+        return self.answer.num_scores * self.kind.num_kv_heads <= MAX_FEW_SCORES
 
 
 class Planner:
@@ -188,7 +188,7 @@ class Planner:
             *(starts.ctypes.data, lens.ctypes.data, table.ctypes.data),
             None if wanted is None else wanted.ctypes.data,
             *(len(lens), table.shape[1], self._block_size, kind.num_heads // kind.num_kv_heads),
-            *(kind.sliding_window or 0, tree is not None, self._max_rows, FEW_ROWS, RANGE),
+            *(kind.sliding_window or 0, tree is not None, self._max_rows, MAX_FEW_ROWS, RANGE),
         )
         struct.__init__(
             members=members.ctypes.data,

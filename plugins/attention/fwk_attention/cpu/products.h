@@ -59,7 +59,7 @@ struct Values {  // some rows of words of V, one after another, and the same of 
 
 // O[R, C * W] = O + weights[R, ...] V, or without the former when it is the first.
 template <class P, int R, int C>
-void weigh(int row, const int32_t* weights, const Values* values, int num_values, int ldv, float* o, int ldo,
+void accumulate_pv(int row, const int32_t* weights, const Values* values, int num_values, int ldv, float* o, int ldo,
            bool is_first) {
     const bool fetches = R < ROWS || row < FETCHING;
     vf sum[R][C];
@@ -91,7 +91,7 @@ void weigh_rows(int rows, const int32_t* weights, const Values* values, int num_
                 bool is_first, int row = 0) {
     for (; row + R <= rows; row += R) {
         const int32_t* own = weights + row * (TILE / P::PER_WORD);
-        weigh<P, R, C>(row, own, values, num_values, ldv, o + row * ldo, ldo, is_first);
+        accumulate_pv<P, R, C>(row, own, values, num_values, ldv, o + row * ldo, ldo, is_first);
     }
     if constexpr (R > 1)
         if (row < rows) weigh_rows<P, C, R - 1>(rows, weights, values, num_values, ldv, o, ldo, is_first, row);

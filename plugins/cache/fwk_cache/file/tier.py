@@ -51,7 +51,7 @@ class FileTier(CacheTier):
             raise ConfigError(f"--hicache-storage-dir {path}: cannot write there: {error.strerror}") from None
         self._waiting: dict[bytes, bytes] = {}  # copies not yet written
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._most_waiting = max(1, QUEUE_BYTES // context.block_bytes)
+        self._max_waiting = max(1, QUEUE_BYTES // context.block_bytes)
         self._paused_until = 0.0
         self._has_warned = False
         self._thread = threading.Thread(target=self._write_all, name="fwk-kv-files", daemon=True)
@@ -78,7 +78,7 @@ class FileTier(CacheTier):
             return False
 
     def put(self, key: bytes, data: memoryview) -> bool:
-        if len(self._waiting) >= self._most_waiting or time.monotonic() < self._paused_until:
+        if len(self._waiting) >= self._max_waiting or time.monotonic() < self._paused_until:
             return False
         if key not in self._waiting:
             self._waiting[key] = bytes(data)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from fwk.errors import FwkError, story
+from fwk.errors import FwkError, one_line_traceback
 from fwk.interfaces.executor import Worker
 from fwk.interfaces.parallel import continue_with_parent_gone
 from fwk.types import StepResult
@@ -117,7 +117,7 @@ class Child:
 
 def failure(number: int, error: Exception, *, is_refusal: bool) -> Failed:
     """The answer to a job that raised."""
-    return Failed(number, type(error).__name__, str(error), is_refusal, story(error))
+    return Failed(number, type(error).__name__, str(error), is_refusal, one_line_traceback(error))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ class ProcessesExecutor(Executor):
         ranks, self._ranks = self._ranks, []
         for rank in ranks:
             self._selector.unregister(rank.connection)
-            rank.let_go()
+            rank.release()
         end = time.monotonic() + CLOSE_SECONDS
         for rank in ranks:
             rank.reap(max(0.0, end - time.monotonic()))

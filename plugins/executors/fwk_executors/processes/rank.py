@@ -57,7 +57,7 @@ class Rank:
         except psutil.Error:
             return "gone"
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the connection: a process that can, ends."""
         self.connection.close()
 

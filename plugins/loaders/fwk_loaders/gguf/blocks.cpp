@@ -186,8 +186,8 @@ void unpack(const uint8_t* block, uint16_t* to, Factors& factors) {
 }
 
 template <class T, class Value>
-void unpack_all(const Call& call, fwk::Member& member) {
-    member.chunks((call.num_blocks + BLOCKS - 1) / BLOCKS, [&](int64_t chunk) {
+void unpack_all(const Call& call, fwk::PoolThread& thread) {
+    thread.parallel_for((call.num_blocks + BLOCKS - 1) / BLOCKS, [&](int64_t chunk) {
         Factors factors;
         const int64_t end = chunk * BLOCKS + BLOCKS < call.num_blocks ? chunk * BLOCKS + BLOCKS : call.num_blocks;
         for (int64_t i = chunk * BLOCKS; i < end; i++)
@@ -197,22 +197,22 @@ void unpack_all(const Call& call, fwk::Member& member) {
 }
 
 template <class T>
-void unpack_all(const Call& call, fwk::Member& member) {
-    call.is_bfloat16 ? unpack_all<T, uint16_t>(call, member) : unpack_all<T, float>(call, member);
+void unpack_all(const Call& call, fwk::PoolThread& thread) {
+    call.is_bfloat16 ? unpack_all<T, uint16_t>(call, thread) : unpack_all<T, float>(call, thread);
 }
 
 }  // namespace
 
-extern "C" void dequantise(const void* args, fwk::Member& member) {
+extern "C" void dequantise(const void* args, fwk::PoolThread& thread) {
     const Call& call = *(const Call*)args;
     switch (call.type) {
-        case 2: return unpack_all<Q4_0>(call, member);
-        case 3: return unpack_all<Q4_1>(call, member);
-        case 6: return unpack_all<Q5_0>(call, member);
-        case 7: return unpack_all<Q5_1>(call, member);
-        case 8: return unpack_all<Q8_0>(call, member);
-        case 12: return unpack_all<Q45_K<false>>(call, member);
-        case 13: return unpack_all<Q45_K<true>>(call, member);
-        case 14: return unpack_all<Q6_K>(call, member);
+        case 2: return unpack_all<Q4_0>(call, thread);
+        case 3: return unpack_all<Q4_1>(call, thread);
+        case 6: return unpack_all<Q5_0>(call, thread);
+        case 7: return unpack_all<Q5_1>(call, thread);
+        case 8: return unpack_all<Q8_0>(call, thread);
+        case 12: return unpack_all<Q45_K<false>>(call, thread);
+        case 13: return unpack_all<Q45_K<true>>(call, thread);
+        case 14: return unpack_all<Q6_K>(call, thread);
     }
 }

@@ -11,7 +11,7 @@ from fwk.errors import ModelLoadError
 from fwk_loaders.gguf.architectures import ARCHITECTURES, Architecture
 from fwk_loaders.gguf.metadata import Metadata
 
-_MOST_LAYERS = 2**16 - 1
+_MAX_LAYERS = 2**16 - 1
 _GEMMA3_27B_LAYERS = 62
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 CONTROL = 3
@@ -43,7 +43,7 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
     num_heads = metadata.integer(".attention.head_count", low=1, high=2**16 - 1)
     hidden_size = metadata.integer(".embedding_length", low=1)
     head_dim = _head_dim(metadata, hidden_size // num_heads)
-    num_layers = metadata.integer(".block_count", low=1, high=_MOST_LAYERS)
+    num_layers = metadata.integer(".block_count", low=1, high=_MAX_LAYERS)
     config: dict[str, Any] = {
         "architectures": [architecture.model_class],
         "model_type": architecture.model_type,

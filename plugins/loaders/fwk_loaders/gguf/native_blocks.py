@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fwk import native
-from fwk.native.thread_pool import Team, operator
+from fwk.native.thread_pool import ThreadPool, operator
 from fwk_loaders.gguf.quants import DamagedBlock
 from fwk_loaders.gguf.types import TENSOR_TYPES, TensorType
 
@@ -27,11 +27,11 @@ class _Call(ctypes.Structure):
 
 
 class NativeBlocks:
-    """A team of its own, as a loader has no worker's; its threads sleep between tensors."""
+    """A threads of its own, as a loader has no worker's; its threads sleep between tensors."""
 
     def __init__(self, instructions: str | None = None) -> None:
         """instructions: one of ``native.isas()``. Raises ``PluginError`` when the operator cannot be built."""
-        self._team = Team()
+        self._threads = ThreadPool()
         self._operator = operator(native.load(SOURCE, instructions), "dequantise")
 
     def dequantise(self, blocks: Tensor, stored: TensorType, values: Tensor) -> None:
@@ -45,6 +45,6 @@ class NativeBlocks:
             *(blocks.data_ptr(), values.data_ptr(), blocks.shape[0], NUMBERS[stored.name]),
             *(values.dtype == torch.bfloat16, ctypes.addressof(damaged)),
         )
-        self._team.run(self._operator, call)
+        self._threads.run(self._operator, call)
         if damaged.value:
             raise DamagedBlock

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import LMHead, RMSNorm, RotaryEmbedding, RotaryRows, VocabEmbedding, WantedTokens
+from fwk.layers import LMHead, RMSNorm, RotaryEmbedding, RotaryRows, SelectTokens, VocabEmbedding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Decoder(Model):
     """Token ids to hidden states to logits."""
 
-    narrows = True
+    prunes_last_layer = True
 
     def __init__(self, context: ModelContext) -> None:
         config = context.config
@@ -58,7 +58,7 @@ class DecoderLayer:
         config, prefix = context.config, f"model.layers.{index}"
         self.input_norm = RMSNorm(context, f"{prefix}.input_layernorm", config.hidden_size, config.rms_norm_eps)
         self.attention = make_attention(f"{prefix}.self_attn")
-        self.wanted = WantedTokens(context, index)
+        self.wanted = SelectTokens(context, index)
         self.mlp_norm = RMSNorm(context, f"{prefix}.post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
         self.mlp = make_mlp(f"{prefix}.mlp")
 

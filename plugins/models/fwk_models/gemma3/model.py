@@ -8,7 +8,7 @@ import torch
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import GatedMLP, LMHead, OffsetRMSNorm, RotaryEmbedding, RotaryRows, VocabEmbedding, WantedTokens
+from fwk.layers import GatedMLP, LMHead, OffsetRMSNorm, RotaryEmbedding, RotaryRows, SelectTokens, VocabEmbedding
 from fwk_models._common.attention import NormedAttention
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Gemma3(Model):
     """Token ids to hidden states to logits."""
 
-    narrows = True
+    prunes_last_layer = True
 
     def __init__(self, context: ModelContext) -> None:
         config, raw = context.config, context.config.raw
@@ -69,7 +69,7 @@ class Gemma3Layer:
             scale=float(raw.get("query_pre_attn_scalar") or 256) ** -0.5,
             soft_cap=raw.get("attn_logit_softcapping"),
         )
-        self.wanted = WantedTokens(context, index)
+        self.wanted = SelectTokens(context, index)
         self.attention_norm = norm("post_attention_layernorm")
         self.mlp_norm = norm("pre_feedforward_layernorm")
         self.mlp = GatedMLP(context, f"{prefix}.mlp", activation=raw.get("hidden_activation") or "gelu_pytorch_tanh")

@@ -70,7 +70,7 @@ class Place(ctypes.Structure):
 
 
 class CpuOperators(Operators):
-    """Fused kernels, run by the worker's team."""
+    """Fused kernels, run by the worker's threads."""
 
     names: ClassVar = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -101,7 +101,7 @@ class CpuOperators(Operators):
             *(x.shape[0], x.shape[1] if x.dim() == 3 else 1, size, x.stride(0), weight.numel() // size),
             *(eps, rounds_last),
         )
-        self.context.team.run(self._norm, args, is_small=x.numel() <= SMALL)
+        self.context.threads.run(self._norm, args, is_small=x.numel() <= SMALL)
         return out
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -111,7 +111,7 @@ class CpuOperators(Operators):
             *(x.data_ptr(), cos.data_ptr(), sin.data_ptr()),
             *(x.shape[0], x.shape[1], x.stride(0), x.stride(1), cos.shape[-1]),
         )
-        self.context.team.run(self._rotate, args, is_small=x.numel() <= SMALL)
+        self.context.threads.run(self._rotate, args, is_small=x.numel() <= SMALL)
 
     def gate(self, x: Tensor, activation: str) -> Tensor:
         if activation not in ACTIVATIONS:
@@ -122,7 +122,7 @@ class CpuOperators(Operators):
         x = self._rows_together(x)
         out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype)
         args = Gate(x.data_ptr(), out.data_ptr(), *out.shape, x.stride(0), ACTIVATIONS[activation])
-        self.context.team.run(self._gate, args, is_small=x.numel() <= SMALL // 4)
+        self.context.threads.run(self._gate, args, is_small=x.numel() <= SMALL // 4)
         return out
 
     def rows(self, table: Tensor, indices: Tensor, scale: float | None = None) -> Tensor:
@@ -131,14 +131,14 @@ class CpuOperators(Operators):
             *(table.data_ptr(), indices.data_ptr(), out.data_ptr()),
             *(len(indices), math.prod(table.shape[1:]), 1.0 if scale is None else scale),
         )
-        self.context.team.run(self._rows, args, is_small=out.numel() <= SMALL)
+        self.context.threads.run(self._rows, args, is_small=out.numel() <= SMALL)
         return out
 
     def scale(self, x: Tensor, factor: float) -> None:
         if x.stride(1) != 1 and x.shape[1] > 1:
             raise ValueError("the numbers of a row must lie together")
         args = Scale(x.data_ptr(), *x.shape, x.stride(0), factor)
-        self.context.team.run(self._scale, args, is_small=x.numel() <= SMALL)
+        self.context.threads.run(self._scale, args, is_small=x.numel() <= SMALL)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         rows, dtype = parts[0].shape[0], parts[0].dtype
@@ -146,7 +146,7 @@ class CpuOperators(Operators):
         stride, start = out.shape[1] * dtype.itemsize, out.data_ptr()
         for part in parts:
             args = Place(part.data_ptr(), start, rows, part.shape[1] * dtype.itemsize, stride)
-            self.context.team.run(self._place, args, is_small=part.numel() <= SMALL)
+            self.context.threads.run(self._place, args, is_small=part.numel() <= SMALL)
             start += args.row_bytes
         return out
 

@@ -65,9 +65,9 @@ constexpr int64_t CHUNK = 4096;  // numbers, about
 
 // Chunks of whole rows: f(row).
 template <class F>
-void by_rows(Member& m, int64_t rows, int64_t size, F f) {
+void by_rows(PoolThread& m, int64_t rows, int64_t size, F f) {
     const int64_t step = std::max<int64_t>(1, CHUNK / std::max<int64_t>(size, 1));
-    m.chunks_in_order((rows + step - 1) / step, [&](int64_t chunk, int64_t) {
+    m.parallel_for_ordered((rows + step - 1) / step, [&](int64_t chunk, int64_t) {
         for (int64_t row = chunk * step; row < std::min(rows, (chunk + 1) * step); row++) f(row);
     });
 }
@@ -93,7 +93,7 @@ void norm_row(const T* x, T* residual, T* out, const void* weight, int64_t size,
 }
 
 template <class T>
-void norm(const void* args, Member& m) {
+void norm(const void* args, PoolThread& m) {
     const Norm& a = *(const Norm*)args;
     const int64_t weight_size = a.size * (a.rounds_last ? sizeof(float) : sizeof(T));
     by_rows(m, a.tokens * a.heads, a.size, [&](int64_t row) {
@@ -105,7 +105,7 @@ void norm(const void* args, Member& m) {
 }
 
 template <class T>
-void rotate(const void* args, Member& m) {
+void rotate(const void* args, PoolThread& m) {
     const Rotate& a = *(const Rotate*)args;
     const int64_t half = a.rotary_size / 2;
     by_rows(m, a.tokens * a.heads, a.rotary_size, [&](int64_t row) {
@@ -134,7 +134,7 @@ inline vf activated(vf x, int64_t activation) {
 }
 
 template <class T>
-void gate(const void* args, Member& m) {
+void gate(const void* args, PoolThread& m) {
     const Gate& a = *(const Gate*)args;
     const int64_t step = std::min<int64_t>(a.size, 512), parts = (a.size + step - 1) / step;
     by_rows(m, a.rows * parts, step * 8, [&](int64_t part) {  // a number costs as much as some of other operators
@@ -148,7 +148,7 @@ void gate(const void* args, Member& m) {
 }
 
 template <class T>
-void take_rows(const void* args, Member& m) {
+void take_rows(const void* args, PoolThread& m) {
     const Rows& a = *(const Rows*)args;
     by_rows(m, a.count, a.size, [&](int64_t row) {
         const T* from = (const T*)a.table + a.indices[row] * a.size;
@@ -162,7 +162,7 @@ void take_rows(const void* args, Member& m) {
 }
 
 template <class T>
-void scale(const void* args, Member& m) {
+void scale(const void* args, PoolThread& m) {
     const Scale& a = *(const Scale*)args;
     by_rows(m, a.rows, a.size, [&](int64_t row) {
         T* x = (T*)a.x + row * a.x_stride;
@@ -174,18 +174,18 @@ void scale(const void* args, Member& m) {
 
 extern "C" {
 
-void norm_float32(const void* args, fwk::Member& m) { norm<float>(args, m); }
-void norm_bfloat16(const void* args, fwk::Member& m) { norm<uint16_t>(args, m); }
-void rotate_float32(const void* args, fwk::Member& m) { rotate<float>(args, m); }
-void rotate_bfloat16(const void* args, fwk::Member& m) { rotate<uint16_t>(args, m); }
-void gate_float32(const void* args, fwk::Member& m) { gate<float>(args, m); }
-void gate_bfloat16(const void* args, fwk::Member& m) { gate<uint16_t>(args, m); }
-void rows_float32(const void* args, fwk::Member& m) { take_rows<float>(args, m); }
-void rows_bfloat16(const void* args, fwk::Member& m) { take_rows<uint16_t>(args, m); }
-void scale_float32(const void* args, fwk::Member& m) { scale<float>(args, m); }
-void scale_bfloat16(const void* args, fwk::Member& m) { scale<uint16_t>(args, m); }
+void norm_float32(const void* args, fwk::PoolThread& m) { norm<float>(args, m); }
+void norm_bfloat16(const void* args, fwk::PoolThread& m) { norm<uint16_t>(args, m); }
+void rotate_float32(const void* args, fwk::PoolThread& m) { rotate<float>(args, m); }
+void rotate_bfloat16(const void* args, fwk::PoolThread& m) { rotate<uint16_t>(args, m); }
+void gate_float32(const void* args, fwk::PoolThread& m) { gate<float>(args, m); }
+void gate_bfloat16(const void* args, fwk::PoolThread& m) { gate<uint16_t>(args, m); }
+void rows_float32(const void* args, fwk::PoolThread& m) { take_rows<float>(args, m); }
+void rows_bfloat16(const void* args, fwk::PoolThread& m) { take_rows<uint16_t>(args, m); }
+void scale_float32(const void* args, fwk::PoolThread& m) { scale<float>(args, m); }
+void scale_bfloat16(const void* args, fwk::PoolThread& m) { scale<uint16_t>(args, m); }
 
-void place(const void* args, fwk::Member& m) {
+void place(const void* args, fwk::PoolThread& m) {
     const Place& a = *(const Place*)args;
     by_rows(m, a.rows, a.row_bytes / 2, [&](int64_t row) {
         memcpy(a.out + row * a.out_stride, a.part + row * a.row_bytes, a.row_bytes);

@@ -24,7 +24,7 @@ def integer_kernel(context: QuantContext, wanted: Activations, flag: str) -> Int
     if wanted == "full" or (wanted == "auto" and context.dtype != torch.bfloat16):
         return None
     if why is None:
-        return IntegerKernel(context.team)
+        return IntegerKernel(context.threads)
     if wanted == "8bit":
         raise ConfigError(f"{flag} 8bit is not possible: the native kernel {why}; leave the flag out")
     if context.device.type == "cpu":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MIDDLE = 8
 """The zero of four-bit numbers without a zero point."""
 
-FEW_TOKENS = 8
+MAX_SMALL_TOKENS = 8
 """Up to here torch's own kernel for bfloat16 and 8-bit integers is faster: 4 times with one token, equal with 16."""
 
 
@@ -96,7 +96,7 @@ class IntegerMatrix:
         # One scale a row and nothing to subtract: the products are scaled instead of the numbers, of which there are
         # more, and 8 bits are exact in any floating type.
         scales = self.scales.view(-1)
-        if x.shape[0] <= FEW_TOKENS and x.dtype == scales.dtype == torch.bfloat16 and x.device.type == "cpu":
+        if x.shape[0] <= MAX_SMALL_TOKENS and x.dtype == scales.dtype == torch.bfloat16 and x.device.type == "cpu":
             y = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self.packed, scales)
             return y if bias is None else y.add_(bias)
         return multiply(x, self.size, lambda start, stop: self.packed[start:stop].to(x.dtype), bias, scales.float())

@@ -34,7 +34,7 @@ class PlainMethod(QuantMethod):
         self.why_unpacked = None if self.why_not_native is None else _why_unpacked(context)
         shortens = context.options is None or context.options.shorten_weights
         is_native = self.why_not_native is None
-        self._kernel = FloatKernel(context.team, shortens=shortens) if is_native else None
+        self._kernel = FloatKernel(context.threads, shortens=shortens) if is_native else None
         self._screens = context.options is None or context.options.screen_head
         self.can_embed = self._kernel is not None or self.why_unpacked is not None
         if is_cpu and self.why_not_native is not None:

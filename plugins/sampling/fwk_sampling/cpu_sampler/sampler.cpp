@@ -306,9 +306,9 @@ class Row {
 };
 
 template <class T>
-void sample(const Sample& a, fwk::Member& m) {
+void sample(const Sample& a, fwk::PoolThread& m) {
     static const Settings greedy{};
-    m.chunks(a.num_rows, [&](int64_t i) {
+    m.parallel_for(a.num_rows, [&](int64_t i) {
         thread_local Row<T> row;
         const Settings& settings = a.settings ? a.settings[i] : greedy;
         a.tokens[i] = row.pick((const T*)a.logits + i * a.stride, a.vocab_size, settings);
@@ -319,7 +319,7 @@ void sample(const Sample& a, fwk::Member& m) {
 
 extern "C" {
 
-void sample_float32(const void* args, fwk::Member& m) { sample<float>(*(const Sample*)args, m); }
-void sample_bfloat16(const void* args, fwk::Member& m) { sample<uint16_t>(*(const Sample*)args, m); }
+void sample_float32(const void* args, fwk::PoolThread& m) { sample<float>(*(const Sample*)args, m); }
+void sample_bfloat16(const void* args, fwk::PoolThread& m) { sample<uint16_t>(*(const Sample*)args, m); }
 
 }  // extern "C"

@@ -38,7 +38,7 @@ FINISHED = (0.0, 1.0, 1.0, -math.inf, 0)
 LOWEST_TEMPERATURE = 1e-5
 """Below it the most likely token always wins anyway, and the division could overflow."""
 
-FEW_LOGITS = 65_536
+MAX_FEW_LOGITS = 65_536
 """Up to so many one thread works alone: waking others takes longer."""
 
 
@@ -118,5 +118,5 @@ class CpuSampler(Sampler):
         return SampleStruct(logits.data_ptr(), logits.stride(0), size, count, settings, tokens.data_ptr())
 
     def _run(self, logits: Tensor, call: SampleStruct) -> None:
-        is_small = call.num_rows == 1 or call.num_rows * call.vocab_size <= FEW_LOGITS
-        self.context.team.run(self._operators[logits.dtype], call, is_small=is_small)
+        is_small = call.num_rows == 1 or call.num_rows * call.vocab_size <= MAX_FEW_LOGITS
+        self.context.threads.run(self._operators[logits.dtype], call, is_small=is_small)

@@ -28,13 +28,13 @@ class DepthFirstByWeight(SchedulePolicy):
         yield from takewhile(lambda sequence: sequence.num_preemptions > 0, waiting)
         yield from self._walk(_ROOT)
 
-    def waits(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_waiting(self, sequence: SequenceView, view: SchedulerView) -> None:
         self._change(_path(sequence), sequence, 1)
 
-    def started(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_started(self, sequence: SequenceView, view: SchedulerView) -> None:
         self._change(_path(sequence), sequence, -1)
 
-    def ended(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_finished(self, sequence: SequenceView, view: SchedulerView) -> None:
         path = _path(sequence)
         if sequence in self._below.get(path[-1], ()):
             self._change(path, sequence, -1)

@@ -40,7 +40,7 @@ class FairShare(SchedulePolicy):
             yield sequence
             heapq.heapreplace(heap, (used + sequence.num_tokens / self._weights.get(tenant, 1.0), tenant, mine))
 
-    def waits(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_waiting(self, sequence: SequenceView, view: SchedulerView) -> None:
         tenant = sequence.request.service.tenant
         if len(self._used) > MAX_REMEMBERED:
             self._used = {tenant: self._used[tenant] for tenant in self._waiting}
@@ -48,11 +48,11 @@ class FairShare(SchedulePolicy):
             self._used[tenant] = max(self._used.get(tenant, 0.0), next((self._used[t] for t in self._waiting), 0.0))
         self._waiting.add(tenant, sequence, (sequence.num_preemptions == 0, sequence.arrival), self._used[tenant])
 
-    def started(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_started(self, sequence: SequenceView, view: SchedulerView) -> None:
         self._charged.setdefault(sequence, 0.0)
         self._waiting.discard(sequence.request.service.tenant, sequence)
 
-    def ended(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_finished(self, sequence: SequenceView, view: SchedulerView) -> None:
         self._waiting.discard(sequence.request.service.tenant, sequence)
         self._charge(sequence)
         self._charged.pop(sequence, None)

@@ -20,7 +20,7 @@ class StrictPriority(SchedulePolicy):
     def rank(self, sequence: SequenceView, view: SchedulerView) -> int:
         return self._sign * sequence.request.priority
 
-    def displaced(
+    def choose_preemption_victim(
         self, sequence: SequenceView, running: Sequence[SequenceView], view: SchedulerView
     ) -> SequenceView | None:
         victim = running[-1]

@@ -23,18 +23,18 @@ class RandomOrder(SchedulePolicy):
         for num_left in range(len(self._waiting), 0, -1):
             yield self._move_to(num_left - 1, self._random.randrange(num_left))
 
-    def waits(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_waiting(self, sequence: SequenceView, view: SchedulerView) -> None:
         self._places[sequence] = len(self._waiting)
         self._waiting.append(sequence)
 
-    def started(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_started(self, sequence: SequenceView, view: SchedulerView) -> None:
         self._move_to(len(self._waiting) - 1, self._places[sequence])
         self._waiting.pop()
         del self._places[sequence]
 
-    def ended(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_finished(self, sequence: SequenceView, view: SchedulerView) -> None:
         if sequence in self._places:
-            self.started(sequence, view)
+            self.on_started(sequence, view)
 
     def _move_to(self, there: int, here: int) -> SequenceView:
         items = self._waiting

@@ -28,11 +28,11 @@ class SessionAffinity(SchedulePolicy):
             yield from self._waiting.get(session)
         yield from waiting
 
-    def waits(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_waiting(self, sequence: SequenceView, view: SchedulerView) -> None:
         self._waiting.add(_session(sequence), sequence, sequence.arrival, 0)
 
-    def started(self, sequence: SequenceView, view: SchedulerView) -> None:
-        self.ended(sequence, view)
+    def on_started(self, sequence: SequenceView, view: SchedulerView) -> None:
+        self.on_finished(sequence, view)
         session = _session(sequence)
         self._recent.pop(session, None)
         if session[1]:
@@ -40,7 +40,7 @@ class SessionAffinity(SchedulePolicy):
         if len(self._recent) > self._window:
             del self._recent[next(iter(self._recent))]
 
-    def ended(self, sequence: SequenceView, view: SchedulerView) -> None:
+    def on_finished(self, sequence: SequenceView, view: SchedulerView) -> None:
         self._waiting.discard(_session(sequence), sequence)
 
 

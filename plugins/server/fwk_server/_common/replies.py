@@ -10,7 +10,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, story
+from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, one_line_traceback
 from fwk.interfaces.http import CLIENT_CLOSED, ByteStream, unless_disconnected
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def error_event(error: Exception, error_body: ErrorBody) -> bytes:
     elif isinstance(error, RequestFailed):
         body = error_body(500, str(error), None, None)
     else:
-        logger.error("a stream failed and ends with an error: %s", story(error))
+        logger.error("a stream failed and ends with an error: %s", one_line_traceback(error))
         logger.debug("the error", exc_info=error)
         body = error_body(500, "internal server error", None, None)
     return event(body)

@@ -50,6 +50,6 @@ def refuse_unsupported(raw: Mapping[str, Any], reads: Collection[str] = ()) -> N
         if raw[name]:
             raise InvalidRequest(f"{name}: {_REFUSED[name]}", name)
     for name in raw.keys() & _ONLY.keys():
-        is_fine, sentence = _ONLY[name]
-        if raw[name] is not None and not is_fine(raw[name]):
+        int16_activations, sentence = _ONLY[name]
+        if raw[name] is not None and not int16_activations(raw[name]):
             raise InvalidRequest(sentence, name)

@@ -65,7 +65,7 @@ def _finite(logprob: float) -> float:
 
 
 @dataclass(slots=True)
-class Outcome:
+class GeneratedText:
     """One sequence as far as it has come."""
 
     texts: list[str] = field(default_factory=list[str])
@@ -95,60 +95,60 @@ class Outcome:
 
 async def complete(call: Call, frontend: Frontend) -> dict[str, Any]:
     """The reply in one piece. Of several sequences, the one of the highest mean log-probability."""
-    outcomes = [Outcome() for _ in range(call.item.n)]
+    texts_by_index = [GeneratedText() for _ in range(call.item.n)]
     async with aclosing(frontend.generate(call.item)) as steps:
         async for deltas in steps:
             for delta in deltas:
-                outcomes[delta.index].add(delta)
-    if not all(outcome.reason for outcome in outcomes):
+                texts_by_index[delta.index].add(delta)
+    if not all(generated.reason for generated in texts_by_index):
         raise RequestFailed("the engine ended the request before it was finished")
-    best = max(outcomes, key=lambda outcome: outcome.mean_logprob) if call.item.n > 1 else outcomes[0]
+    best = max(texts_by_index, key=lambda generated: generated.mean_logprob) if call.item.n > 1 else texts_by_index[0]
     reply: dict[str, Any] = {"generated_text": call.prefix + "".join(best.texts)}
     if call.parameters.has_details:
-        prompt_scores = outcomes[0].prompt_scores  # only the first sequence's are computed
+        prompt_scores = texts_by_index[0].prompt_scores  # only the first sequence's are computed
         reply["details"] = _details(call, frontend, best, prompt_scores)
         if call.item.n > 1:
             reply["details"]["best_of_sequences"] = [
                 {"generated_text": call.prefix + "".join(other.texts)} | _details(call, frontend, other, prompt_scores)
-                for other in outcomes
+                for other in texts_by_index
                 if other is not best
             ]
     return reply
 
 
 def _details(
-    call: Call, frontend: Frontend, outcome: Outcome, prompt_scores: list[TokenLogprobs | None]
+    call: Call, frontend: Frontend, generated: GeneratedText, prompt_scores: list[TokenLogprobs | None]
 ) -> dict[str, Any]:
     writer = TokenWriter(frontend.text)
     details: dict[str, Any] = {
-        "finish_reason": outcome.reason,
-        "generated_tokens": outcome.num_tokens,
+        "finish_reason": generated.reason,
+        "generated_tokens": generated.num_tokens,
         "seed": call.seed,
         "prefill": writer.prefill(call.item.prompt_token_ids, prompt_scores) if prompt_scores else [],
-        "tokens": [writer.token(entry) for entry in outcome.scores],
+        "tokens": [writer.token(entry) for entry in generated.scores],
     }
     if call.parameters.top_n_tokens:
-        details["top_tokens"] = [writer.top(entry) for entry in outcome.scores]
+        details["top_tokens"] = [writer.top(entry) for entry in generated.scores]
     return details
 
 
 async def events(call: Call, frontend: Frontend) -> AsyncGenerator[bytes, None]:
     """The reply as server-sent events: one per token, the last with the whole text and the details."""
-    writer, outcome = TokenWriter(frontend.text), Outcome()
+    writer, generated = TokenWriter(frontend.text), GeneratedText()
     async with aclosing(frontend.generate(call.item)) as steps:
         async for deltas in steps:
             frames: list[bytes] = []
             for delta in deltas:
-                first = outcome.num_tokens + 1
-                outcome.add(delta)
-                frames += _frames(call, writer, outcome, delta, first)
+                first = generated.num_tokens + 1
+                generated.add(delta)
+                frames += _frames(call, writer, generated, delta, first)
             if frames:
                 yield b"".join(frames)
-    if not outcome.reason:
+    if not generated.reason:
         raise RequestFailed("the engine ended the request before it was finished")
 
 
-def _frames(call: Call, writer: TokenWriter, outcome: Outcome, delta: OutputDelta, first: int) -> list[bytes]:
+def _frames(call: Call, writer: TokenWriter, generated: GeneratedText, delta: OutputDelta, first: int) -> list[bytes]:
     """An event for each token of a delta; ``first`` is the number of its first one."""
     frames: list[dict[str, Any]] = []
     for index, entry in enumerate(delta.logprobs or [], first):
@@ -156,13 +156,13 @@ def _frames(call: Call, writer: TokenWriter, outcome: Outcome, delta: OutputDelt
         if call.parameters.top_n_tokens:
             frame["top_tokens"] = writer.top(entry)
         frames.append(frame)
-    if outcome.reason:
+    if generated.reason:
         if not frames:
             raise RequestFailed("the engine ended the request without a last token")
-        frames[-1]["generated_text"] = call.prefix + "".join(outcome.texts)
+        frames[-1]["generated_text"] = call.prefix + "".join(generated.texts)
         frames[-1]["details"] = {
-            "finish_reason": outcome.reason,
-            "generated_tokens": outcome.num_tokens,
+            "finish_reason": generated.reason,
+            "generated_tokens": generated.num_tokens,
             "seed": call.seed,
             "input_length": len(call.item.prompt_token_ids),
         }

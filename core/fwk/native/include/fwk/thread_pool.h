@@ -1,13 +1,13 @@
 // The threads that compute a native operator together.
 //
-// An operator is `extern "C" void op(const void* args, fwk::Member& m)`. The members of a team run it at once, inside a
-// region, which may hold one operator or a whole recorded step. All it writes for others it writes in `chunks`, which
-// it calls as often, in the same order and with the same n for every member. What it computes must not depend on `size`
-// or on which member computed what.
+// An operator is `extern "C" void op(const void* args, fwk::PoolThread& m)`. The threads of a thread pool run it at once, inside a
+// region, which may hold one operator or a whole recorded step. All it writes for others it writes in `parallel_for`, which
+// it calls as often, in the same order and with the same n for every thread. What it computes must not depend on `size`
+// or on which thread computed what.
 //
-// A call of `chunks` is over when all its chunks are done, however many members have come by then: who is late finds
+// A call of `parallel_for` is over when all its chunks are done, however many threads have come by then: who is late finds
 // nothing to do, and an operator that is over is left out. So between two calls an operator may only read, and what it
-// reads there may be a later operator's already; no chunk is given to a member that has read such.
+// reads there may be a later operator's already; no chunk is given to a thread that has read such.
 
 #pragma once
 
@@ -27,9 +27,9 @@ constexpr int SPINS = 2000;  // turns of waiting before the core is offered to o
 constexpr int YIELDS = 20;   // offers before the thread sleeps
 
 // Where threads wait for what others bring about.
-class Bell {
+class Futex {
   public:
-    // Return once `is_over()`. Whoever makes it so stores that with memory_order_seq_cst and calls `ring`.
+    // Return once `is_over()`. Whoever makes it so stores that with memory_order_seq_cst and calls `wake`.
     template <class F>
     void wait(F is_over) {
         for (int i = 0; i < SPINS; i++) {
@@ -42,21 +42,21 @@ class Bell {
         }
         sleepers.fetch_add(1, std::memory_order_seq_cst);
         for (;;) {
-            const uint32_t heard = rings.load(std::memory_order_seq_cst);
+            const uint32_t heard = generation.load(std::memory_order_seq_cst);
             if (is_over()) break;
             sleep(heard);
         }
         sleepers.fetch_sub(1, std::memory_order_relaxed);
     }
 
-    void ring() {
+    void wake() {
         if (!sleepers.load(std::memory_order_seq_cst)) return;
-        rings.fetch_add(1, std::memory_order_seq_cst);
-        wake();
+        generation.fetch_add(1, std::memory_order_seq_cst);
+        wake_sleepers();
     }
 
   private:
-    alignas(64) std::atomic<uint32_t> rings{0};
+    alignas(64) std::atomic<uint32_t> generation{0};
     std::atomic<uint32_t> sleepers{0};
 
     static void pause() {
@@ -68,43 +68,43 @@ class Bell {
     }
 
 #ifdef __linux__
-    void sleep(uint32_t heard) { syscall(SYS_futex, &rings, FUTEX_WAIT_PRIVATE, heard, nullptr, nullptr, 0); }
-    void wake() { syscall(SYS_futex, &rings, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
+    void sleep(uint32_t heard) { syscall(SYS_futex, &generation, FUTEX_WAIT_PRIVATE, heard, nullptr, nullptr, 0); }
+    void wake_sleepers() { syscall(SYS_futex, &generation, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
 #else
     void sleep(uint32_t) { sched_yield(); }
-    void wake() {}
+    void wake_sleepers() {}
 #endif
 };
 
-// What the members of a region have in common. `now` is the operator under way (24 bits), its call of `chunks` (8), and
+// What the threads of a region have in common. `now` is the operator under way (24 bits), its call of `parallel_for` (8), and
 // the next chunk (32): a chunk can only be taken together with the call it belongs to.
-struct Team {
+struct ThreadPool {
     alignas(64) std::atomic<uint64_t> now{0};
     std::atomic<int64_t> done{0};  // chunks of that call
-    Bell bell;
+    Futex futex;
 };
 
 constexpr int OPERATOR = 40, CALL = 32;
 
-struct Member {
+struct PoolThread {
     int index, size;
-    Team* team;
-    uint64_t at;  // the next call of `chunks`, as it stands in `now` before a chunk is taken
+    ThreadPool* pool;
+    uint64_t at;  // the next call of `parallel_for`, as it stands in `now` before a chunk is taken
 
-    // f(i) once for every i in [0, n), n < 2^32, each by whichever member is free; what any of them wrote is then seen
-    // by all. Without a core a member delays the chunk it has, and none otherwise.
+    // f(i) once for every i in [0, n), n < 2^32, each by whichever thread is free; what any of them wrote is then seen
+    // by all. Without a core a thread delays the chunk it has, and none otherwise.
     template <class F>
-    void chunks(int64_t n, F f) {
+    void parallel_for(int64_t n, F f) {
         take(n, n, [&](int64_t i, int64_t) { f(i); });
     }
 
-    // chunks of f(i, next) that cost about the same and whose data lie in order: a member takes some neighbours at a
+    // parallel_for of f(i, next) that cost about the same and whose data lie in order: a thread takes some neighbours at a
     // time, fewer the fewer are left, and without a core delays these; next is the one that it will probably take then.
-    // Of two members one goes up from the first, the other down from the last: so each reads one piece of memory, and
+    // Of two threads one goes up from the first, the other down from the last: so each reads one piece of memory, and
     // mostly what it wrote itself.
-    // after() comes when a member has had some of them, before others may read what they wrote.
+    // after() comes when a thread has had some of them, before others may read what they wrote.
     template <class F, class After>
-    void chunks_in_order(int64_t n, F f, After after) {
+    void parallel_for_ordered(int64_t n, F f, After after) {
         const int64_t step = size == 2 && index ? -1 : 1;
         int64_t i = step < 0 ? n : -1;
         take(n, 2 * size, [&](int64_t first, int64_t count) {
@@ -118,15 +118,15 @@ struct Member {
     }
 
     template <class F>
-    void chunks_in_order(int64_t n, F f) {
-        chunks_in_order(n, f, [] {});
+    void parallel_for_ordered(int64_t n, F f) {
+        parallel_for_ordered(n, f, [] {});
     }
 
     // The operator has returned: the next one may begin, unless it has.
     void leave() {
         uint64_t over = at;
         const uint64_t next = ((at >> OPERATOR) + 1) << OPERATOR;
-        team->now.compare_exchange_strong(over, next, std::memory_order_seq_cst);
+        pool->now.compare_exchange_strong(over, next, std::memory_order_seq_cst);
     }
 
   private:
@@ -140,26 +140,26 @@ struct Member {
         const uint64_t call = at >> CALL, end = at + uint64_t(n);
         at += uint64_t(1) << CALL;
         uint64_t now = end;
-        if (n == 0) team->now.compare_exchange_strong(now, at, std::memory_order_seq_cst);
-        now = team->now.load(std::memory_order_acquire);
+        if (n == 0) pool->now.compare_exchange_strong(now, at, std::memory_order_seq_cst);
+        now = pool->now.load(std::memory_order_acquire);
         while (now >> CALL == call && now < end) {
             const int64_t count = std::max<int64_t>(int64_t(end - now) / share, 1);
-            if (!team->now.compare_exchange_weak(now, now + uint64_t(count), std::memory_order_acquire)) continue;
+            if (!pool->now.compare_exchange_weak(now, now + uint64_t(count), std::memory_order_acquire)) continue;
             f(int64_t(now & UINT32_MAX), count);
-            if (team->done.fetch_add(count, std::memory_order_acq_rel) + count == n) return pass(at);
-            now = team->now.load(std::memory_order_acquire);
+            if (pool->done.fetch_add(count, std::memory_order_acq_rel) + count == n) return pass(at);
+            now = pool->now.load(std::memory_order_acquire);
         }
-        team->bell.wait([&] { return team->now.load(std::memory_order_acquire) >> CALL != call; });
+        pool->futex.wait([&] { return pool->now.load(std::memory_order_acquire) >> CALL != call; });
     }
 
     // By whoever did the last chunk of a call: nobody else has one, so nobody counts.
     void pass(uint64_t next) {
-        team->done.store(0, std::memory_order_relaxed);
-        team->now.store(next, std::memory_order_seq_cst);
-        team->bell.ring();
+        pool->done.store(0, std::memory_order_relaxed);
+        pool->now.store(next, std::memory_order_seq_cst);
+        pool->futex.wake();
     }
 };
 
-typedef void (*Operator)(const void* args, Member& m);
+typedef void (*Operator)(const void* args, PoolThread& m);
 
 }  // namespace fwk

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 
-from fwk.testing.asgi import Call, Reply
-
-from fwk.testing import DialectSuite
+from fwk.testing import Call, DialectSuite, Reply
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 GENERATE = {"model": "tiny", "prompt": "Hi"}

@@ -106,10 +106,10 @@ struct Work {
         : call(given), blocks(num_blocks<K>(call.rows, stride, size)),
           is_shared(!is_read && !is_few && (panels < OWN_PANELS * size || call.rows >= K::SHARED_ROWS)) {}
 
-    void share(fwk::Member& member) {
+    void share(fwk::PoolThread& thread) {
         if (!is_shared) return;
         const int64_t step = std::max<int64_t>(side, 4);
-        member.chunks_in_order((call.rows + step - 1) / step, [&](int64_t i, int64_t) {
+        thread.parallel_for_ordered((call.rows + step - 1) / step, [&](int64_t i, int64_t) {
             prepare<K, T>(call, i * step, std::min(call.rows, (i + 1) * step), side, call.spare + i * step * stride);
         });
     }
@@ -137,12 +137,12 @@ struct Work {
 };
 
 template <class K, class T>
-void run(const Linear& call, fwk::Member& member) {
-    Work<K, T> work(call, member.size);
+void run(const Linear& call, fwk::PoolThread& thread) {
+    Work<K, T> work(call, thread.size);
     const Matrix& m = work.m;
     const int64_t panels = work.panels, side = work.side;
-    work.share(member);
-    member.chunks_in_order(panels * work.blocks, [&](int64_t i, int64_t next) {
+    work.share(thread);
+    thread.parallel_for_ordered(panels * work.blocks, [&](int64_t i, int64_t next) {
         const auto [panel, first, end, tiles, x] = work.task(i);
         // Meanwhile the panel that this thread will probably take next is fetched, a part by each tile of rows: memory
         // takes longer for a panel than a tile does.
@@ -165,11 +165,11 @@ void run(const Linear& call, fwk::Member& member) {
 
 // The same by blocks, with what is to be done with one's sums beside the products of the next.
 template <class K, class T>
-void run_blocks(const Linear& call, fwk::Member& member) {
-    Work<K, T> work(call, member.size);
+void run_blocks(const Linear& call, fwk::PoolThread& thread) {
+    Work<K, T> work(call, thread.size);
     const Matrix& m = work.m;
     const int64_t panels = work.panels, side = work.side;
-    work.share(member);
+    work.share(thread);
     alignas(64) float memory[2][K::ROWS * PANEL];
     float *sums = memory[0], *others = memory[1];
     Outcome<T> outcome{call};
@@ -184,7 +184,7 @@ void run_blocks(const Linear& call, fwk::Member& member) {
             std::swap(sums, others);
         }
     };
-    member.chunks_in_order(panels * work.blocks, compute, [&] { outcome.put(K::ROWS); });
+    thread.parallel_for_ordered(panels * work.blocks, compute, [&] { outcome.put(K::ROWS); });
 }
 
 }  // namespace kernel

@@ -4,7 +4,7 @@
 #include "float_blocks.h"
 #include "float_tiles.h"
 #include "screen.h"
-#include "short_floats.h"
+#include "bf12.h"
 
 namespace kernel {
 
@@ -192,42 +192,42 @@ void with_numbers(const Matrix& m, int64_t panel, F f) {
 
 extern "C" {
 
-void linear(const void* args, fwk::Member& member) {
+void linear(const void* args, fwk::PoolThread& thread) {
     using namespace kernel;
     const Linear& call = *(const Linear*)args;
     if (call.rows == 0) return;
-    if (call.matrix->format == FLOAT32) return run<Floats<Single>, float>(call, member);
+    if (call.matrix->format == FLOAT32) return run<Floats<Single>, float>(call, thread);
 #if defined(FWK_TILES)
     const fwk::tiles::Region region;
-    run_blocks<FloatBlocks, uint16_t>(call, member);
+    run_blocks<FloatBlocks, uint16_t>(call, thread);
 #else
 #if defined(FWK_SHORT_FLOATS)
-    if (call.matrix->format == BFLOAT16_IN_12) return run<ShortFloats, uint16_t>(call, member);
+    if (call.matrix->format == BFLOAT16_IN_12) return run<ShortFloats, uint16_t>(call, thread);
 #endif
-    run<Floats<Pair>, uint16_t>(call, member);
+    run<Floats<Pair>, uint16_t>(call, thread);
 #endif
 }
 
-void linear_screen(const void* args, fwk::Member& member) {
+void linear_screen(const void* args, fwk::PoolThread& thread) {
     using namespace kernel;
     const Screen& screen = *(const Screen*)args;
-    member.chunks((screen.matrix->out_features + PANEL - 1) / PANEL, [&](int64_t panel) {
+    thread.parallel_for((screen.matrix->out_features + PANEL - 1) / PANEL, [&](int64_t panel) {
         with_numbers(*screen.matrix, panel, [&](auto number) { screen_panel(screen, panel, number); });
     });
 }
 
-void linear_largest(const void* args, fwk::Member& member) {
+void linear_largest(const void* args, fwk::PoolThread& thread) {
     using namespace kernel;
     const Largest& call = *(const Largest*)args;
     if (call.linear.rows == 0) return;
-    if (call.linear.matrix->format == FLOAT32) return run_largest<Floats<Single>, float>(call, member);
+    if (call.linear.matrix->format == FLOAT32) return run_largest<Floats<Single>, float>(call, thread);
 #if defined(FWK_TILES)
     const fwk::tiles::Region region;
 #endif
 #if defined(FWK_SHORT_FLOATS)
-    if (call.linear.matrix->format == BFLOAT16_IN_12) return run_largest<ShortFloats, uint16_t>(call, member);
+    if (call.linear.matrix->format == BFLOAT16_IN_12) return run_largest<ShortFloats, uint16_t>(call, thread);
 #endif
-    run_largest<Bfloats, uint16_t>(call, member);
+    run_largest<Bfloats, uint16_t>(call, thread);
 }
 
 // Rows up to which `linear_largest` leaves something out; 0 where products of 8-bit integers are slow.
@@ -248,23 +248,23 @@ int64_t linear_is_short() {
 #endif
 }
 
-void linear_shorten(const void* args, fwk::Member& member) {
+void linear_shorten(const void* args, fwk::PoolThread& thread) {
     using namespace kernel;
     const Shorten& call = *(const Shorten*)args;
-    member.chunks((call.out_features + PANEL - 1) / PANEL, [&](int64_t panel) { shorten_panel(call, panel); });
+    thread.parallel_for((call.out_features + PANEL - 1) / PANEL, [&](int64_t panel) { shorten_panel(call, panel); });
 }
 
-void linear_rows(const void* args, fwk::Member& member) {
+void linear_rows(const void* args, fwk::PoolThread& thread) {
     const LinearRows& call = *(const LinearRows*)args;
     const Matrix& matrix = *call.matrix;
     if (matrix.format == BFLOAT16_IN_12) {
-        member.chunks_in_order(call.count, [&](int64_t i, int64_t) {
+        thread.parallel_for_ordered(call.count, [&](int64_t i, int64_t) {
             kernel::lengthen_row(matrix, call.indices[i], (uint16_t*)call.y + i * matrix.in_features);
         });
         return;
     }
     const int64_t bytes = matrix.in_features * (matrix.format == FLOAT32 ? 4 : 2);
-    member.chunks_in_order(call.count, [&](int64_t i, int64_t) {
+    thread.parallel_for_ordered(call.count, [&](int64_t i, int64_t) {
         const int64_t row = call.indices[i], size = matrix.num_words * kernel::PANEL;
         const int32_t* words = (const int32_t*)matrix.words + row / kernel::PANEL * size + row % kernel::PANEL;
         char* to = (char*)call.y + i * bytes;

@@ -1,7 +1,7 @@
 // Linear layers of integers of 4, 5, 6 and 8 bits in groups, on activations rounded to 8 bits.
 
 #include "driver.h"
-#include "fine_integers.h"
+#include "int16_activations.h"
 #include "integer_blocks.h"
 #include "integer_tiles.h"
 
@@ -96,33 +96,33 @@ struct IntegerBlocks : Integers<BITS> {
 
 #if defined(FWK_TILES)
 template <class T>
-void run_fine(const Linear& call, fwk::Member& member) {
-    if (call.rows < BLOCK_ROWS) return run<FineTiles, T>(call, member);
+void run_fine(const Linear& call, fwk::PoolThread& thread) {
+    if (call.rows < BLOCK_ROWS) return run<FineTiles, T>(call, thread);
     const fwk::tiles::Region region;
-    run_blocks<FineBlocks, T>(call, member);
+    run_blocks<FineBlocks, T>(call, thread);
 }
 #endif
 
 template <int BITS>
-void run_typed(const Linear& call, fwk::Member& member) {
+void run_typed(const Linear& call, fwk::PoolThread& thread) {
 #if defined(FWK_TILES)
     if (call.rows >= BLOCK_ROWS) {
         const fwk::tiles::Region region;
-        if (call.is_bfloat16) return run_blocks<IntegerBlocks<BITS>, uint16_t>(call, member);
-        return run_blocks<IntegerBlocks<BITS>, float>(call, member);
+        if (call.is_bfloat16) return run_blocks<IntegerBlocks<BITS>, uint16_t>(call, thread);
+        return run_blocks<IntegerBlocks<BITS>, float>(call, thread);
     }
 #endif
-    if (call.is_bfloat16) return run<Integers<BITS>, uint16_t>(call, member);
-    run<Integers<BITS>, float>(call, member);
+    if (call.is_bfloat16) return run<Integers<BITS>, uint16_t>(call, thread);
+    run<Integers<BITS>, float>(call, thread);
 }
 
 // A row's numbers, whichever bits they have.
 template <int BITS, class T>
-void rows_typed(const LinearRows& call, fwk::Member& member) {
+void rows_typed(const LinearRows& call, fwk::PoolThread& thread) {
     typedef Bits<BITS> B;
     const Matrix& m = *call.matrix;
     const int64_t groups = (num_groups(m) + m.scale_every - 1) / m.scale_every, nests = (groups + m.nest - 1) / m.nest;
-    member.chunks_in_order(call.count, [&](int64_t i, int64_t) {
+    thread.parallel_for_ordered(call.count, [&](int64_t i, int64_t) {
         const int64_t panel = call.indices[i] / PANEL, lane = call.indices[i] % PANEL;
         const int32_t* words = (const int32_t*)m.words + panel * m.num_words * PANEL + lane / W * W;
         T* to = (T*)call.y + i * m.in_features;
@@ -148,41 +148,41 @@ void rows_typed(const LinearRows& call, fwk::Member& member) {
 }
 
 template <int BITS>
-void put_rows(const LinearRows& call, fwk::Member& member) {
-    if (call.is_bfloat16) return rows_typed<BITS, uint16_t>(call, member);
-    rows_typed<BITS, float>(call, member);
+void put_rows(const LinearRows& call, fwk::PoolThread& thread) {
+    if (call.is_bfloat16) return rows_typed<BITS, uint16_t>(call, thread);
+    rows_typed<BITS, float>(call, thread);
 }
 
 }  // namespace kernel
 
 extern "C" {
 
-void linear(const void* args, fwk::Member& member) {
+void linear(const void* args, fwk::PoolThread& thread) {
     using namespace kernel;
     const Linear& call = *(const Linear*)args;
     if (call.rows == 0) return;
 #if defined(FWK_TILES)
-    if (call.matrix->is_fine) return call.is_bfloat16 ? run_fine<uint16_t>(call, member) : run_fine<float>(call, member);
+    if (call.matrix->int16_activations) return call.is_bfloat16 ? run_fine<uint16_t>(call, thread) : run_fine<float>(call, thread);
 #endif
-    if (call.matrix->format == INT8) return run_typed<8>(call, member);
-    if (call.matrix->format == INT4) return run_typed<4>(call, member);
-    if (call.matrix->format == INT5) return run_typed<5>(call, member);
-    run_typed<6>(call, member);
+    if (call.matrix->format == INT8) return run_typed<8>(call, thread);
+    if (call.matrix->format == INT4) return run_typed<4>(call, thread);
+    if (call.matrix->format == INT5) return run_typed<5>(call, thread);
+    run_typed<6>(call, thread);
 }
 
-void linear_rows(const void* args, fwk::Member& member) {
+void linear_rows(const void* args, fwk::PoolThread& thread) {
     using namespace kernel;
     const LinearRows& call = *(const LinearRows*)args;
-    if (call.matrix->format == INT8) return put_rows<8>(call, member);
-    if (call.matrix->format == INT4) return put_rows<4>(call, member);
-    if (call.matrix->format == INT5) return put_rows<5>(call, member);
-    put_rows<6>(call, member);
+    if (call.matrix->format == INT8) return put_rows<8>(call, thread);
+    if (call.matrix->format == INT4) return put_rows<4>(call, thread);
+    if (call.matrix->format == INT5) return put_rows<5>(call, thread);
+    put_rows<6>(call, thread);
 }
 
 // Bytes of a row of x once it is prepared.
 int64_t linear_row_bytes(const Matrix* matrix) {
 #if defined(FWK_TILES)
-    if (matrix->is_fine) return kernel::FineTiles::row_bytes(*matrix);
+    if (matrix->int16_activations) return kernel::FineTiles::row_bytes(*matrix);
 #endif
     return kernel::Rounded(*matrix).size();
 }

@@ -15,7 +15,7 @@ from fwk_quant._common.cpu.packing import Packing
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fwk.native.thread_pool import Team
+    from fwk.native.thread_pool import ThreadPool
 
 ROUNDED_TOGETHER = 64
 """Inputs whose activations share a scale, where groups of weights are no smaller."""
@@ -71,12 +71,12 @@ class IntegerKernel(LinearKernel):
 
     source = Path(__file__).with_name("integers.cpp")
 
-    def __init__(self, team: Team, instructions: str | None = None) -> None:
-        super().__init__(team, instructions)
+    def __init__(self, threads: ThreadPool, instructions: str | None = None) -> None:
+        super().__init__(threads, instructions)
         self._may_be_fine = native.has_tiles(instructions or native.isa())
 
-    def is_fine(self, matrix: Integers) -> bool:
-        """Whether activations are rounded to 16 bits with one scale for a token (``fine_integers.h``)."""
+    def int16_activations(self, matrix: Integers) -> bool:
+        """Whether activations are rounded to 16 bits with one scale for a token (``int16_activations.h``)."""
         columns = matrix.numbers.shape[1]
         is_plain = matrix.offsets is None and isinstance(matrix.zero, int)
         is_whole = columns <= matrix.group and columns < TOO_MANY_INPUTS
@@ -97,7 +97,7 @@ class IntegerKernel(LinearKernel):
             group=group,
             scale_every=max(1, -(-min(matrix.group, columns) // group)),
             nest=matrix.scales.size if isinstance(matrix.scales, Nested) else 1,
-            is_fine=self.is_fine(matrix),
+            int16_activations=self.int16_activations(matrix),
         )
         scales, header.scale_kind = _packed(matrix.scales, self.packing)
         header.scales, header.scale_bytes = _addresses(scales)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fwk import native
-from fwk.native.thread_pool import Team, operator
+from fwk.native.thread_pool import ThreadPool, operator
 from fwk_quant._common.cpu.packing import PANEL, Packing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FEW_ROWS = 4
+MAX_FEW_ROWS = 4
 """Up to here each thread always prepares the rows it needs by itself."""
 
 WORDS_A_STEP = 16
@@ -51,7 +51,7 @@ class Header(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("out_features", "in_features", "num_words", "format")),
         *((name, ctypes.c_int64) for name in ("group", "scale_every", "nest", "scale_kind", "zero_kind", "zero")),
         *((name, ctypes.c_void_p) for name in ("exponents", "rare_starts", "rare")),
-        ("is_fine", ctypes.c_int64),
+        ("int16_activations", ctypes.c_int64),
     ]
 
 
@@ -125,7 +125,7 @@ class Screen:
 
 
 class LinearKernel:
-    """Multiplies by packed matrices on the threads of ``team``.
+    """Multiplies by packed matrices on the threads of ``threads``.
 
     A row's outcome depends on no other row of the batch, on no number of threads, and on no chance: the same bits come
     out alone or among others.
@@ -133,10 +133,10 @@ class LinearKernel:
 
     source: ClassVar[Path]
 
-    def __init__(self, team: Team, instructions: str | None = None) -> None:
+    def __init__(self, threads: ThreadPool, instructions: str | None = None) -> None:
         """instructions: one of ``native.testable_isas()``. Raises ``PluginError`` when the kernel cannot be built."""
-        self._team = team
-        self.packing = Packing(team, instructions)
+        self._threads = threads
+        self.packing = Packing(threads, instructions)
         library = native.load(self.source, instructions)
         self._operator = operator(library, "linear")
         self._rows = operator(library, "linear_rows")
@@ -167,13 +167,13 @@ class LinearKernel:
             bias = bias.to(x.dtype).contiguous()
         rows, header = x.shape[0], ctypes.addressof(matrix.header)
         y = torch.empty(rows, out_features, dtype=x.dtype)
-        prepared = (rows + SIDE - 1) // SIDE * SIDE if rows > FEW_ROWS else 0
+        prepared = (rows + SIDE - 1) // SIDE * SIDE if rows > MAX_FEW_ROWS else 0
         spare = torch.empty(prepared * self._row_bytes(header), dtype=torch.uint8)
         call = LinearCall(
             *(header, x.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr(), spare.data_ptr()),
             *(rows, x.stride(0), out_features, x.dtype == torch.bfloat16),
         )
-        self._team.run(*as_call(call), is_small=rows * out_features * in_features < SMALL)
+        self._threads.run(*as_call(call), is_small=rows * out_features * in_features < SMALL)
         return y
 
     def rows(self, matrix: PackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
@@ -185,7 +185,7 @@ class LinearKernel:
         call = _Rows(
             *(ctypes.addressof(matrix.header), indices.data_ptr(), y.data_ptr(), len(indices)), dtype == torch.bfloat16
         )
-        self._team.run(self._rows, call, is_small=y.numel() < SMALL)
+        self._threads.run(self._rows, call, is_small=y.numel() < SMALL)
         return y
 
 
@@ -195,9 +195,9 @@ class FloatKernel(LinearKernel):
     source = Path(__file__).with_name("floats.cpp")
     formats: ClassVar = {torch.float32: 0, torch.bfloat16: 1}
 
-    def __init__(self, team: Team, instructions: str | None = None, *, shortens: bool = True) -> None:
+    def __init__(self, threads: ThreadPool, instructions: str | None = None, *, shortens: bool = True) -> None:
         """shortens: keep bfloat16 in 12 bits a number, without loss, where the instruction set is fast at it."""
-        super().__init__(team, instructions)
+        super().__init__(threads, instructions)
         library = native.load(self.source, instructions)
         self._shorten = operator(library, "linear_shorten") if shortens and library.linear_is_short() else None
         self._screen = operator(library, "linear_screen")
@@ -231,7 +231,7 @@ class FloatKernel(LinearKernel):
         header = _Screen(ctypes.addressof(matrix.header), *(piece.data_ptr() for piece in pieces), num_words)
 
         def make(*_kept: object) -> None:
-            Team(1).run(self._screen, header)
+            ThreadPool(1).run(self._screen, header)
 
         maker = Thread(target=make, args=(matrix, pieces), daemon=True)
         maker.start()
@@ -249,7 +249,7 @@ class FloatKernel(LinearKernel):
         return self._multiply(matrix, x, None, as_call)
 
     def _short(self, weight: Tensor) -> PackedMatrix | None:
-        """bfloat16 in 12 bits a number (``short_floats.h``); None where too many do not fit."""
+        """bfloat16 in 12 bits a number (``bf12.h``); None where too many do not fit."""
         assert self._shorten is not None
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         size = (weight.shape[0], weight.shape[1])
@@ -259,14 +259,14 @@ class FloatKernel(LinearKernel):
         call = _Shorten(
             *(weight.data_ptr(), *size, weight.stride(0), num_words, exponents.data_ptr(), starts[1:].data_ptr()),
         )
-        self._team.run(self._shorten, call)
+        self._threads.run(self._shorten, call)
         starts = starts.cumsum(0)
         if int(starts[-1]) * RARE > weight.numel():
             return None
         words = self.packing.pages.empty((panels, num_words, PANEL), torch.int32)
         rare = torch.zeros(int(starts[-1]), dtype=torch.int64)
         call.words, call.rare_starts, call.rare = words.data_ptr(), starts.data_ptr(), rare.data_ptr()
-        self._team.run(self._shorten, call)
+        self._threads.run(self._shorten, call)
         header = Header(
             words=words.data_ptr(),
             out_features=size[0],

@@ -8,7 +8,7 @@ extern "C" {
 // What a word of a matrix holds: one float, two bfloat16, four 8-bit or eight 4-bit integers. Of 6-bit integers, two
 // words with the low halves of eight each are followed by one with the high bits of all sixteen; of 5-bit integers, four
 // such words by one.
-// Of bfloat16 in 12 bits, three words are what four would be (short_floats.h).
+// Of bfloat16 in 12 bits, three words are what four would be (bf12.h).
 enum Format { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT6 = 4, INT5 = 5, BFLOAT16_IN_12 = 6 };
 
 // How the value of an integer q in a group is told: s (q - zero), s (q - its group's zero), or s q + o.
@@ -38,7 +38,7 @@ struct Matrix {
     const uint16_t* exponents;   // BFLOAT16_IN_12: [panels, 32], of its codes, twice
     const int64_t* rare_starts;  // [panels + 1]
     const Rare* rare;            // by panel, then by input
-    int64_t is_fine;             // INT8 of one scale an output, CONSTANT: x is rounded to 16 bits, with one scale a row
+    int64_t int16_activations;             // INT8 of one scale an output, CONSTANT: x is rounded to 16 bits, with one scale a row
 };
 
 struct Linear {

@@ -108,19 +108,19 @@ void quantise_group(const Quantise& call, int64_t index) {
 
 }  // namespace
 
-extern "C" void pack(const void* args, fwk::Member& member) {
+extern "C" void pack(const void* args, fwk::PoolThread& thread) {
     const Pack& call = *(const Pack*)args;
-    member.chunks((call.rows + PANEL - 1) / PANEL, [&](int64_t panel) {
+    thread.parallel_for((call.rows + PANEL - 1) / PANEL, [&](int64_t panel) {
         if (call.size == 4) pack_panel<uint32_t>(call, panel);
         if (call.size == 2) pack_panel<uint16_t>(call, panel);
         if (call.size == 1) pack_panel<uint8_t>(call, panel);
     });
 }
 
-extern "C" void quantise(const void* args, fwk::Member& member) {
+extern "C" void quantise(const void* args, fwk::PoolThread& thread) {
     const Quantise& call = *(const Quantise*)args;
     constexpr int64_t ROWS = 8;  // of a task
-    member.chunks((call.rows + ROWS - 1) / ROWS, [&](int64_t chunk) {
+    thread.parallel_for((call.rows + ROWS - 1) / ROWS, [&](int64_t chunk) {
         const int64_t last = (chunk + 1) * ROWS < call.rows ? (chunk + 1) * ROWS : call.rows;
         for (int64_t index = chunk * ROWS * call.groups; index < last * call.groups; index++)
             call.is_bfloat16 ? quantise_group<Bfloat16>(call, index) : quantise_group<Float32>(call, index);

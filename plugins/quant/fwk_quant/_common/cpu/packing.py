@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk import native
-from fwk.native.thread_pool import Team, operator
+from fwk.native.thread_pool import ThreadPool, operator
 from fwk_quant._common.cpu.pages import HugePages
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ class _Quantise(ctypes.Structure):
 
 
 class Packing:
-    """What a start does with every matrix, on the threads of ``team``. Panels lie in huge pages."""
+    """What a start does with every matrix, on the threads of ``threads``. Panels lie in huge pages."""
 
-    def __init__(self, team: Team, instructions: str | None = None) -> None:
+    def __init__(self, threads: ThreadPool, instructions: str | None = None) -> None:
         """instructions: one of ``native.isas()``. Raises ``PluginError`` when the operators cannot be built."""
-        self._team = team
+        self._threads = threads
         self.pages = HugePages()
         library = native.load(SOURCE, instructions)
         self._pack = operator(library, "pack")
@@ -60,7 +60,7 @@ class Packing:
         entries = entries.contiguous()
         rows, count = entries.shape
         panels = self.pages.empty((-(-rows // PANEL), count, PANEL), entries.dtype)
-        self._team.run(self._pack, _Pack(entries.data_ptr(), panels.data_ptr(), rows, count, entries.dtype.itemsize))
+        self._threads.run(self._pack, _Pack(entries.data_ptr(), panels.data_ptr(), rows, count, entries.dtype.itemsize))
         return panels
 
     def quantise(self, weight: Tensor, bits: int, group_size: int, middle: int | None) -> dict[str, Tensor]:
@@ -82,5 +82,5 @@ class Packing:
             None if middle is not None else found["zeros"].data_ptr(),
             *(rows, groups, group_size, bits, middle or 0, weight.dtype == torch.bfloat16),
         )
-        self._team.run(self._quantise, call)
+        self._threads.run(self._quantise, call)
         return found

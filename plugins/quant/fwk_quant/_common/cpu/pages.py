@@ -32,7 +32,7 @@ class HugePages:
         if room > len(self._slab):
             self._slab = huge_pages.zeros(max(SLAB, -(-room // huge_pages.HUGE) * huge_pages.HUGE))
             if self._has_slab:  # the first one a tiny model would not fill
-                huge_pages.populate_soon([self._slab])
+                huge_pages.prefault_async([self._slab])
             self._has_slab = True
         piece, self._slab = self._slab[:size], self._slab[room:]
         return piece.view(dtype).view(shape)

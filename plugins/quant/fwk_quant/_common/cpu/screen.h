@@ -116,19 +116,19 @@ thread_local Spare halves;
 
 // K, T as in `run`.
 template <class K, class T>
-void run_largest(const Largest& call, fwk::Member& member) {
+void run_largest(const Largest& call, fwk::PoolThread& thread) {
     const Linear& linear = call.linear;
     const Screen& s = *call.screen;
     const Matrix& m = *linear.matrix;
     const int rows = int(linear.rows);
-    if (!*call.is_greedy || rows > SCREENED_ROWS) return run<K, T>(linear, member);
+    if (!*call.is_greedy || rows > SCREENED_ROWS) return run<K, T>(linear, thread);
     const int64_t panels = (m.out_features + PANEL - 1) / PANEL, bytes = Halves::bytes(s);
     float *highest = call.bounds, *least = call.bounds + SCREENED_ROWS * panels;  // [rows, panels]
     {
         char* x = halves.take(rows * bytes);
         Halves row[SCREENED_ROWS];
         for (int r = 0; r < rows; r++) row[r] = halve(s, (const T*)linear.x + r * linear.x_stride, x + r * bytes);
-        member.chunks_in_order(panels, [&](int64_t panel, int64_t next) {
+        thread.parallel_for_ordered(panels, [&](int64_t panel, int64_t next) {
             int32_t sums[2 * SCREENED_ROWS * PANEL];
             const int32_t* words = s.words + panel * s.num_words * PANEL;
             Ahead ahead{(const char*)(s.words + next * s.num_words * PANEL), PANEL * 4};
@@ -155,7 +155,7 @@ void run_largest(const Largest& call, fwk::Member& member) {
         prepare<K, T>(linear, 0, rows, 1, to);
         x.first = to;
     }
-    member.chunks_in_order(panels, [&](int64_t panel, int64_t) {
+    thread.parallel_for_ordered(panels, [&](int64_t panel, int64_t) {
         bool is_needed = false;
         for (int r = 0; r < rows; r++) is_needed |= !(highest[r * panels + panel] < wanted[r]);
         if (!is_needed) {
