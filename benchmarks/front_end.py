@@ -3,8 +3,8 @@
     python -m benchmarks.front_end [--concurrency 32] [--requests 64] [--output-len 128]
 
 A tiny random model serves, so that the HTTP process is what is busy. Reported is its processor time, which other
-processes on the machine lengthen little, by token and by step of the engine (as many tokens as there are streams), and the
-client's by token: where client and server share the cores, a step is as much longer.
+processes on the machine lengthen little, by token and by step of the engine (as many tokens as there are streams), and
+the client's by token: where client and server share the cores, a step is as much longer.
 """
 
 from __future__ import annotations

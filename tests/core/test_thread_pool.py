@@ -41,7 +41,7 @@ struct Count { int64_t n; int32_t* taken; int64_t* sum; int32_t* seen; };
 
 // Each chunk adds up what all of the call before have marked.
 void add_up(const Count& a, fwk::PoolThread& m) {
-    m.chunks(8, [&](int64_t k) {
+    m.parallel_for(8, [&](int64_t k) {
         int64_t sum = 0;
         for (int64_t i = 0; i < a.n; i++) sum += a.taken[i];
         a.sum[k] = sum;
@@ -52,7 +52,7 @@ void add_up(const Count& a, fwk::PoolThread& m) {
 // Every chunk marks itself.
 void count(const void* args, fwk::PoolThread& m) {
     const Count& a = *(const Count*)args;
-    m.chunks(a.n, [&](int64_t i) { a.taken[i]++; });
+    m.parallel_for(a.n, [&](int64_t i) { a.taken[i]++; });
     add_up(a, m);
 }
 
@@ -74,12 +74,12 @@ struct Step { int64_t n; const int64_t* from; int64_t* to; };
 // Each chunk reads what the operator before wrote into another chunk.
 void shift(const void* args, fwk::PoolThread& m) {
     const Step& a = *(const Step*)args;
-    m.chunks(a.n, [&](int64_t i) { a.to[i] = a.from[(i + 1) % a.n] + 1; });
+    m.parallel_for(a.n, [&](int64_t i) { a.to[i] = a.from[(i + 1) % a.n] + 1; });
 }
 
 void increase(const void* args, fwk::PoolThread& m) {
     const Step& a = *(const Step*)args;
-    m.chunks(a.n, [&](int64_t i) { a.to[i]++; });
+    m.parallel_for(a.n, [&](int64_t i) { a.to[i]++; });
 }
 
 struct Mix { int64_t n, width, calls; uint64_t seed; const uint64_t* from; uint64_t* to; };
@@ -115,7 +115,7 @@ void mix(const void* args, fwk::PoolThread& m) {
             to[i] = mixed(to[i] + sum);
         };
         if ((a.seed + call) % 2) m.parallel_for_ordered(a.n, one);
-        else m.chunks(a.n, [&](int64_t i) { one(i, i); });
+        else m.parallel_for(a.n, [&](int64_t i) { one(i, i); });
         lose_time(luck++);
     }
 }
@@ -131,16 +131,16 @@ void straggle(const void* args, fwk::PoolThread& m) {
         usleep(50000);
         a.has_left = 1;
     }
-    m.chunks(4, [&](int64_t) { until([&] { return __atomic_load_n(&a.has_come, __ATOMIC_SEQ_CST); }); });
+    m.parallel_for(4, [&](int64_t) { until([&] { return __atomic_load_n(&a.has_come, __ATOMIC_SEQ_CST); }); });
 }
 
 void finish(const void* args, fwk::PoolThread& m) {
-    m.chunks(1, [&](int64_t) { __atomic_store_n(&((Late*)args)->is_over, 1, __ATOMIC_SEQ_CST); });
+    m.parallel_for(1, [&](int64_t) { __atomic_store_n(&((Late*)args)->is_over, 1, __ATOMIC_SEQ_CST); });
 }
 
 // One chunk takes long.
 void doze(const void* args, fwk::PoolThread& m) {
-    m.chunks(1, [&](int64_t) { usleep(*(const int64_t*)args); });
+    m.parallel_for(1, [&](int64_t) { usleep(*(const int64_t*)args); });
 }
 
 }

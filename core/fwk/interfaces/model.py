@@ -79,7 +79,8 @@ class Model(ABC):
         """Hidden states of all tokens: [num_tokens, hidden_size].
 
         Where ``prunes_last_layer`` is set and ``batch.hidden_indices`` is not None, of those tokens:
-        [num_hidden, hidden_size]. For the others the last layer only has to store K and V: ``fwk.layers.SelectTokens`` and ``Attention`` see to it.
+        [num_hidden, hidden_size]. For the others the last layer only stores K and V:
+        ``fwk.layers.SelectTokens`` and ``Attention`` do that.
         """
 
     @abstractmethod

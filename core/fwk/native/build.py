@@ -3,8 +3,8 @@
 A plugin ships a source file whose entry points are plain C (``extern "C"``), and calls ``load``. The library's name in
 the cache is a hash of everything it depends on: source, flags (and so the instruction set), compiler. Sources may
 use OpenMP: the library is linked without a runtime of its own and finds the one torch has loaded. Operators leave
-that to the thread pool that runs them (``fwk.native.thread_pool``). A plugin's own headers are found next to the source,
-core's (``fwk/thread_pool.h``) in ``INCLUDE``.
+that to the thread pool that runs them (``fwk.native.thread_pool``). A plugin's own headers are found next to the
+source, core's (``fwk/thread_pool.h``) in ``INCLUDE``.
 """
 
 from __future__ import annotations

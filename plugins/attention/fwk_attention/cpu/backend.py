@@ -12,7 +12,16 @@ from fwk import native
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVSpec
 from fwk.native.thread_pool import operator
 from fwk_attention.cpu.layout import Layout
-from fwk_attention.cpu.plan import MAX_ROWS, MORE_ROWS, AttendStruct, LayerKind, LayerState, Plan, Planner
+from fwk_attention.cpu.plan import (
+    MAX_ROWS,
+    MAX_ROWS_8BIT,
+    MAX_ROWS_TILES,
+    AttendStruct,
+    LayerKind,
+    LayerState,
+    Plan,
+    Planner,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,9 +42,9 @@ class CpuBackend(AttentionBackend):
         library = native.load(SOURCE)
         computed = "bfloat16" if context.dtype == torch.bfloat16 else "float32"
         self._attend = operator(library, f"attend_{computed}_{context.kv_dtype}")
-        max_rows = MORE_ROWS if self._layout.is_quantised else MAX_ROWS
+        max_rows = MAX_ROWS_8BIT if self._layout.is_quantised else MAX_ROWS
         if has_pairs and native.has_tiles(native.isa()):
-            max_rows = MAX_ROWS
+            max_rows = MAX_ROWS_TILES
         self._planner = Planner(library, context.block_size, max_rows)
         self._layers: list[AttentionLayer] = []  # that the latest plan was for, and their kinds
         self._kinds: list[LayerKind] = []

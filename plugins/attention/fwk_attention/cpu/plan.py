@@ -18,10 +18,10 @@ MAX_ROWS = 48
 their sums and scores stay within a core's cache. The fewer, the fewer keys are computed that its first tokens do not
 see."""
 
-MORE_ROWS = 96
+MAX_ROWS_8BIT = 96
 """The same where tiles are made of 8-bit numbers first."""
 
-MAX_ROWS = 192
+MAX_ROWS_TILES = 192
 """The same where products take blocks of 32 rows, each of which leaves out the keys that it does not see."""
 
 MAX_FEW_ROWS = 48
