@@ -10,8 +10,8 @@ import pytest
 from fwk.errors import EngineDead, RequestFailed
 from fwk.interfaces.dialect import GenerateInput, openai_error
 from fwk.types import SamplingParams
+from fwk_server._common.chat.outputs import Usage, run
 from fwk_server._common.replies import EventStream
-from fwk_server.openai.outputs import Usage, run
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import AdapterCard, Frontend
 from fwk_server._common.body import parse, shown, validate
-from fwk_server.openai.models import LoadAdapterRequest, UnloadAdapterRequest
-from fwk_server.openai.served import UnknownModel, model_body
+from fwk_server._common.chat.models import LoadAdapterRequest, UnloadAdapterRequest
+from fwk_server._common.chat.served import model_body, named_by_model
 
 
 class UnknownAdapter(HTTPException):
@@ -28,29 +28,6 @@ class UnknownAdapter(HTTPException):
         super().__init__(404, f"no LoRA adapter {shown(name)} is loaded")
 
 
-def adapter_of(model: str | None, frontend: Frontend, lora_path: str | None = None) -> str:
-    """The adapter a request is for; empty for the model alone. Raises ``UnknownModel`` or ``InvalidRequest``."""
-    named = _named_by_model(model, frontend)
-    if not lora_path:
-        return named
-    if named not in ("", lora_path):
-        raise InvalidRequest("model and lora_path name different LoRA adapters: leave one out", "lora_path")
-    if lora_path not in frontend.adapters:
-        raise InvalidRequest(f"no LoRA adapter {shown(lora_path)} is loaded", "lora_path")
-    return lora_path
-
-
-def _named_by_model(model: str | None, frontend: Frontend) -> str:
-    """``model`` is the served model's name, an adapter's, or both with a colon between; adapters' names have none."""
-    name = frontend.card.name
-    if not model or model == name:
-        return ""
-    adapter = model.removeprefix(f"{name}:")
-    if adapter not in frontend.adapters:
-        raise UnknownModel(model, frontend.card)
-    return adapter
-
-
 def list_models(frontend: Frontend) -> dict[str, Any]:
     """The served model, then its adapters."""
     adapters = [_body(adapter, frontend) for adapter in frontend.adapters.values()]
@@ -59,7 +36,7 @@ def list_models(frontend: Frontend) -> dict[str, Any]:
 
 def retrieve_model(name: str, frontend: Frontend) -> dict[str, Any]:
     """What a name stands for in ``model``."""
-    adapter = _named_by_model(name, frontend)
+    adapter = named_by_model(name, frontend)
     return _body(frontend.adapters[adapter], frontend) if adapter else model_body(frontend.card)
 
 

@@ -4,135 +4,18 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
-from fwk_server._common.body import parse, processor_extra, validate
-from fwk_server._common.caller import Caller
+from fwk.interfaces.dialect import Frontend, OutputDelta
+from fwk_server._common.chat.answers import Answer
+from fwk_server._common.chat.call import ChatCall
+from fwk_server._common.chat.outputs import Choice, Usage, collect, run
 from fwk_server._common.replies import event
-from fwk_server.openai.adapters import adapter_of
-from fwk_server.openai.answers import Answer
-from fwk_server.openai.constraints import Constraint, read_constraint
 from fwk_server.openai.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
-from fwk_server.openai.messages import chat_ids, read_messages
-from fwk_server.openai.models import ChatRequest
-from fwk_server.openai.outputs import Choice, Usage, collect, run
-from fwk_server.openai.refusals import refuse_unsupported
-from fwk_server.openai.sampling import check_generate, checked, label_of, sampling_params
-from fwk_server.openai.tools import ToolUse, read_tools
-
-TAIL_TOKENS = 32
-"""Of the prompt, looked at for thinking that the template has opened."""
-
-
-@dataclass(slots=True)
-class ChatCall:
-    """A chat request, ready to run."""
-
-    body: ChatRequest
-    item: GenerateInput
-    echo: str  # what the reply starts with: the last message, if the client asked for that
-    tools: ToolUse | None
-    constraint: str | None  # the field that asked for a grammar
-
-    @property
-    def num_top(self) -> int:
-        return self.body.top_logprobs or 0
-
-    def answers(self, frontend: Frontend) -> list[Answer]:
-        """What reads the choices, where there is something to look for in their text.
-
-        A constrained answer is all answer: nothing in it is thinking.
-        """
-        tail = frontend.text.decode(self.item.prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
-        functions = self.tools.functions if self.tools is not None else None
-        found: list[Answer] = []
-        for _ in range(self.item.n):
-            reasoning = frontend.reasoning_parser(tail) if self.constraint is None else None
-            tools = frontend.tool_parser(functions, tail) if functions is not None else None
-            if reasoning is not None or tools is not None:
-                is_parallel = self.tools is None or self.tools.is_parallel
-                is_silent = self.body.include_reasoning is False
-                found.append(Answer(reasoning, tools, is_parallel=is_parallel, is_silent=is_silent))
-        return found
-
-
-def read(data: bytes, frontend: Frontend, caller: Caller) -> ChatCall:
-    """A call that has been read and checked, its grammar compiled."""
-    return check(prepare(data, frontend, caller), frontend)
-
-
-def prepare(data: bytes, frontend: Frontend, caller: Caller) -> ChatCall:
-    """Read, render and tokenise. Runs off the event loop when there is much of it."""
-    raw = parse(data)
-    body = validate(ChatRequest, raw)
-    adapter = adapter_of(body.model, frontend, body.lora_path)
-    frontend.card.check_task("generate")
-    refuse_unsupported(raw, reads=("lora_path",))
-    tools = read_tools(raw, frontend)
-    constraint = _constraint(raw, tools, frontend)
-    check_generate(body)
-    if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
-    messages = read_messages(body.messages)
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    sampling = sampling_params(
-        body,
-        frontend.default_sampling,
-        max_tokens=limit,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        extra=processor_extra(frontend.processor_params, raw) or None,
-        grammar=constraint[0] if constraint is not None else None,
-    )
-    item = GenerateInput(
-        prompt_token_ids=chat_ids(
-            frontend.text,
-            body,
-            messages,
-            bool(body.add_special_tokens),
-            tools.tools if tools is not None else None,
-            frontend.card.max_prompt_len,
-        ),
-        sampling=sampling,
-        n=body.n or 1,
-        priority=body.urgency(caller),
-        service=body.service(caller),
-        cache_salt=body.cache_salt or "",
-        adapter=adapter,
-        label=label_of(body, caller),
-        operation="chat",
-        trace=caller.trace,
-    )
-    echo = messages[-1]["content"] if body.echo else ""
-    return ChatCall(body, item, echo, tools, constraint[1] if constraint is not None else None)
-
-
-def _constraint(raw: Mapping[str, Any], tools: ToolUse | None, frontend: Frontend) -> Constraint | None:
-    """What the output must look like: as the request says, or a call if one must be made."""
-    constraint = read_constraint(raw, frontend.grammar_kinds)
-    if constraint is not None and tools is not None:
-        name = constraint[1]
-        raise InvalidRequest(
-            f"{name} leaves no room for a tool call: leave tools out, or set tool_choice to 'none'", name
-        )
-    return tools.constraint if tools is not None else constraint
-
-
-def check(call: ChatCall, frontend: Frontend) -> ChatCall:
-    """Have the frontend complete the input."""
-    names = {"logprobs": "top_logprobs", "prompt": "messages", "prompt_token_ids": "messages"}
-    if call.body.max_completion_tokens is not None:
-        names["max_tokens"] = "max_completion_tokens"
-    if call.constraint is not None:
-        names["grammar"] = call.constraint
-    call.item = checked(frontend, call.item, names)
-    return call
 
 
 def _frame(call: ChatCall, frontend: Frontend, kind: str) -> dict[str, Any]:

@@ -18,15 +18,15 @@ from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
 from fwk.types import SamplingParams, TokenLogprobs
 from fwk_server._common.body import parse, processor_extra, validate
 from fwk_server._common.caller import Caller
+from fwk_server._common.chat.constraints import read_constraint
+from fwk_server._common.chat.models import CompletionRequest
+from fwk_server._common.chat.outputs import Choice, Usage, collect, run
+from fwk_server._common.chat.refusals import refuse_unsupported
+from fwk_server._common.chat.sampling import check_choices, check_generate, checked, label_of, sampling_params
+from fwk_server._common.chat.served import adapter_of
 from fwk_server._common.replies import event
-from fwk_server.openai.adapters import adapter_of
-from fwk_server.openai.constraints import read_constraint
 from fwk_server.openai.logprobs import LegacyLogprobs, TokenTexts, joined, prompt_logprobs
-from fwk_server.openai.models import CompletionRequest
-from fwk_server.openai.outputs import Choice, Usage, collect, run
 from fwk_server.openai.prompts import read_prompts
-from fwk_server.openai.refusals import refuse_unsupported
-from fwk_server.openai.sampling import check_choices, check_generate, checked, label_of, sampling_params
 
 DEFAULT_MAX_TOKENS = 16
 MAX_CHOICES = 4_096

@@ -11,9 +11,20 @@ from starlette.responses import Response
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
+from fwk_server._common.chat import call as chat_call
+from fwk_server._common.chat import constraints
+from fwk_server._common.chat.models import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    LoadAdapterRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+)
 from fwk_server._common.documented import Reply, documented
 from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply
-from fwk_server.openai import adapters, chat, completions, constraints, embeddings, tokens
+from fwk_server.openai import adapters, chat, completions, embeddings, tokens
 from fwk_server.openai.bodies import (
     AdaptersBody,
     ChatBody,
@@ -26,15 +37,6 @@ from fwk_server.openai.bodies import (
     TokenizeBody,
 )
 from fwk_server.openai.logprobs import TokenTexts
-from fwk_server.openai.models import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    LoadAdapterRequest,
-    TokenizeRequest,
-    UnloadAdapterRequest,
-)
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -109,7 +111,7 @@ class OpenAIDialect(Dialect):
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Answer a conversation."""
-        call = await self._read(request, chat.read, self._frontend, caller_of(request))
+        call = await self._read(request, chat_call.read, self._frontend, caller_of(request))
         if call.body.stream:
             return EventStream(chat.events(call, self._frontend, self._tokens), self.error_body)
         return await reply(request, chat.complete(call, self._frontend, self._tokens))

@@ -12,10 +12,10 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import EmbedInput, Frontend
 from fwk_server._common.body import parse, validate
 from fwk_server._common.caller import Caller
-from fwk_server.openai.models import MAX_INPUTS, EmbeddingRequest
+from fwk_server._common.chat.models import MAX_INPUTS, EmbeddingRequest
+from fwk_server._common.chat.refusals import refuse_unsupported
+from fwk_server._common.chat.served import check_model
 from fwk_server.openai.prompts import read_prompts
-from fwk_server.openai.refusals import refuse_unsupported
-from fwk_server.openai.served import check_model
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, TextTools
-from fwk_server.openai.models import MAX_PROMPTS
+from fwk_server._common.chat.models import MAX_PROMPTS
 
 _KINDS = "a string, an array of strings, an array of token ids, or an array of arrays of token ids"
 

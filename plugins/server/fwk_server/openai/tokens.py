@@ -8,11 +8,11 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend
 from fwk.types.sampling import check_token_ids
 from fwk_server._common.body import parse, validate
-from fwk_server.openai.adapters import adapter_of
+from fwk_server._common.chat.messages import chat_ids, read_messages
+from fwk_server._common.chat.models import MAX_DETOKENIZED, DetokenizeRequest, TokenizeRequest
+from fwk_server._common.chat.refusals import refuse_unsupported
+from fwk_server._common.chat.served import adapter_of
 from fwk_server.openai.logprobs import TokenTexts
-from fwk_server.openai.messages import chat_ids, read_messages
-from fwk_server.openai.models import MAX_DETOKENIZED, DetokenizeRequest, TokenizeRequest
-from fwk_server.openai.refusals import refuse_unsupported
 
 
 def tokenize(data: bytes, frontend: Frontend, tokens: TokenTexts) -> dict[str, Any]:

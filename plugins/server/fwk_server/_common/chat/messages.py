@@ -10,7 +10,7 @@ import orjson
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import TextTools
 from fwk_server._common.body import shown, want
-from fwk_server.openai.models import MAX_MESSAGES, MAX_TEMPLATE_KWARGS_BYTES, ChatFields
+from fwk_server._common.chat.models import MAX_MESSAGES, MAX_TEMPLATE_KWARGS_BYTES, ChatFields
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles taken, and the name templates know them by."""

@@ -10,8 +10,8 @@ from typing import Any
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend
 from fwk_server._common.body import shown, want
-from fwk_server.openai.constraints import NO_GRAMMAR, Constraint
-from fwk_server.openai.models import MAX_TOOLS
+from fwk_server._common.chat.constraints import NO_GRAMMAR, Constraint
+from fwk_server._common.chat.models import MAX_TOOLS
 
 CHOICES = ("none", "auto", "required")
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from fwk.interfaces.dialect import ModelCard
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import Frontend, ModelCard
 from fwk_server._common.body import shown
 
 
@@ -24,6 +25,29 @@ def check_model(name: str | None, card: ModelCard) -> None:
     """Clients may leave ``model`` out; a name must be that of the served model."""
     if name and name != card.name:
         raise UnknownModel(name, card)
+
+
+def adapter_of(model: str | None, frontend: Frontend, lora_path: str | None = None) -> str:
+    """The adapter a request is for; empty for the model alone. Raises ``UnknownModel`` or ``InvalidRequest``."""
+    named = named_by_model(model, frontend)
+    if not lora_path:
+        return named
+    if named not in ("", lora_path):
+        raise InvalidRequest("model and lora_path name different LoRA adapters: leave one out", "lora_path")
+    if lora_path not in frontend.adapters:
+        raise InvalidRequest(f"no LoRA adapter {shown(lora_path)} is loaded", "lora_path")
+    return lora_path
+
+
+def named_by_model(model: str | None, frontend: Frontend) -> str:
+    """``model`` is the served model's name, an adapter's, or both with a colon between; adapters' names have none."""
+    name = frontend.card.name
+    if not model or model == name:
+        return ""
+    adapter = model.removeprefix(f"{name}:")
+    if adapter not in frontend.adapters:
+        raise UnknownModel(model, frontend.card)
+    return adapter
 
 
 def model_body(card: ModelCard) -> dict[str, Any]:

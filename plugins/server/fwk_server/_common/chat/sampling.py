@@ -11,7 +11,7 @@ from fwk.interfaces.dialect import Frontend, GenerateInput
 from fwk.types import SamplingParams
 from fwk_server._common.body import shown, want
 from fwk_server._common.caller import Caller
-from fwk_server.openai.models import GenerateRequest
+from fwk_server._common.chat.models import GenerateRequest
 
 # Copied as they are; a field left out keeps the model's or the server's default.
 _COPIED = (

@@ -1,0 +1,1 @@
+"""The generation pipeline that every dialect shares: a body of OpenAI's chat fields in, answers out."""

@@ -1,0 +1,126 @@
+"""A chat request, read and checked: what all dialects of chat run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import Frontend, GenerateInput
+from fwk_server._common.body import parse, processor_extra, validate
+from fwk_server._common.caller import Caller
+from fwk_server._common.chat.answers import Answer
+from fwk_server._common.chat.constraints import Constraint, read_constraint
+from fwk_server._common.chat.messages import chat_ids, read_messages
+from fwk_server._common.chat.models import ChatRequest
+from fwk_server._common.chat.refusals import refuse_unsupported
+from fwk_server._common.chat.sampling import check_generate, checked, label_of, sampling_params
+from fwk_server._common.chat.served import adapter_of
+from fwk_server._common.chat.tools import ToolUse, read_tools
+
+TAIL_TOKENS = 32
+"""Of the prompt, looked at for thinking that the template has opened."""
+
+
+@dataclass(slots=True)
+class ChatCall:
+    """A chat request, ready to run."""
+
+    body: ChatRequest
+    item: GenerateInput
+    echo: str  # what the reply starts with: the last message, if the client asked for that
+    tools: ToolUse | None
+    constraint: str | None  # the field that asked for a grammar
+
+    @property
+    def num_top(self) -> int:
+        return self.body.top_logprobs or 0
+
+    def answers(self, frontend: Frontend) -> list[Answer]:
+        """What reads the choices, where there is something to look for in their text.
+
+        A constrained answer is all answer: nothing in it is thinking.
+        """
+        tail = frontend.text.decode(self.item.prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
+        functions = self.tools.functions if self.tools is not None else None
+        found: list[Answer] = []
+        for _ in range(self.item.n):
+            reasoning = frontend.reasoning_parser(tail) if self.constraint is None else None
+            tools = frontend.tool_parser(functions, tail) if functions is not None else None
+            if reasoning is not None or tools is not None:
+                is_parallel = self.tools is None or self.tools.is_parallel
+                is_silent = self.body.include_reasoning is False
+                found.append(Answer(reasoning, tools, is_parallel=is_parallel, is_silent=is_silent))
+        return found
+
+
+def read(data: bytes, frontend: Frontend, caller: Caller) -> ChatCall:
+    """A call that has been read and checked, its grammar compiled."""
+    return check(prepare(parse(data), frontend, caller), frontend)
+
+
+def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatCall:
+    """Read, render and tokenise the fields of a body. Runs off the event loop when there is much of it."""
+    body = validate(ChatRequest, raw)
+    adapter = adapter_of(body.model, frontend, body.lora_path)
+    frontend.card.check_task("generate")
+    refuse_unsupported(raw, reads=("lora_path",))
+    tools = read_tools(raw, frontend)
+    constraint = _constraint(raw, tools, frontend)
+    check_generate(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    messages = read_messages(body.messages)
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    sampling = sampling_params(
+        body,
+        frontend.default_sampling,
+        max_tokens=limit,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        extra=processor_extra(frontend.processor_params, raw) or None,
+        grammar=constraint[0] if constraint is not None else None,
+    )
+    item = GenerateInput(
+        prompt_token_ids=chat_ids(
+            frontend.text,
+            body,
+            messages,
+            bool(body.add_special_tokens),
+            tools.tools if tools is not None else None,
+            frontend.card.max_prompt_len,
+        ),
+        sampling=sampling,
+        n=body.n or 1,
+        priority=body.urgency(caller),
+        service=body.service(caller),
+        cache_salt=body.cache_salt or "",
+        adapter=adapter,
+        label=label_of(body, caller),
+        operation="chat",
+        trace=caller.trace,
+    )
+    echo = messages[-1]["content"] if body.echo else ""
+    return ChatCall(body, item, echo, tools, constraint[1] if constraint is not None else None)
+
+
+def _constraint(raw: Mapping[str, Any], tools: ToolUse | None, frontend: Frontend) -> Constraint | None:
+    """What the output must look like: as the request says, or a call if one must be made."""
+    constraint = read_constraint(raw, frontend.grammar_kinds)
+    if constraint is not None and tools is not None:
+        name = constraint[1]
+        raise InvalidRequest(
+            f"{name} leaves no room for a tool call: leave tools out, or set tool_choice to 'none'", name
+        )
+    return tools.constraint if tools is not None else constraint
+
+
+def check(call: ChatCall, frontend: Frontend) -> ChatCall:
+    """Have the frontend complete the input."""
+    names = {"logprobs": "top_logprobs", "prompt": "messages", "prompt_token_ids": "messages"}
+    if call.body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if call.constraint is not None:
+        names["grammar"] = call.constraint
+    call.item = checked(frontend, call.item, names)
+    return call
