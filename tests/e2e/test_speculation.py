@@ -22,6 +22,9 @@ PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 10
         {"temperature": 0.7, "seed": 3, "top_k": 5},
         {"temperature": 0.5, "seed": 4, "repetition_penalty": 1.2, "logprobs": 2},
         {"temperature": 0.0, "min_tokens": 9},
+        {"temperature": 0.4, "seed": 5, "extra": {"xtc_probability": 0.5, "xtc_threshold": 0.02, "typical_p": 0.9}},
+        {"temperature": 0.4, "seed": 6, "extra": {"dry_multiplier": 0.5, "top_n_sigma": 2.0, "top_a": 0.1}},
+        {"temperature": 0.4, "seed": 7, "extra": {"dynatemp_range": 0.3, "watermark": True}},
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"max_total_tokens": 160, "page_size": 4, "chunked_prefill_size": 9}])

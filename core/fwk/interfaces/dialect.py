@@ -131,19 +131,19 @@ class TextTools(ABC):
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Text to ids; ``parse_special=False`` turns text that looks like a special token into ordinary tokens."""
 
-    def min_tokens_each(self, text: str) -> int:
+    def min_num_tokens(self, text: str) -> int:
         """A number of tokens that ``text`` has at the least, told without tokenising it."""
         return 0
 
-    def check_fits(self, text: str, max_tokens_each: int, param: str) -> None:
-        """Refuse a text that is sure to have more than ``max_tokens_each``, before megabytes are tokenised for nothing.
+    def check_fits(self, text: str, max_num_tokens: int, param: str) -> None:
+        """Refuse a text that is sure to have more than ``max_num_tokens``, before megabytes are tokenised for nothing.
 
         What this lets pass may still be too long. Raises ``InvalidRequest`` for ``param``.
         """
-        least = self.min_tokens_each(text)
-        if least > max_tokens_each:
+        least = self.min_num_tokens(text)
+        if least > max_num_tokens:
             raise InvalidRequest(
-                f"{param} has at least {least} tokens; this server takes at most {max_tokens_each}", param
+                f"{param} has at least {least} tokens; this server takes at most {max_num_tokens}", param
             )
 
     @abstractmethod
@@ -175,12 +175,12 @@ class TextTools(ABC):
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
-        max_tokens_each: int | None = None,
+        max_num_tokens: int | None = None,
     ) -> list[int]:
         """Render a conversation and tokenise it. Templates write their own special tokens: none is added by default.
 
         Text of the messages that looks like a special token stays text: nobody forges a turn. Raises ``InvalidRequest``
-        when it is refused by the template, or sure to have more than ``max_tokens_each``.
+        when it is refused by the template, or sure to have more than ``max_num_tokens``.
         """
         text = self.render_chat(
             messages,
@@ -189,8 +189,8 @@ class TextTools(ABC):
             continue_final_message=continue_final_message,
             kwargs=kwargs,
         )
-        if max_tokens_each is not None:
-            self.check_fits(text, max_tokens_each, "messages")
+        if max_num_tokens is not None:
+            self.check_fits(text, max_num_tokens, "messages")
         return self.encode(text, add_special_tokens=add_special_tokens)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,11 +29,15 @@ class LogitsView:
     num_tokens: np.ndarray  # [num_rows] int64
     num_prompt_tokens: np.ndarray  # [num_rows] int64
     token_ids: np.ndarray  # [num_slots, max_model_len] int32
+    seeds: np.ndarray | None = None  # [num_rows] uint64: the sequences' seeds; a worker always has them
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """What samplers and logits processors are built with. ``threads`` runs native operators."""
+    """What samplers and logits processors are built with. ``threads`` runs native operators.
+
+    ``token_bytes()`` has the bytes of every token id; it may take a second when it is first called.
+    """
 
     vocab_size: int
     num_slots: int
@@ -41,6 +45,7 @@ class SamplingContext:
     eos_token_ids: tuple[int, ...]
     options: Any = None
     threads: ThreadPool = field(default_factory=ThreadPool)
+    token_bytes: Callable[[], Sequence[bytes]] = list
 
 
 class LogitsProcessor(ABC):

@@ -52,7 +52,7 @@ class ModelText(TextTools):
 
     def prepare(self) -> None:
         """Find out now what the first request would wait for."""
-        self.min_tokens_each("")
+        self.min_num_tokens("")
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         tokenizer = self.tokenizer if parse_special else self._literal
@@ -62,7 +62,7 @@ class ModelText(TextTools):
         except (UnicodeEncodeError, TypeError):
             raise InvalidRequest("the text is not valid Unicode (lone surrogates)", "prompt") from None
 
-    def min_tokens_each(self, text: str) -> int:
+    def min_num_tokens(self, text: str) -> int:
         most = self.vocabulary.max_characters
         return -(-len(text) // most) if most is not None else 0
 
@@ -102,7 +102,7 @@ class ModelText(TextTools):
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
-        max_tokens_each: int | None = None,
+        max_num_tokens: int | None = None,
     ) -> list[int]:
         marks = _Marks(self.vocabulary.special_texts)
         prompt = self.render_chat(
@@ -114,8 +114,8 @@ class ModelText(TextTools):
         )
         ids: list[int] = []
         parts = marks.split(prompt)
-        if max_tokens_each is not None:
-            self.check_fits("".join(part for part, _ in parts), max_tokens_each, "messages")
+        if max_num_tokens is not None:
+            self.check_fits("".join(part for part, _ in parts), max_num_tokens, "messages")
         for i, (part, is_literal) in enumerate(parts):
             ids += self.encode(part, add_special_tokens=add_special_tokens and i == 0, parse_special=not is_literal)
         return ids

@@ -150,7 +150,8 @@ class SamplingPipeline:
         in_step = set(rows.slots.tolist())
         logits = logits.to(torch.float32, copy=True)
         table = self._table
-        view = LogitsView(rows.slots, rows.num_tokens, table.num_prompt[rows.slots], table.token_ids)
+        slots = rows.slots
+        view = LogitsView(slots, rows.num_tokens, table.num_prompt[slots], table.token_ids, table.seeds[slots])
         for active in asked:
             logits = _apply(active.processor, active.slots & in_step, logits, view)
         return logits
@@ -226,7 +227,8 @@ def _culprit(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: 
     """The first slot for which the processor raises alone; when none does, the first of all."""
     for slot in sorted(slots):
         rows = np.flatnonzero(view.slots == slot)
-        alone = LogitsView(view.slots[rows], view.num_tokens[rows], view.num_prompt_tokens[rows], view.token_ids)
+        seeds = None if view.seeds is None else view.seeds[rows]
+        alone = LogitsView(view.slots[rows], view.num_tokens[rows], view.num_prompt_tokens[rows], view.token_ids, seeds)
         try:
             processor.apply(logits[torch.from_numpy(rows).to(logits.device)], alone)
         except Exception:

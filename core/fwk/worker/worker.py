@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from ctypes import c_int64
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -319,11 +319,21 @@ class LocalWorker(Worker):
 
     def _sampling(self, table: SequenceTable) -> SamplingPipeline:
         opened = self._setup.opened
-        num_slots = self._config.engine.max_running_requests
+        num_slots, vocab_size = self._config.engine.max_running_requests, opened.config.vocab_size
+
+        @cache
+        def token_bytes() -> list[bytes]:
+            return ModelText(opened.checkpoint, self._config.model, vocab_size).vocabulary.all_bytes(vocab_size)
 
         def context(options: Any) -> SamplingContext:
             return SamplingContext(
-                opened.config.vocab_size, num_slots, self._device, opened.eos_token_ids, options, self._threads
+                vocab_size,
+                num_slots,
+                self._device,
+                opened.eos_token_ids,
+                options,
+                self._threads,
+                token_bytes,
             )
 
         sampler = self._setup.resolution.item("samplers")

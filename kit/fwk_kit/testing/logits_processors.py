@@ -25,7 +25,8 @@ def view_of(texts: Sequence[Sequence[int]], slots: Sequence[int]) -> LogitsView:
     for slot, text in zip(slots, texts, strict=True):
         token_ids[slot, : len(text)] = text
     lengths = np.array([len(text) for text in texts])
-    return LogitsView(np.array(slots), lengths, np.ones(len(texts), np.int64), token_ids)
+    seeds = np.array(slots, np.uint64) * np.uint64(1_000_003)
+    return LogitsView(np.array(slots), lengths, np.ones(len(texts), np.int64), token_ids, seeds)
 
 
 class LogitsProcessorSuite(ServedSuite):
@@ -112,6 +113,7 @@ class LogitsProcessorSuite(ServedSuite):
         logits = self.logits(3)
         view = view_of([text], [5])
         view.slots, view.num_prompt_tokens = np.array([5, 5, 5]), np.ones(3, np.int64)
+        view.seeds = np.full(3, 5, np.uint64)
         view.num_tokens = np.array([len(text) - 2, len(text) - 1, len(text)])
         with torch.inference_mode():
             out = processor.apply(logits.clone(), view)

@@ -36,7 +36,7 @@ def make_view() -> Callable[..., LogitsView]:
             token_ids[slot, : len(text)] = text
         lengths = np.array([len(text) for text in texts])
         prompts = lengths if num_prompt_tokens is None else np.array(num_prompt_tokens)
-        return LogitsView(slots, lengths, prompts, token_ids)
+        return LogitsView(slots, lengths, prompts, token_ids, slots.astype(np.uint64) * np.uint64(7_919))
 
     return make
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
-from fwk_sampling.processors.rows import asked_rows, forbid
+from fwk_sampling._common.rows import asked_rows, forbid
 
 
 class Endings:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
-from fwk_sampling.processors.rows import asked_rows, entries
+from fwk_sampling._common.rows import asked_rows, entries
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
-from fwk_sampling.processors.rows import asked_rows
+from fwk_sampling._common.rows import asked_rows
 
 _LOWEST = 1e-5
 """Below it the most likely token always wins anyway, and the division could overflow."""

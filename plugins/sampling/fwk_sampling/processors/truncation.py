@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
+from fwk_sampling._common.rows import asked_rows
 from fwk_sampling.processors.cutoff import Cutoff
-from fwk_sampling.processors.rows import asked_rows
 
 
 @dataclass(frozen=True, slots=True)

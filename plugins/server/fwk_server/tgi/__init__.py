@@ -5,7 +5,8 @@ sampling defaults are not applied, 100 tokens are generated unless the request s
 there is room for), stop strings stay in the text, special tokens are in the token list, and a stream has one event per
 token. ``best_of`` runs that many sequences and answers with the one of the highest mean log-probability.
 
-Refused: ``typical_p``, ``watermark``, ``grammar`` and ``adapter_id``. /tokenize is the OpenAI dialect's.
+``typical_p`` and ``watermark`` are logits processors. Refused: ``grammar`` and ``adapter_id``. /tokenize is the OpenAI
+dialect's.
 """
 
 from fwk import DialectSpec, hookimpl

@@ -40,7 +40,7 @@ class Parameters(_Fields):
     temperature: Annotated[float, ranged("temperature")] | None = None
     top_k: Annotated[int, ranged("top_k")] | None = None
     top_p: Annotated[float, ranged("top_p")] | None = None
-    typical_p: Annotated[float, bounded("number", REFUSED)] | None = None
+    typical_p: Annotated[float, bounded("number", "between 0 and 1")] | None = None
     repetition_penalty: Annotated[float, ranged("repetition_penalty")] | None = None
     frequency_penalty: Annotated[float, ranged("frequency_penalty")] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
@@ -58,7 +58,8 @@ class Parameters(_Fields):
     @property
     def samples(self) -> bool:
         """Whether tokens are drawn: asked for in words, or by a setting that means nothing otherwise."""
-        return bool(self.do_sample or self.temperature not in (None, 1.0) or self.top_k or self.top_p)
+        limits = self.top_k or self.top_p or self.typical_p
+        return bool(self.do_sample or self.temperature not in (None, 1.0) or limits)
 
     @property
     def has_details(self) -> bool:
@@ -109,6 +110,9 @@ def prepare(data: bytes, frontend: Frontend, stream: bool | None, caller: Caller
     if parameters.truncate is not None:
         ids = ids[-_truncation(parameters.truncate, frontend.card.max_model_len) :]
     extra = processor_extra(frontend.processor_params, raw.get("parameters") or {})
+    for name in ("typical_p", "watermark"):
+        if getattr(parameters, name) and name not in extra:
+            raise InvalidRequest(f"`{name}` needs a logits processor that this server does not have", name)
     seed = _seed(parameters)
     item = GenerateInput(
         ids,
@@ -124,14 +128,10 @@ def prepare(data: bytes, frontend: Frontend, stream: bool | None, caller: Caller
 
 def _refuse(parameters: Parameters) -> None:
     """What this server would have to ignore."""
-    if parameters.watermark:
-        raise InvalidRequest("`watermark` is not supported", "watermark")
     if parameters.grammar is not None:
         raise InvalidRequest("grammar is not supported", "grammar")
     if parameters.adapter_id is not None:
         raise InvalidRequest("`adapter_id` is not supported", "adapter_id")
-    if parameters.typical_p is not None:
-        raise InvalidRequest("`typical_p` is not supported: use `top_p`", "typical_p")
 
 
 def _check(p: Parameters, is_stream: bool) -> None:
@@ -145,6 +145,8 @@ def _check(p: Parameters, is_stream: bool) -> None:
             raise _broken(name, "must be strictly positive")
     if p.top_p is not None and not 0 < p.top_p < 1:
         raise _broken("top_p", "must be > 0.0 and < 1.0")
+    if p.typical_p is not None and not 0 < p.typical_p < 1:
+        raise _broken("typical_p", "must be > 0.0 and < 1.0")
     if not -2 <= (p.frequency_penalty or 0.0) <= 2:
         raise _broken("frequency_penalty", "must be >= -2.0 and <= 2.0")
     if not 0 <= (p.top_n_tokens or 0) <= MAX_LOGPROBS:

@@ -51,11 +51,11 @@ def chat_ids(
     messages: list[dict[str, Any]],
     add_special_tokens: bool,
     tools: list[dict[str, Any]] | None = None,
-    max_tokens_each: int | None = None,
+    max_num_tokens: int | None = None,
 ) -> list[int]:
     """Render messages and tokenise. Templates write their own special tokens, so none are added by default.
 
-    What is sure to have more than ``max_tokens_each`` is refused before it is tokenised.
+    What is sure to have more than ``max_num_tokens`` is refused before it is tokenised.
     """
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
@@ -73,7 +73,7 @@ def chat_ids(
         continue_final_message=continues,
         kwargs=kwargs,
         add_special_tokens=add_special_tokens,
-        max_tokens_each=max_tokens_each,
+        max_num_tokens=max_num_tokens,
     )
 
 

@@ -1,0 +1,259 @@
+"""The zoo's processors, each against a plain numpy reference over thousands of random rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fwk.interfaces.sampling import LogitsProcessor, SamplingContext
+from fwk.types import SamplingParams
+from fwk_kit.testing import LogitsProcessorSuite
+from fwk_kit.testing.base import installed
+from fwk_sampling.zoo.dry import Dry, run_lengths
+from fwk_sampling.zoo.dynamic_temperature import DynamicTemperature
+from fwk_sampling.zoo.truncations import TopA, TopNSigma, Typical
+from fwk_sampling.zoo.watermark import Watermark, favoured
+from fwk_sampling.zoo.xtc import Xtc
+
+VOCAB = 47
+ROUNDS, ROWS = 250, 40  # 10,000 rows for each processor
+
+
+def softmax(row: np.ndarray) -> np.ndarray:
+    weights = np.exp(row.astype(np.float64) - row.max())
+    return weights / weights.sum()
+
+
+def top_n_sigma(row: np.ndarray, extra: dict[str, Any]) -> np.ndarray:
+    finite = row[np.isfinite(row)].astype(np.float64)
+    return row >= finite.max() - extra["top_n_sigma"] * math.sqrt(((finite - finite.mean()) ** 2).mean())
+
+
+def typical(row: np.ndarray, extra: dict[str, Any]) -> np.ndarray:
+    p = softmax(row)
+    entropy = -sum(x * math.log(x) for x in p if x > 0)
+    distance = [abs(-math.log(x) - entropy) if x > 0 else math.inf for x in p]
+    kept, mass = np.zeros(len(row), bool), 0.0
+    for i in sorted(range(len(row)), key=lambda i: distance[i]):
+        if mass >= extra["typical_p"]:
+            break
+        kept[i], mass = True, mass + p[i]
+    return kept
+
+
+def top_a(row: np.ndarray, extra: dict[str, Any]) -> np.ndarray:
+    p = softmax(row)
+    return p >= extra["top_a"] * p.max() ** 2
+
+
+TRUNCATIONS: list[tuple[type[LogitsProcessor], Callable[..., np.ndarray], list[dict[str, Any]]]] = [
+    (TopNSigma, top_n_sigma, [{"top_n_sigma": 0.3}, {"top_n_sigma": 1.0}, {"top_n_sigma": 2.5}]),
+    (Typical, typical, [{"typical_p": 0.05}, {"typical_p": 0.5}, {"typical_p": 0.97}]),
+    (TopA, top_a, [{"top_a": 0.1}, {"top_a": 0.5}, {"top_a": 1.0}]),
+]
+
+
+def random_rows(seed: int) -> torch.Tensor:
+    """[ROWS, VOCAB] of all temperatures; some tokens are forbidden already."""
+    generator = np.random.default_rng(seed)
+    rows = generator.normal(size=(ROWS, VOCAB)) * generator.uniform(0.05, 6, (ROWS, 1))
+    rows[generator.random(rows.shape) < 0.1] = -np.inf
+    rows[:, 0] = 0.0
+    return torch.from_numpy(rows.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reference", "settings"), TRUNCATIONS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_truncations_keep_what_the_definition_keeps(
+    apply: Any, kind: type[LogitsProcessor], reference: Callable[..., np.ndarray], settings: list[dict[str, Any]]
+) -> None:
+    wrong = 0
+    for seed in range(ROUNDS):
+        logits = random_rows(seed)
+        asked = [settings[i % len(settings)] for i in range(ROWS)]
+        out = apply(kind, logits, [{"extra": extra} for extra in asked])
+        for row, extra in enumerate(asked):
+            kept = reference(logits[row].numpy(), extra) & np.isfinite(logits[row].numpy())
+            wrong += int((np.isfinite(out[row].numpy()) != kept).any())
+        assert torch.equal(out[out.isfinite()], logits[out.isfinite()])
+    assert wrong <= 2  # a token at the very edge, where sums in another order round differently
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        (TopNSigma, {"top_n_sigma": 1.0}),
+        (Typical, {"typical_p": 0.2}),
+        (TopA, {"top_a": 0.9}),
+        (Xtc, {"xtc_probability": 1.0}),
+        (DynamicTemperature, {"dynatemp_range": 0.5}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_greedy_requests_are_left_alone(apply: Any, kind: type[LogitsProcessor], extra: dict[str, Any]) -> None:
+    logits = random_rows(0)
+    out = apply(kind, logits, [{"temperature": 0.0, "extra": extra}] * ROWS)
+    assert torch.equal(out, logits)
+
+
+def test_xtc_excludes_all_probable_tokens_but_the_least(apply: Any) -> None:
+    for seed in range(ROUNDS):
+        logits = random_rows(seed)
+        out = apply(Xtc, logits, [{"extra": {"xtc_probability": 1.0, "xtc_threshold": 0.15}}] * ROWS)
+        for row in range(ROWS):
+            p = softmax(logits[row].numpy())
+            probable = sorted(np.flatnonzero(p >= 0.15), key=lambda i: p[i])
+            gone = set(np.flatnonzero(~np.isfinite(out[row].numpy()) & np.isfinite(logits[row].numpy())))
+            assert gone == set(probable[1:]), (seed, row)
+
+
+def test_xtc_acts_as_often_as_it_is_told_and_by_seed_and_position_alone(make_context: Any, make_view: Any) -> None:
+    processor = Xtc(make_context(4))
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
+    acted: list[bool] = []
+    for length in range(1, 4001):
+        if length == 1:
+            processor.add(5, SamplingParams(extra={"xtc_probability": 0.3, "xtc_threshold": 0.1}))
+        view = make_view([[1] * 2])
+        view.num_tokens = np.array([length])
+        out = processor.apply(logits[None].clone(), view)[0]
+        assert torch.equal(out, processor.apply(logits[None].clone(), view)[0])
+        acted.append(bool(out[0] == -torch.inf))
+    assert abs(np.mean(acted) - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 4000)
+
+
+def penalty(text: Sequence[int], token: int, extra: dict[str, Any], breakers: set[int]) -> float:
+    """DRY's definition, by comparing the text's end with every earlier place."""
+    last_n = extra.get("dry_penalty_last_n", -1)
+    text = list(text)[-last_n:] if last_n > 0 else list(text)
+    longest = 0
+    for i in range(1, len(text)):
+        if text[i] == token:
+            length = 0
+            while length < i and text[i - 1 - length] == text[-1 - length] and text[-1 - length] not in breakers:
+                length += 1
+            longest = max(longest, length)
+    if token in breakers or longest < extra.get("dry_allowed_length", 2):
+        return 0.0
+    return extra["dry_multiplier"] * 1.75 ** (longest - extra.get("dry_allowed_length", 2))
+
+
+@pytest.mark.parametrize("size", [3, 12])
+def test_dry_penalises_what_prolongs_a_repetition(make_context: Any, make_view: Any, size: int) -> None:
+    names = [b"a", b"b: c", b"*"] + [b"x%d" % i for i in range(VOCAB - 3)]
+    breakers = {1, 2}
+    context: SamplingContext = make_context(VOCAB)
+    context = SamplingContext(
+        context.vocab_size, context.num_slots, context.device, context.eos_token_ids, token_bytes=lambda: names
+    )
+    generator = np.random.default_rng(size)
+    for _ in range(60):
+        texts = [generator.integers(0, size, generator.integers(1, 40)).tolist() for _ in range(8)]
+        asked = [
+            {"dry_multiplier": 0.8, "dry_allowed_length": int(a), "dry_penalty_last_n": int(n)}
+            for a, n in zip(generator.integers(1, 4, 8), generator.choice([-1, 5, 20], 8), strict=True)
+        ]
+        processor = Dry(context)
+        for row, extra in enumerate(asked):
+            assert processor.add(5 + row, SamplingParams(extra=extra))
+        out = processor.apply(torch.zeros(8, VOCAB), make_view(texts)).numpy()
+        for row, (text, extra) in enumerate(zip(texts, asked, strict=True)):
+            wanted = [-penalty(text, token, extra, breakers) for token in range(VOCAB)]
+            np.testing.assert_allclose(out[row], wanted, rtol=1e-6)
+
+
+def test_dry_on_a_long_repetition_is_bounded() -> None:
+    lengths = run_lengths(np.full(20_000, 7, np.int32), np.array([], np.int32))
+    assert lengths.max() == 128
+
+
+def test_dynamic_temperature_follows_the_entropy(apply: Any) -> None:
+    settings = {"temperature": 0.8, "extra": {"dynatemp_range": 0.5, "dynatemp_exponent": 1.5}}
+    for seed in range(ROUNDS):
+        logits = random_rows(seed)
+        out = apply(DynamicTemperature, logits, [settings] * ROWS)
+        for row in range(ROWS):
+            values = logits[row].numpy()
+            p = softmax(values)
+            entropy = -sum(x * math.log(x) for x in p if x > 0)
+            share = entropy / math.log(np.isfinite(values).sum())
+            temperature = 0.3 + (1.3 - 0.3) * share**1.5
+            finite = np.isfinite(values)
+            np.testing.assert_allclose(
+                out[row].numpy()[finite] / 0.8, values[finite] / temperature, rtol=1e-4, atol=1e-6
+            )
+
+
+def test_a_watermark_is_detected_and_plain_text_is_not(make_context: Any, make_view: Any) -> None:
+    """Kirchenbauer et al. 2023, equation 3: z of marked text is large, of other text below 4."""
+    generator = np.random.default_rng(0)
+    processor = Watermark(make_context(VOCAB))
+    processor.add(5, SamplingParams(extra={"watermark": True, "watermark_gamma": 0.25, "watermark_delta": 3.0}))
+    texts = {"marked": [1], "plain": [1]}
+    for _ in range(300):
+        for name, text in texts.items():
+            logits = torch.from_numpy(generator.normal(size=(1, VOCAB)).astype(np.float32))
+            if name == "marked":
+                logits = processor.apply(logits, make_view([text]))
+            text.append(int(generator.choice(VOCAB, p=softmax(logits[0].numpy()))))
+    z = {}
+    for name, text in texts.items():
+        hits = sum(token in favoured(before, VOCAB, 0.25) for before, token in pairwise(text))
+        share = int(0.25 * VOCAB) / VOCAB
+        z[name] = (hits - share * 300) / math.sqrt(300 * share * (1 - share))
+    assert z["marked"] > 8
+    assert abs(z["plain"]) < 4
+
+
+def test_fields_out_of_range_are_refused() -> None:
+    params = {
+        name: field
+        for item in installed().family("logits_processors")
+        for name, field in getattr(item.declaration.params, "model_fields", {}).items()
+    }
+    assert {"typical_p", "top_n_sigma", "top_a", "xtc_probability", "dry_multiplier", "dynatemp_range"} <= set(params)
+
+
+class TestTypical(LogitsProcessorSuite):
+    plugin = "typical"
+    asks = ({"extra": {"typical_p": 0.3}}, {"extra": {"typical_p": 0.8}})
+
+
+class TestTopNSigma(LogitsProcessorSuite):
+    plugin = "top_n_sigma"
+    asks = ({"extra": {"top_n_sigma": 0.5}}, {"extra": {"top_n_sigma": 1.5}})
+
+
+class TestTopA(LogitsProcessorSuite):
+    plugin = "top_a"
+    asks = ({"extra": {"top_a": 1.0}}, {"extra": {"top_a": 0.5}})
+
+
+class TestXtc(LogitsProcessorSuite):
+    plugin = "xtc"
+    asks = ({"extra": {"xtc_probability": 1.0, "xtc_threshold": 0.02}},)
+
+
+class TestDry(LogitsProcessorSuite):
+    plugin = "dry"
+    asks = (
+        {"extra": {"dry_multiplier": 0.8, "dry_allowed_length": 1}},
+        {"extra": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_base": 1.2}},
+    )
+
+
+class TestDynamicTemperature(LogitsProcessorSuite):
+    plugin = "dynamic_temperature"
+    asks = ({"extra": {"dynatemp_range": 0.5}}, {"temperature": 0.7, "extra": {"dynatemp_range": 0.7}})
+
+
+class TestWatermark(LogitsProcessorSuite):
+    plugin = "watermark"
+    asks = ({"extra": {"watermark": True}}, {"extra": {"watermark": True, "watermark_delta": 5.0}})
