@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import Any
 
 from fwk.cli.option_parsing import Parser, add_option_flags, parse, read_config_file
 from fwk.config import Config
-from fwk.config.secrets import HidingFormatter
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, build_config, discover
 from fwk.process.kernel_caches import bound_kernel_caches
@@ -61,10 +59,3 @@ def _early(argv: Sequence[str]) -> list[str]:
     parser.add_argument("--allow-override", nargs="+", default=[])
     words = [word.replace("_", "-", 1) if word.startswith("--allow_") else word for word in argv]
     return parser.parse_known_args(words)[0].allow_override
-
-
-def set_up_log(level: str, secrets: Sequence[str | None] = ()) -> None:
-    """Log to standard error; ``secrets`` are left out of whatever is logged."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(HidingFormatter("%(asctime)s %(levelname)s %(message)s", secrets))
-    logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fwk.cli.common import note, read_options, set_up_log
+from fwk.cli.common import note, read_options
 from fwk.cli.option_parsing import Parser
+from fwk.process.log import set_up_log
 from fwk.types import SamplingParams
 
 

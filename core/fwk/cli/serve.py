@@ -22,14 +22,16 @@ def run(argv: Sequence[str]) -> int:
 
 def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]) -> int:
     with gc_paused():
-        from fwk.cli.common import note, read_options, set_up_log  # noqa: PLC0415 - after an engine was started
+        from fwk.cli.common import read_options  # noqa: PLC0415 - after an engine was started
+        from fwk.process.log import announcer, set_up_log  # noqa: PLC0415
 
         plugins, config, _ = read_options(_parser(), argv)
-        set_up_log(config.server.log_level, [config.server.api_key, config.server.admin_api_key])
+        secrets = [config.server.api_key, config.server.admin_api_key]
+        set_up_log(config.server.log_level, config.server.log_format, secrets=secrets)
         engines = engines_of(config.engine.data_parallel_size)
         from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack
 
-    return serve(config, plugins, note, engines)
+    return serve(config, plugins, announcer(), engines)
 
 
 def _parser() -> Parser:

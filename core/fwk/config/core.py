@@ -273,7 +273,10 @@ class ServerOptions(Options):
         "Parser that splits thinking from the answer; auto: the one whose marks are in the chat template, "
         "none: thinking stays in the text.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = option("info", "Log level.")
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "Least level of what the log shows.")
+    log_format: Literal["text", "json"] = option(
+        "text", "Lines of the log: text for people, or a JSON object each for programs.", stability="beta"
+    )
     shutdown_timeout: float = option(
         5.0,
         "Seconds that requests under way may take after SIGTERM until they end with an error; a second one ends all "

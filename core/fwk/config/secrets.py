@@ -41,7 +41,11 @@ class HidingFormatter(logging.Formatter):
         self._secrets = [secret for secret in secrets if secret]
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        for secret in self._secrets:
-            text = text.replace(secret, HIDDEN)
-        return text
+        return hide(super().format(record), self._secrets)
+
+
+def hide(text: str, secrets: Iterable[str]) -> str:
+    """The text without the given secrets."""
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    return text

@@ -26,6 +26,7 @@ from fwk.interfaces.parallel import continue_with_parent_gone
 from fwk.native.memory import MemoryPrefaulter
 from fwk.plugins import PluginSet, discover, plugin_that_raised
 from fwk.process.gc import gc_paused
+from fwk.process.log import set_up_log
 from fwk.process.malloc import Heap
 from fwk.types import EngineFailed, EngineReady
 
@@ -58,8 +59,7 @@ def main() -> int:
     parent_pipe.memory.give_back()
     config = from_plain(spec.config)
     name = "engine" if config.engine.data_parallel_size == 1 else f"engine {spec.replica}"
-    form = f"%(asctime)s %(levelname)s {name}: %(message)s"
-    logging.basicConfig(level=config.server.log_level.upper(), format=form, stream=sys.stderr)
+    set_up_log(config.server.log_level, config.server.log_format, name)
     context = zmq.Context[zmq.Socket[bytes]]()
     import torch  # noqa: PLC0415
 

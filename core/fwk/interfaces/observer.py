@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +20,8 @@ class RequestRecord:
     """The life of one request; times are monotonic seconds of the API process.
 
     ``operation`` and ``trace`` are those of ``GenerateInput``: what was asked, and the headers of the trace it is
-    part of. ``sampling`` is the request's, as checked.
+    part of. ``sampling`` is the request's, as checked. ``prompt_token_ids`` and ``outputs``, the text of each sequence
+    (when the request has finished), are there only for observers that want content, and must not be changed.
     """
 
     request_id: str
@@ -37,6 +38,8 @@ class RequestRecord:
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
     sampling: SamplingParams | None = None
     n: int = 1
+    prompt_token_ids: Sequence[int] | None = None
+    outputs: tuple[str, ...] | None = None
 
     def copy(self) -> RequestRecord:
         """The record as it is now."""
@@ -50,17 +53,23 @@ async def nothing() -> None:
     """There is nothing to wait for."""
 
 
+def _as_numbers(token_ids: Sequence[int]) -> str:
+    return " ".join(map(str, token_ids))
+
+
 @dataclass(frozen=True, slots=True)
 class ObserverContext:
     """What an observer is built with.
 
     settle: waits until the observer was told all that has happened, a second at most: for routes that show it.
+    decode: the text of token ids, special tokens included; from any thread.
     """
 
     model_name: str
     options: Any = None
     lifecycle: PluginLifecycle = field(default_factory=PluginLifecycle)
     settle: Call = nothing
+    decode: Callable[[Sequence[int]], str] = _as_numbers
 
 
 class Observer:
@@ -70,6 +79,9 @@ class Observer:
     observer slows nobody. One that falls behind (20,000 events, or a call of five seconds) or raises is told nothing
     more, and the log says so. Records are copies. ``routes`` are served on the event loop.
     """
+
+    wants_content: bool = False
+    """Whether records hold prompts and outputs for it. Read for every request; users' words are nobody's by default."""
 
     def __init__(self, context: ObserverContext) -> None:
         self.context = context

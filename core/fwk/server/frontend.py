@@ -276,6 +276,9 @@ class ServerFrontend(Frontend):
             sampling=_copied(item.sampling),
             n=item.n,
         )
+        content: list[list[str]] | None = None
+        if self._observers.wants_content:
+            record.prompt_token_ids, content = item.prompt_token_ids, [[] for _ in range(item.n)]
         sequences = [_Sequence(i, self._model_text.follow(item.sampling), now) for i in range(item.n)]
         stream = _Stream()
         num_open = item.n
@@ -284,6 +287,9 @@ class ServerFrontend(Frontend):
         try:
             while num_open:
                 deltas = self._deltas(await stream.take(), sequences, record)
+                if content is not None:
+                    for delta in deltas:
+                        content[delta.index].append(delta.text)
                 num_open -= sum(delta.finish_reason is not None for delta in deltas)
                 if deltas:
                     yield deltas
@@ -293,6 +299,8 @@ class ServerFrontend(Frontend):
                 record.finish_reasons += ("abort",) * num_open
             self._client.forget(request.request_id)
             record.finished = time.monotonic()
+            if content is not None:
+                record.outputs = tuple("".join(pieces) for pieces in content)
             self._observers.request_finished(record)
 
     def check_embed(self, item: EmbedInput) -> None:

@@ -142,6 +142,11 @@ class Observers:
         for event in listener.hears:
             self._hearing[event].remove(listener)
 
+    @property
+    def wants_content(self) -> bool:
+        """Whether one of them is to see prompts and outputs."""
+        return any(listener.observer.wants_content for listener in self._listeners)
+
     def request_arrived(self, record: RequestRecord) -> None:
         self._tell("request_arrived", record)
 
@@ -165,4 +170,12 @@ class Observers:
     def _tell(self, event: str, subject: RequestRecord | EngineStats, *args: Any) -> None:
         """Tell whoever listens; a record goes on changing, so each gets one of its own, as it is now."""
         for listener in self._hearing[event]:
-            listener.tell(event, subject.copy() if isinstance(subject, RequestRecord) else subject, *args)
+            told = _copied(subject, listener) if isinstance(subject, RequestRecord) else subject
+            listener.tell(event, told, *args)
+
+
+def _copied(record: RequestRecord, listener: Listener) -> RequestRecord:
+    copy = record.copy()
+    if not listener.observer.wants_content:
+        copy.prompt_token_ids = copy.outputs = None
+    return copy

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -270,7 +271,8 @@ class PluginSwitcher:
             built: Dialect | Observer = build(item, DialectContext(self._components.frontend, options, lifecycle))
         else:
             name = self._components.frontend.card.name
-            built = build(item, ObserverContext(name, options, lifecycle, told.settle))
+            decode = partial(self._components.frontend.text.decode, skip_special_tokens=False)
+            built = build(item, ObserverContext(name, options, lifecycle, told.settle, decode))
         await lifecycles.begin(lifecycle)
         try:
             if self._is_ready:

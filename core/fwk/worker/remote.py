@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Any
 
 from fwk.config import Config
@@ -12,6 +11,7 @@ from fwk.errors import PluginError
 from fwk.interfaces.executor import Worker, WorkerRecipe
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import PluginSet, discover
+from fwk.process.log import set_up_log
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +29,7 @@ def make_worker(plain: dict[str, Any], group: ParallelGroup) -> Worker:
     from fwk.worker.worker import LocalWorker  # noqa: PLC0415 - torch comes with it
 
     config = from_plain(plain["config"])
-    logging.basicConfig(
-        level=config.server.log_level.upper(),
-        format=f"%(asctime)s %(levelname)s rank {group.rank}: %(message)s",
-        stream=sys.stderr,
-    )
+    set_up_log(config.server.log_level, config.server.log_format, f"rank {group.rank}")
     plugins = discover(config.plugins.allow_override)
     if plugins.fingerprint != plain["fingerprint"]:
         raise PluginError(

@@ -102,9 +102,10 @@ def serve_tiny(*arguments: str, config: dict[str, Any] | None = None) -> Iterato
                 process.wait(30)
 
 
-def ask(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
+def ask(url: str, path: str, body: dict[str, Any] | None = None, key: str = "") -> Any:
     """The JSON that a server answers; with a body, to a POST. Raises ``urllib.error.HTTPError``."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, {"content-type": "application/json"})
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(url + path, data, headers)
     with urllib.request.urlopen(request, timeout=60) as reply:
         return json.load(reply)

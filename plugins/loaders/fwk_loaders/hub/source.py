@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ def _snapshot(name: str, cache_dir: Path, wanted: dict[str, Any]) -> Path:
         raise ModelLoadError(
             f"model {name!r}: needs the package huggingface_hub: pip install huggingface_hub"
         ) from error
+    if not sys.stderr.isatty():
+        huggingface_hub.utils.disable_progress_bars()  # a log file is no place for them
     try:
         return Path(huggingface_hub.snapshot_download(**wanted, cache_dir=cache_dir))
     except Exception as error:  # HTTP, sockets, disk and validation, each with its own classes

@@ -1,0 +1,64 @@
+"""The log of every process: lines for people, or a JSON object per line for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from fwk.config.secrets import HidingFormatter, hide
+
+Format = Literal["text", "json"]
+
+FIELDS = "fields"
+"""Attribute of a record (``extra={FIELDS: {...}}``) whose items become members of the JSON object."""
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON: time (UTC), level, process, logger, message, the record's own fields, error."""
+
+    def __init__(self, process: str, secrets: Iterable[str | None]) -> None:
+        super().__init__()
+        self._process = process
+        self._secrets = [form for secret in secrets if secret for form in (secret, json.dumps(secret)[1:-1])]
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields: dict[str, Any] = getattr(record, FIELDS, {})
+        line |= {name: value for name, value in fields.items() if name not in line}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return hide(json.dumps(line, ensure_ascii=False, default=str), self._secrets)
+
+
+def set_up_log(level: str, form: Format = "text", process: str = "", secrets: Iterable[str | None] = ()) -> None:
+    """Log to standard error; ``secrets`` are left out of whatever is logged. ``process``: which of the server's."""
+    handler = logging.StreamHandler(sys.stderr)
+    if form == "json":
+        handler.setFormatter(JsonFormatter(process or "server", secrets))
+    else:
+        name = f" {process}:" if process else ""
+        handler.setFormatter(HidingFormatter(f"%(asctime)s %(levelname)s{name} %(message)s", secrets))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def announcer() -> Callable[[str], None]:
+    """A function that writes a sentence to the log at every ``--log-level``: where the server listens, why it ends."""
+    log = logging.getLogger("fwk")
+    handlers = logging.getLogger().handlers
+
+    def announce(sentence: str) -> None:
+        record = log.makeRecord(log.name, logging.INFO, "", 0, sentence, (), None)
+        for handler in handlers:
+            handler.handle(record)
+
+    return announce
