@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from fwk.interfaces.attention import AttentionContext, AttentionLayer
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
 from fwk.types import ForwardBatch
 from fwk.types.batch import KVGroup
@@ -85,7 +86,7 @@ def main() -> None:
     heads, kv_heads, size = map(int, arguments.heads.split(","))
     clock = time.thread_time if arguments.clock == "cpu" else time.perf_counter
     plugins = discover()
-    context = AttentionContext(torch.device("cpu"), dtype, arguments.kv_cache_dtype, BLOCK)
+    context = AttentionContext(torch.device("cpu"), dtype, arguments.kv_cache_dtype, BLOCK, threads=ThreadPool())
     backends = {name: load_object(find(plugins, "attention", name))(context) for name in names}
     print(f"{torch.get_num_threads()} threads, {arguments.dtype}, K/V {arguments.kv_cache_dtype}; ms (minima)\n")
     print("| step |" + "".join(f" {name} | plan |" for name in names) + f" {names[0]} / {names[-1]} | GFLOP/s | GB/s |")

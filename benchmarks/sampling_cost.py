@@ -17,6 +17,7 @@ import torch
 
 from fwk import SamplingParams
 from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec, SamplingContext
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import build, discover, find
 from fwk.types import NewSequence
 from fwk.worker.inputs import StepRows
@@ -37,7 +38,7 @@ KINDS = {
 def pipeline(name: str, vocab: int, batch: int, kind: dict[str, float]) -> SamplingPipeline:
     """All installed processors and one sampler, with ``batch`` sequences."""
     plugins = discover()
-    context = SamplingContext(vocab, batch, torch.device("cpu"), ())
+    context = SamplingContext(vocab, batch, torch.device("cpu"), (), threads=ThreadPool())
     items = plugins.family("logits_processors")
     orders = {i.name: i.declaration.order for i in items if isinstance(i.declaration, LogitsProcessorSpec)}
     items = sorted(items, key=lambda i: orders[i.name])

@@ -241,7 +241,7 @@ def batch(size: StepSize, **changes: Any) -> ForwardBatch:
 
 def prepared(operators: Operators, capture: Capture) -> tuple[CapturedStepModel, Counting]:
     model = Counting()
-    steps = CapturedStepModel(model, ctypes.c_int64(), operators, capture, MOST)
+    steps = CapturedStepModel(model, torch.zeros(1, dtype=torch.int64), operators, capture, MOST)
     steps.prepare(batch)
     return steps, model
 

@@ -13,10 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from tests.faults.rig import until
 from tests.helpers.tiny import TINY
 
 from fwk import native
+from fwk.interfaces.operators import OperatorContext
 from fwk.native.thread_pool import Tape, ThreadPool, operator
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
@@ -309,3 +311,10 @@ def test_cpu_threads_are_torchs_and_the_teams(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3", "3"]
+
+
+def test_a_context_without_threads_says_what_is_missing() -> None:
+    context = OperatorContext(torch.device("cpu"), torch.float32)
+    assert context.threads.size == 1
+    with pytest.raises(RuntimeError, match=r"has no threads .* threads=fwk\.native\.thread_pool\.ThreadPool\(\)"):
+        context.threads.run(0, None)

@@ -20,6 +20,7 @@ from fwk.interfaces.model import Model, ModelContext
 from fwk.interfaces.operators import OperatorContext
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import OneFormat, QuantContext, QuantMethod
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered, build, choose, discover, find, load_object
 from fwk.plugins.selection import plugin_options as plugin_options_of
 from fwk.types import ModelConfig
@@ -39,12 +40,14 @@ def make_context(
     block_size: int = 16,
 ) -> ModelContext:
     """A context with the plain plugins on the CPU."""
-    plugins, device = discover(), torch.device("cpu")
-    plain = load_object(find(plugins, "quant", "none"))(QuantContext(device, dtype, {}))
-    attention = load_object(find(plugins, "attention", "torch"))(AttentionContext(device, dtype, "auto", block_size))
+    plugins, device, threads = discover(), torch.device("cpu"), ThreadPool()
+    plain = load_object(find(plugins, "quant", "none"))(QuantContext(device, dtype, {}, threads=threads))
+    attention = load_object(find(plugins, "attention", "torch"))(
+        AttentionContext(device, dtype, "auto", block_size, threads=threads)
+    )
     group = SingleRank() if tp is None else tp
     runner = load_object(find(plugins, "moe", "torch"))
-    operators = load_object(find(plugins, "operators", "torch"))(OperatorContext(device, dtype))
+    operators = load_object(find(plugins, "operators", "torch"))(OperatorContext(device, dtype, threads=threads))
     return ModelContext(
         config, weights, dtype, device, OneFormat(plain), plain, attention, group, max_model_len, runner, operators
     )
@@ -95,7 +98,7 @@ def make_quantised_context(
     **options: Any,
 ) -> ModelContext:
     """A context on a real checkpoint, with the quantisation chosen as a worker chooses it. options: of the engine."""
-    plugins, device = discover(), torch.device("cpu")
+    plugins, device, threads = discover(), torch.device("cpu"), ThreadPool()
     loader = next(
         load_object(item)
         for item in plugins.family("loaders")
@@ -108,7 +111,8 @@ def make_quantised_context(
 
     def build_method(item: Registered) -> QuantMethod:
         raw = config.raw.get("quantization_config") or {}
-        return build(item, QuantContext(device, dtype, raw, plugin_options_of(item, plugin_options or {})))
+        own = plugin_options_of(item, plugin_options or {})
+        return build(item, QuantContext(device, dtype, raw, own, threads))
 
     context.quant = ChosenQuantization(EngineOptions(**options), plugins, Facts(), weights, context.plain, build_method)
     return context

@@ -22,12 +22,12 @@ import zmq
 
 from fwk.config.wire import from_plain
 from fwk.errors import EngineDead, FwkError, PluginError, one_line_traceback
-from fwk.interfaces.parallel import continue_with_parent_gone
 from fwk.native.memory import MemoryPrefaulter
 from fwk.plugins import PluginSet, discover, plugin_that_raised
 from fwk.process.gc import gc_paused
 from fwk.process.log import set_up_log
 from fwk.process.malloc import Heap
+from fwk.process.parent import continue_with_parent_gone
 from fwk.types import EngineFailed, EngineReady
 
 log = logging.getLogger("fwk.engine")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration, Facts
-from fwk.native.thread_pool import ThreadPool
+from fwk.interfaces.native import NO_THREADS, NativeThreads
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +99,7 @@ class AttentionContext:
     kv_dtype: str
     block_size: int
     options: Any = None
-    threads: ThreadPool = field(default_factory=ThreadPool)
+    threads: NativeThreads = NO_THREADS
 
 
 class AttentionBackend(ABC):

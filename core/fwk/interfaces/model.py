@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from ctypes import c_int64
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,8 +29,8 @@ class ModelContext:
 
     ``attention_layers`` collects the layers that need a place in the KV cache, in the order they are built. With
     ``lora``, linear layers register there, and adapters change them; a second model in the worker is built without.
-    ``is_greedy`` holds 1 in steps that need no logit but the largest of each row; native operators read it, too. None:
-    no step of this model says so.
+    ``is_greedy`` is on the device and holds 1 in steps that need no logit but the largest of each row
+    (``QuantMethod.lm_head``). None: no step of this model says so.
     """
 
     config: ModelConfig
@@ -48,7 +47,7 @@ class ModelContext:
     options: Any = None
     lora: LoRABackend | None = None
     attention_layers: list[AttentionLayer] = field(default_factory=list["AttentionLayer"])
-    is_greedy: c_int64 | None = None
+    is_greedy: Tensor | None = None  # [1] int64
 
 
 class Encoder(ABC):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration, Facts
-from fwk.native.thread_pool import ThreadPool
+from fwk.interfaces.native import NO_THREADS, NativeThreads
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ class OperatorContext:
     device: torch.device
     dtype: torch.dtype  # of activations
     options: Any = None
-    threads: ThreadPool = field(default_factory=ThreadPool)
+    threads: NativeThreads = NO_THREADS
 
 
 class Operators(ABC):

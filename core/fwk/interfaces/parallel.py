@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-PR_SET_PDEATHSIG = 1
-"""Linux's number of the request to prctl, from its headers."""
 
 
 def threads_each(num_processes: int, environment: Mapping[str, str]) -> int:
@@ -59,12 +53,3 @@ class SingleRank(ParallelGroup):
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         return x
-
-
-def continue_with_parent_gone() -> None:
-    """On Linux: have the system continue this process, should it be stopped, when its parent dies.
-
-    It then sees that its leash is gone, and cleans up and ends; one that is not stopped notices nothing.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from ctypes import c_int64
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration, Facts
-from fwk.native.thread_pool import ThreadPool
+from fwk.interfaces.native import NO_THREADS, NativeThreads
 
 if TYPE_CHECKING:
     import torch
@@ -74,21 +73,6 @@ Weights = Any
 
 
 @dataclass(frozen=True, slots=True)
-class GreedyProduct:
-    """Logits of which, in steps that are greedy, little more than the largest is computed.
-
-    apply: [n, in_features] to [n, out_features], as the method's own does it. In a greedy step of up to ``max_rows``
-    rows outputs other than the largest of a row may be -inf; the largest, and all that equal it, are the same to the
-    bit, and a row with an output that is no number has one, too.
-    num_bytes: what is read of the weights then, at the least.
-    """
-
-    apply: Callable[[Tensor], Tensor]
-    max_rows: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class QuantContext:
     """What a quantisation method is built with. ``checkpoint_config`` is config.json's ``quantization_config``.
 
@@ -99,7 +83,7 @@ class QuantContext:
     dtype: torch.dtype
     checkpoint_config: Mapping[str, Any]
     options: Any = None
-    threads: ThreadPool = field(default_factory=ThreadPool)
+    threads: NativeThreads = NO_THREADS
 
 
 class QuantMethod(ABC):
@@ -147,12 +131,16 @@ class QuantMethod(ABC):
     def apply(self, weights: Weights, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [num_tokens, in_features] to [num_tokens, sum(out_features)] in x's dtype."""
 
-    def greedy(self, weights: Weights, is_greedy: c_int64) -> GreedyProduct | None:
-        """How a model's last layer is computed where greedy decoding needs less of it; None: as in any step.
+    def lm_head(self, weights: Weights, is_greedy: Tensor) -> Weights:
+        """What a model's last layer gives ``apply``, made of ``finish``'s weights; by default those themselves.
 
-        is_greedy: holds 1 in such steps, else 0; it is set before they begin.
+        is_greedy: [1] int64 on the device, which holds 1 in steps whose sampling needs of a row's outputs only the
+        largest, else 0. It is set before a step and stays where it is, so that operators of a recorded step read it.
+        In steps of 1 ``apply`` may return -inf for outputs other than the largest of a row; the largest, and all that
+        equal it, are the same to the bit, and a row with an output that is no number has one, too. A tied embedding
+        keeps ``finish``'s weights, which the result may share.
         """
-        return None
+        return weights
 
     def rows(self, weights: Weights, indices: Tensor) -> Tensor:
         """indices: [n] int64 to the rows of the matrix they name, [n, in_features] in the context's dtype."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
-from fwk.native.thread_pool import ThreadPool
+from fwk.interfaces.native import NO_THREADS, NativeThreads
 from fwk.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SamplingContext:
     device: torch.device
     eos_token_ids: tuple[int, ...]
     options: Any = None
-    threads: ThreadPool = field(default_factory=ThreadPool)
+    threads: NativeThreads = NO_THREADS
     token_bytes: Callable[[], Sequence[bytes]] = list
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fwk.interfaces.quant import PLAIN, GreedyProduct, LayerKind, LinearShape, Weights
+from fwk.interfaces.quant import PLAIN, LayerKind, LinearShape, Weights
 from fwk.layers.sharding import PaddedRows, Part, load
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class LMHead:
 
     It is two where another format was chosen, or the head's method cannot look rows up in its layout.
     is_final: nothing is done to what it returns before tokens are chosen, so that greedy steps may leave out all but
-    the largest (``QuantMethod.greedy``).
+    the largest (``QuantMethod.lm_head``, which makes ``head_weights``).
     """
 
     def __init__(
@@ -89,13 +89,11 @@ class LMHead:
             embedding.share(self.weights)
         else:
             self.weights = embedding.weights
-        self.greedy: GreedyProduct | None = None
+        self.head_weights = self.weights
         if is_final and context.is_greedy is not None and self.tp.size == 1:  # padding might be the largest of a rank
-            self.greedy = self.method.greedy(self.weights, context.is_greedy)
+            self.head_weights = self.method.lm_head(self.weights, context.is_greedy)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] to [n, vocab_size], the same on all ranks."""
-        if self.greedy is not None:
-            return self.greedy.apply(hidden)
-        logits = self.tp.all_gather(self.method.apply(self.weights, hidden, None), -1)
+        logits = self.tp.all_gather(self.method.apply(self.head_weights, hidden, None), -1)
         return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from ctypes import c_int64
 from typing import NamedTuple
 
 from torch import Tensor
@@ -64,19 +63,22 @@ class GraphCapture(ABC):
 class StepModel:
     """The model as the runner calls it, every step operator by operator.
 
-    is_greedy: the model's own (``ModelContext``), set while a step runs.
+    is_greedy: the model's own (``ModelContext``), 1 while a greedy step runs.
     """
 
-    def __init__(self, model: Model, is_greedy: c_int64) -> None:
+    def __init__(self, model: Model, is_greedy: Tensor) -> None:
         self.model = model
         self._is_greedy = is_greedy
 
     def run(self, batch: ForwardBatch) -> StepOutput:
         """Compute one step; attention is planned already."""
-        self._is_greedy.value = batch.is_greedy
-        output = self._run(batch)
-        self._is_greedy.value = 0
-        return output
+        if not batch.is_greedy:
+            return self._run(batch)
+        self._is_greedy.fill_(1)
+        try:
+            return self._run(batch)
+        finally:
+            self._is_greedy.fill_(0)
 
     def _run(self, batch: ForwardBatch) -> StepOutput:
         hidden = self.model.forward(batch)
@@ -99,7 +101,7 @@ class CapturedStepModel(StepModel):
     """
 
     def __init__(
-        self, model: Model, is_greedy: c_int64, operators: Operators, capture: GraphCapture, most: StepSize
+        self, model: Model, is_greedy: Tensor, operators: Operators, capture: GraphCapture, most: StepSize
     ) -> None:
         super().__init__(model, is_greedy)
         self._operators = operators

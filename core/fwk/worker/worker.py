@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from ctypes import c_int64
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, FwkError, ModelLoadError
@@ -124,7 +124,7 @@ class LocalWorker(Worker):
         attention = self._attention(attention_item)
         context = self._model_context(opened, model_item, attention, [], options)
         context.lora = self._lora_backend()
-        context.is_greedy = is_greedy = c_int64()
+        context.is_greedy = is_greedy = torch.zeros(1, dtype=torch.int64, device=self._device)
         model: Model | Encoder = build(model_item, context)
         self._report(context)
         self._check_all_read(opened, model_item, context.weights)
@@ -362,7 +362,7 @@ class LocalWorker(Worker):
         self._pipeline = pipeline
         return pipeline
 
-    def _step_model(self, model: Model, is_greedy: c_int64, max_tokens: int, max_drafts: int) -> StepModel:
+    def _step_model(self, model: Model, is_greedy: Tensor, max_tokens: int, max_drafts: int) -> StepModel:
         if self._why_not_captured():
             return StepModel(model, is_greedy)
         max_seqs = self._config.engine.cuda_graph_max_bs

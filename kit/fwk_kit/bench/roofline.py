@@ -21,7 +21,6 @@ from fwk.types import Request, SamplingParams
 
 if TYPE_CHECKING:
     from fwk.engine.llm import LLM
-    from fwk.interfaces.quant import GreedyProduct
 
 READ_BYTES = 2**30
 MATRIX = 2048
@@ -70,14 +69,15 @@ def measure_machine(dtype: torch.dtype = torch.bfloat16) -> Machine:
 def measure_phases(llm: LLM, context: int, steps: int, batches: tuple[int, ...], prompt: int) -> list[Phase]:
     """Time decode steps at each batch size with ``context`` tokens a sequence, and the prefill of one prompt."""
     weights, macs = model_size(llm)
-    head, greedy = _greedy_head(llm)
+    head, bytes_read = _lm_head(llm)
     cell = kv_bytes(llm)
     phases: list[Phase] = []
     for batch in batches:
         seconds = _decode(llm, batch, context, steps)
         read = weights + batch * (context + steps // 2) * cell
-        if greedy is not None and batch <= greedy.max_rows:
-            read += greedy.num_bytes - head
+        greedy = bytes_read(batch)
+        if greedy is not None:
+            read += greedy - head
         phases.append(Phase(f"decode, batch {batch}", read, 2 * batch * macs, batch, seconds))
     phases.append(Phase(f"prefill, {prompt} tokens", weights, 2 * prompt * macs, prompt, _prefill(llm, prompt)))
     return phases
@@ -99,13 +99,17 @@ def model_size(llm: LLM) -> tuple[int, int]:
     return nbytes, macs
 
 
-def _greedy_head(llm: LLM) -> tuple[int, GreedyProduct | None]:
-    """Bytes of the LM head, and how greedy steps compute it, if they do so in another way."""
+def _lm_head(llm: LLM) -> tuple[int, Callable[[int], int | None]]:
+    """Bytes of the LM head, and what a greedy step of so many rows reads of it; None: all.
+
+    A quantisation method says so by ``bytes_read`` of what its ``lm_head`` returns.
+    """
     model = llm.engine.executor._worker._runner.model.model  # type: ignore[attr-defined]
     head = next((layer for layer in _layers(model, set()) if isinstance(layer, LMHead)), None)
     if head is None:
-        return 0, None
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(head.weights, set())), head.greedy
+        return 0, lambda _: None
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(head.weights, set()))
+    return nbytes, getattr(head.head_weights, "bytes_read", lambda _: None)
 
 
 def kv_bytes(llm: LLM) -> int:

@@ -11,6 +11,7 @@ import torch
 
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, KVKind
 from fwk.interfaces.declaration import Facts
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered, load_object
 from fwk.plugins.selection import plugin_options
 from fwk_kit.testing.batches import block_tables, make_batch, sees
@@ -68,7 +69,7 @@ def build(registered: Registered, shape: Shape, features: frozenset[str] = froze
         pytest.skip(f"{registered.name} {refusal}")
     dtype = DTYPES[shape.dtype]
     options = plugin_options(registered, {})
-    context = AttentionContext(torch.device("cpu"), dtype, shape.kv_dtype, shape.block_size, options)
+    context = AttentionContext(torch.device("cpu"), dtype, shape.kv_dtype, shape.block_size, options, ThreadPool())
     return load_object(registered)(context)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, LogitsView, SamplingContext
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered
 from fwk.types import SamplingParams
 from fwk_kit.testing.served import ServedSuite
@@ -42,7 +43,7 @@ class LogitsProcessorSuite(ServedSuite):
 
     def processor(self, item: Registered) -> LogitsProcessor:
         """One that has seen nothing."""
-        context = SamplingContext(VOCAB, SLOTS, torch.device("cpu"), (EOS,), self.given(item))
+        context = SamplingContext(VOCAB, SLOTS, torch.device("cpu"), (EOS,), self.given(item), ThreadPool())
         return self.make(item, context)
 
     def settings(self) -> list[SamplingParams]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ctypes import c_int64
 from typing import Any, ClassVar
 
 import pytest
@@ -13,6 +12,7 @@ from torch import Tensor
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import PLAIN, LinearShape, OneFormat, QuantContext, QuantizerSpec, QuantMethod
 from fwk.layers import ColumnParallelLinear, Part, RowParallelLinear, VocabEmbedding
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered
 from fwk_kit.testing.base import PluginSuite
 from fwk_kit.testing.serving import TINY, tokens_of
@@ -61,7 +61,7 @@ class QuantizerSuite(PluginSuite):
 
     def method(self, item: Registered) -> QuantMethod:
         """The method under test, on the CPU in float32."""
-        return self.make(item, QuantContext(torch.device("cpu"), torch.float32, {}, self.given(item)))
+        return self.make(item, QuantContext(torch.device("cpu"), torch.float32, {}, self.given(item), ThreadPool()))
 
     def layouts(self, item: Registered) -> list[str]:
         """Those of the declaration that ``packed`` can make."""
@@ -170,7 +170,7 @@ class QuantizerSuite(PluginSuite):
                 assert tuple(made[name].shape) == spec.shape(INNER, HIDDEN), name
                 assert made[name].dtype == spec.dtype, name
         assert set(made) <= set(method.params(shape)), "encode() makes tensors params() does not name"
-        halves = self.make(item, QuantContext(torch.device("cpu"), torch.bfloat16, {}, self.given(item)))
+        halves = self.make(item, QuantContext(torch.device("cpu"), torch.bfloat16, {}, self.given(item), ThreadPool()))
         if halves.encodes_from is not None:
             weight = random(INNER, HIDDEN)
             rounded = halves.encode(weight.to(halves.encodes_from), GATE)
@@ -189,21 +189,21 @@ class QuantizerSuite(PluginSuite):
             embedding = VocabEmbedding(self.context(item, layout, weights), EMBED)
             self.close(item, layout, embedding(ids), numbers[EMBED][ids])
 
-    def test_greedy_products_have_the_largest(self, item: Registered) -> None:
+    def test_an_lm_head_of_greedy_steps_has_the_largest(self, item: Registered) -> None:
         method, layout = self.method(item), self.layouts(item)[0]
         context = layer_context(self.checkpoint(item, layout)[0], OneFormat(method, layout))
-        weights, is_greedy = RowParallelLinear(context, DOWN, INNER, HIDDEN).weights, c_int64()
-        product = method.greedy(weights, is_greedy)
-        if product is None:
+        weights, is_greedy = RowParallelLinear(context, DOWN, INNER, HIDDEN).weights, torch.zeros(1, dtype=torch.int64)
+        head = method.lm_head(weights, is_greedy)
+        if head is weights:
             return
-        for num_rows in (0, 1, product.max_rows, product.max_rows + 1):
+        for num_rows in (0, 1, 2, 3, 4, 5, 9, 33):
             x = random(num_rows, INNER)
             with torch.inference_mode():
                 whole = method.apply(weights, x, None)
-                is_greedy.value = 0
-                assert torch.equal(product.apply(x), whole)
-                is_greedy.value = 1
-                found = product.apply(x)
+                is_greedy.fill_(0)
+                assert torch.equal(method.apply(head, x, None), whole)
+                is_greedy.fill_(1)
+                found = method.apply(head, x, None)
             assert torch.equal(found.where(found != -torch.inf, whole), whole)
             is_largest = whole == whole.amax(-1, keepdim=True)
             assert torch.equal(found[is_largest], whole[is_largest])

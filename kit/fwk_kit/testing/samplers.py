@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered
 from fwk_kit.testing.served import ServedSuite
 
@@ -46,7 +47,7 @@ class SamplerSuite(ServedSuite):
 
     def sample(self, item: Registered, logits: Tensor, rows: SamplingRows) -> Tensor:
         """Pick with a sampler that has seen nothing before."""
-        context = SamplingContext(logits.shape[1], 8, torch.device("cpu"), (), self.given(item))
+        context = SamplingContext(logits.shape[1], 8, torch.device("cpu"), (), self.given(item), ThreadPool())
         given = logits.clone()
         with torch.inference_mode():
             picks = self.make(item, context).sample(given, rows)
@@ -92,7 +93,7 @@ class SamplerSuite(ServedSuite):
             assert self.sample(item, logits[i : i + 1], one).item() == together[i]
 
     def test_earlier_calls_change_nothing(self, item: Registered) -> None:
-        context = SamplingContext(50, 8, torch.device("cpu"), (), self.given(item))
+        context = SamplingContext(50, 8, torch.device("cpu"), (), self.given(item), ThreadPool())
         sampler: Sampler = self.make(item, context)
         logits, rows = logits_of(6, 50), rows_of(range(6), range(6))
         first = sampler.sample(logits.clone(), rows)
@@ -100,7 +101,7 @@ class SamplerSuite(ServedSuite):
         assert torch.equal(sampler.sample(logits.clone(), rows), first)
 
     def test_the_same_logits_may_come_with_other_numbers(self, item: Registered) -> None:
-        context = SamplingContext(50, 8, torch.device("cpu"), (), self.given(item))
+        context = SamplingContext(50, 8, torch.device("cpu"), (), self.given(item), ThreadPool())
         sampler: Sampler = self.make(item, context)
         for greedy, dtype in product((True, False), (torch.bfloat16, torch.float16)):
             logits = logits_of(3, 50).to(dtype)

@@ -19,6 +19,7 @@ from fwk.interfaces.model import ModelContext
 from fwk.interfaces.operators import OperatorContext
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import PLAIN, LinearShape, ParamSpec, QuantContext, Quantization, QuantMethod
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import choose, load_object
 from fwk.types import ModelConfig
 from fwk_kit.testing.base import installed
@@ -89,15 +90,16 @@ def layer_context(
 ) -> ModelContext:
     """What layers are built with on the CPU in float32: the format under test, all else as ``auto`` chooses it."""
     plugins, device, dtype = installed(), torch.device("cpu"), torch.float32
+    threads = ThreadPool()
 
     def take(family: str) -> Any:
         item = choose(plugins, family, "auto", Facts()).chosen
         assert item is not None
         return load_object(item)
 
-    attention = take("attention")(AttentionContext(device, dtype, "auto", 16))
-    plain = PlainWeights(QuantContext(device, dtype, {}))
+    attention = take("attention")(AttentionContext(device, dtype, "auto", 16, threads=threads))
+    plain = PlainWeights(QuantContext(device, dtype, {}, threads=threads))
     group = SingleRank() if tp is None else tp
     model = ModelConfig.from_dict({**SMALL, **config}, "fwk_kit.testing")
-    operators = take("operators")(OperatorContext(device, dtype))
+    operators = take("operators")(OperatorContext(device, dtype, threads=threads))
     return ModelContext(model, weights, dtype, device, quant, plain, attention, group, 512, take("moe"), operators)

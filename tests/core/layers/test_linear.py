@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ctypes import c_int64
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from torch import Tensor
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
 from fwk.interfaces.parallel import ParallelGroup
-from fwk.interfaces.quant import GreedyProduct, LinearShape, OneFormat, ParamSpec, QuantContext, QuantMethod
+from fwk.interfaces.quant import LinearShape, OneFormat, ParamSpec, QuantContext, QuantMethod
 from fwk.layers import ColumnParallelLinear, GatedMLP, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
 from fwk.types import ModelConfig
 
@@ -165,7 +164,7 @@ def test_lm_head_gathers_and_trims() -> None:
 
 
 class Greedy(QuantMethod):
-    """Has another product for greedy steps, which gives zeros."""
+    """Has other weights for an LM head, of zeros."""
 
     def params(self, shape: LinearShape) -> Mapping[str, ParamSpec]:
         return {"weight": ParamSpec(output_dim=0, input_dim=1, dtype=shape.dtype)}
@@ -176,8 +175,8 @@ class Greedy(QuantMethod):
     def apply(self, weights: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weights, bias)
 
-    def greedy(self, weights: Tensor, is_greedy: c_int64) -> GreedyProduct:
-        return GreedyProduct(lambda x: 0 * F.linear(x, weights), 4, 8)
+    def lm_head(self, weights: Tensor, is_greedy: Tensor) -> Tensor:
+        return torch.zeros_like(weights)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,7 @@ def test_only_a_whole_head_at_the_end_may_leave_logits_out(
     size: int, is_final: bool, is_told: bool, leaves_out: bool
 ) -> None:
     (context, *_) = ranks({"h.weight": random(33, 24)}, size)
-    context.is_greedy = c_int64() if is_told else None
+    context.is_greedy = torch.zeros(1, dtype=torch.int64) if is_told else None
     context.quant = OneFormat(Greedy(QuantContext(context.device, context.dtype, {})))
     logits = LMHead(context, "h", is_final=is_final)(random(2, 24))
     assert bool((logits == 0).all()) == leaves_out

@@ -20,6 +20,7 @@ from fwk import native
 from fwk.errors import PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, KVKind, KVSpec
 from fwk.interfaces.declaration import Facts
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import choose, discover, load_object
 from fwk_attention.cpu.backend import SOURCE
 from fwk_kit.testing.batches import block_tables, make_batch
@@ -39,7 +40,7 @@ def one_thread() -> Iterator[None]:
 
 def build(name: str, dtype: torch.dtype, block_size: int = 16, kv_dtype: str = "auto") -> AttentionBackend:
     item = PLUGINS.by_family["attention"][name]
-    return load_object(item)(AttentionContext(torch.device("cpu"), dtype, kv_dtype, block_size))
+    return load_object(item)(AttentionContext(torch.device("cpu"), dtype, kv_dtype, block_size, threads=ThreadPool()))
 
 
 @dataclasses.dataclass

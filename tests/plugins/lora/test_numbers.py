@@ -23,6 +23,7 @@ from fwk.interfaces.model import ModelContext
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
 from fwk.layers import ColumnParallelLinear, GatedMLP, Part, QKVLinear, RowParallelLinear
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
 from fwk.types import AdapterPlace, Batch, ForwardBatch, ModelConfig, NewSequence, SamplingParams
 from fwk.worker.adapters import AdapterStore
@@ -202,7 +203,7 @@ ROUNDED = pytest.param(
 def test_lora_goes_around_any_weight_format(kind: type[QuantMethod], folders: Path) -> None:
     """Adapters get the layer's inputs as they are, also where the format rounds them."""
     context = context_of(folders / "base")
-    method = kind(QuantContext(context.device, context.dtype, {}, Int8Options(int8_activations="8bit")))
+    method = kind(QuantContext(context.device, context.dtype, {}, Int8Options(int8_activations="8bit"), ThreadPool()))
     part = Part("model.layers.0.self_attn.q_proj", 64)
     layer = ColumnParallelLinear(context, [part], 64, method=method)
     tensors = load_file(folders / "narrow/adapter_model.safetensors")

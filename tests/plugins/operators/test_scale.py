@@ -7,6 +7,7 @@ import torch
 
 from fwk import native
 from fwk.interfaces.operators import OperatorContext
+from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
 
 
@@ -15,7 +16,8 @@ from fwk.plugins import discover, find, load_object
 def test_scale(name: str, dtype: torch.dtype) -> None:
     if name == "cpu" and native.refusal() is not None:
         pytest.skip("no C++ compiler")
-    operators = load_object(find(discover(), "operators", name))(OperatorContext(torch.device("cpu"), dtype))
+    context = OperatorContext(torch.device("cpu"), dtype, threads=ThreadPool())
+    operators = load_object(find(discover(), "operators", name))(context)
     for n, size in ((0, 5), (1, 1), (3, 16), (33, 577)):
         whole = torch.randn(n, size + 3, generator=torch.Generator().manual_seed(size)).to(dtype)
         wanted, rest = (whole[:, 1:-2].double() * 25.25).to(dtype), whole[:, [0, -2, -1]].clone()

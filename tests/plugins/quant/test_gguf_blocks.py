@@ -10,6 +10,7 @@ from tests.helpers.quantised import random_blocks
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.quant import LinearShape, QuantContext
+from fwk.native.thread_pool import ThreadPool
 from fwk_quant.gguf import GGUFOptions
 from fwk_quant.gguf.blocks import BLOCK_TYPES, BlockType
 from fwk_quant.gguf.method import GGUFMethod
@@ -58,7 +59,7 @@ def test_what_the_package_quantises() -> None:
 @pytest.mark.parametrize("layout", BLOCK_TYPES)
 def test_infinite_factors_are_refused(layout: str) -> None:
     kind = BLOCK_TYPES[layout]
-    method = GGUFMethod(QuantContext(CPU, torch.float32, {}, GGUFOptions()))
+    method = GGUFMethod(QuantContext(CPU, torch.float32, {}, GGUFOptions(), ThreadPool()))
     shape = LinearShape(kind.num_values, (2,), torch.float32, CPU, "layer", layout)
     for start in kind.factors:
         for value in (np.inf, np.nan):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ctypes import c_int64
-
 import pytest
 import torch
 from tests.helpers.isas import isa_params
@@ -17,6 +15,8 @@ pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ com
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
+GREEDY = torch.ones(1, dtype=torch.int64)
+
 
 @pytest.fixture(scope="module", params=isa_params(native.EMULATED_AMX, least="avx2"))
 def kernel(request: pytest.FixtureRequest) -> FloatKernel:
@@ -29,14 +29,16 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def check(kernel: FloatKernel, weight: Tensor, x: Tensor) -> float:
     """Both ways, for all rows that may be left out; the share of outputs that were left out."""
-    matrix = kernel.pack(weight)
-    screen = kernel.screen(matrix)
-    assert screen is not None
+    matrix, is_greedy = kernel.pack(weight), torch.zeros(1, dtype=torch.int64)
+    screened = kernel.screened(matrix, is_greedy)
+    assert screened is not None
     left_out = []
     for first in range(0, len(x), kernel.screened_rows):
         some = x[first : first + kernel.screened_rows]
-        whole, found = kernel.apply(matrix, some, None), kernel.largest(matrix, screen, some, c_int64(1))
-        assert torch.equal(kernel.largest(matrix, screen, some, c_int64(0)).nan_to_num(7), whole.nan_to_num(7))
+        is_greedy.fill_(1)
+        whole, found = kernel.apply(matrix, some, None), kernel.largest(screened, some)
+        is_greedy.fill_(0)
+        assert torch.equal(kernel.largest(screened, some).nan_to_num(7), whole.nan_to_num(7))
         assert torch.equal(whole.isnan().any(1), found.isnan().any(1))
         is_same = (found == whole) | (found.isnan() & whole.isnan())
         assert bool((is_same | (found == -torch.inf)).all()), "an output is neither left out nor right"
@@ -111,15 +113,15 @@ def test_what_is_no_number_is_found(dtype: torch.dtype, kernel: FloatKernel) -> 
 def test_more_rows_are_whole(kernel: FloatKernel) -> None:
     weight, x = random(300, 40), random(kernel.screened_rows + 1, 40)
     matrix = kernel.pack(weight)
-    screen = kernel.screen(matrix)
-    assert screen is not None
-    assert torch.equal(kernel.largest(matrix, screen, x, c_int64(1)), kernel.apply(matrix, x, None))
+    screened = kernel.screened(matrix, GREEDY)
+    assert screened is not None
+    assert torch.equal(kernel.largest(screened, x), kernel.apply(matrix, x, None))
 
 
 @pytest.mark.slow
 def test_without_vectors_all_is_computed() -> None:
     kernel = FloatKernel(ThreadPool(1), "plain")
-    assert kernel.screen(kernel.pack(torch.ones(4, 4))) is None
+    assert kernel.screened(kernel.pack(torch.ones(4, 4)), GREEDY) is None
 
 
 @pytest.mark.parametrize("instructions", isa_params(native.EMULATED_AMX, least="avx2"))
@@ -128,11 +130,10 @@ def test_any_number_of_threads_leaves_out_the_same(instructions: str) -> None:
     found = []
     for size in (1, 2, 5):
         one = FloatKernel(ThreadPool(size), instructions)
-        matrix = one.pack(weight)
-        screen = one.screen(matrix)
-        assert screen is not None
+        screened = one.screened(one.pack(weight), GREEDY)
+        assert screened is not None
         for _ in range(5):
-            found.append(one.largest(matrix, screen, weight[7:9], c_int64(1)))
+            found.append(one.largest(screened, weight[7:9]))
     assert all(torch.equal(y, found[0]) for y in found)
     assert bool(found[0].isinf().any())
 

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 
 from fwk import native
 from fwk.interfaces.quant import LinearShape, QuantContext
+from fwk.native.thread_pool import ThreadPool
 from fwk_quant.none.method import PlainMethod
 
 CPU = torch.device("cpu")
 
 
 def method(dtype: torch.dtype) -> PlainMethod:
-    return PlainMethod(QuantContext(CPU, dtype, {}))
+    return PlainMethod(QuantContext(CPU, dtype, {}, threads=ThreadPool()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
+from fwk.native.thread_pool import ThreadPool
 from fwk.types import SamplingParams
 
 NUM_SLOTS = 64
@@ -19,7 +20,7 @@ FIRST_SLOT = 5  # so that a slot is never its row's number
 @pytest.fixture
 def make_context() -> Callable[..., SamplingContext]:
     def make(vocab_size: int, eos_token_ids: tuple[int, ...] = (0,)) -> SamplingContext:
-        return SamplingContext(vocab_size, NUM_SLOTS, torch.device("cpu"), eos_token_ids)
+        return SamplingContext(vocab_size, NUM_SLOTS, torch.device("cpu"), eos_token_ids, threads=ThreadPool())
 
     return make
 

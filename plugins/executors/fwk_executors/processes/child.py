@@ -21,7 +21,7 @@ import msgspec
 
 from fwk.errors import FwkError, one_line_traceback
 from fwk.interfaces.executor import Worker
-from fwk.interfaces.parallel import continue_with_parent_gone
+from fwk.process.parent import continue_with_parent_gone
 from fwk.types import StepResult
 from fwk_executors._common.torch_group import TorchGroup
 from fwk_executors.processes.messages import (

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from ctypes import c_int64
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from fwk import native
-from fwk.interfaces.quant import GreedyProduct, LinearShape, ParamSpec, QuantContext, QuantMethod
-from fwk_quant._common.cpu.kernel import FloatKernel, PackedMatrix
+from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
+from fwk_quant._common.cpu.kernel import FloatKernel, PackedMatrix, ScreenedMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +52,11 @@ class PlainMethod(QuantMethod):
             return weight
         return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_TOKENS)
 
-    def apply(self, weights: Tensor | PackedMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, weights: Tensor | PackedMatrix | ScreenedMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
+        if isinstance(weights, ScreenedMatrix):
+            assert self._kernel is not None
+            assert bias is None, "an LM head has none"
+            return self._kernel.largest(weights, x)
         if isinstance(weights, PackedMatrix):
             assert self._kernel is not None
             return self._kernel.apply(weights, x, bias)
@@ -61,17 +64,11 @@ class PlainMethod(QuantMethod):
             return F.linear(x, weights, bias)
         return torch.ops.mkldnn._linear_pointwise(x, weights, bias, "none", [], "")
 
-    def greedy(self, weights: Tensor | PackedMatrix, is_greedy: c_int64) -> GreedyProduct | None:
-        """By the kernel, which leaves out what a screen of the weights rules out."""
-        kernel = self._kernel
-        if kernel is None or not self._screens or not isinstance(weights, PackedMatrix):
-            return None
-        screen = kernel.screen(weights)
-        if screen is None:
-            return None
-        return GreedyProduct(
-            lambda x: kernel.largest(weights, screen, x, is_greedy), kernel.screened_rows, screen.num_bytes
-        )
+    def lm_head(self, weights: Tensor | PackedMatrix, is_greedy: Tensor) -> Tensor | PackedMatrix | ScreenedMatrix:
+        """With a screen, by which the kernel rules out outputs that cannot be the largest."""
+        if self._kernel is None or not self._screens or not isinstance(weights, PackedMatrix):
+            return weights
+        return self._kernel.screened(weights, is_greedy) or weights
 
     def rows(self, weights: Tensor | PackedMatrix, indices: Tensor) -> Tensor:
         if isinstance(weights, PackedMatrix):

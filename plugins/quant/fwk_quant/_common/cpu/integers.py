@@ -15,7 +15,7 @@ from fwk_quant._common.cpu.packing import Packing
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fwk.native.thread_pool import ThreadPool
+    from fwk.interfaces.native import NativeThreads
 
 ROUNDED_TOGETHER = 64
 """Inputs whose activations share a scale, where groups of weights are no smaller."""
@@ -71,7 +71,7 @@ class IntegerKernel(LinearKernel):
 
     source = Path(__file__).with_name("integers.cpp")
 
-    def __init__(self, threads: ThreadPool, instructions: str | None = None) -> None:
+    def __init__(self, threads: NativeThreads, instructions: str | None = None) -> None:
         super().__init__(threads, instructions)
         self._may_be_fine = native.has_tiles(instructions or native.isa())
 

@@ -18,6 +18,8 @@ from fwk_quant._common.cpu.packing import PANEL, Packing
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fwk.interfaces.native import NativeThreads
+
 MAX_FEW_ROWS = 4
 """Up to here each thread always prepares the rows it needs by itself."""
 
@@ -109,19 +111,25 @@ class PackedMatrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Screen:
-    """A matrix' numbers again, in 8 bits, with bounds of what that takes away (``screen.h``).
+class ScreenedMatrix:
+    """A matrix, and its numbers again in 8 bits, with bounds of what that takes away (``screen.h``).
 
-    It is made by a thread of its own, which mostly waits for memory, beside the rest of a start.
+    The screen is made by a thread of its own, which mostly waits for memory, alongside the rest of a start.
+    is_greedy: [1] int64, which holds 1 in steps that need no output but the largest of each row.
     """
 
+    matrix: PackedMatrix
     header: ctypes.Structure
-    pieces: tuple[Tensor, ...]
+    screen: tuple[Tensor, ...]
     maker: Thread
+    is_greedy: Tensor
+    max_rows: int
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(piece.numel() * piece.element_size() for piece in self.pieces)
+    def bytes_read(self, num_rows: int) -> int | None:
+        """Bytes of weights that a greedy step of so many rows reads at least; None: those of the matrix."""
+        if num_rows > self.max_rows:
+            return None
+        return sum(piece.numel() * piece.element_size() for piece in self.screen)
 
 
 class LinearKernel:
@@ -133,7 +141,7 @@ class LinearKernel:
 
     source: ClassVar[Path]
 
-    def __init__(self, threads: ThreadPool, instructions: str | None = None) -> None:
+    def __init__(self, threads: NativeThreads, instructions: str | None = None) -> None:
         """instructions: one of ``native.testable_isas()``. Raises ``PluginError`` when the kernel cannot be built."""
         self._threads = threads
         self.packing = Packing(threads, instructions)
@@ -195,7 +203,7 @@ class FloatKernel(LinearKernel):
     source = Path(__file__).with_name("floats.cpp")
     formats: ClassVar = {torch.float32: 0, torch.bfloat16: 1}
 
-    def __init__(self, threads: ThreadPool, instructions: str | None = None, *, shortens: bool = True) -> None:
+    def __init__(self, threads: NativeThreads, instructions: str | None = None, *, shortens: bool = True) -> None:
         """shortens: keep bfloat16 in 12 bits a number, without loss, where the instruction set is fast at it."""
         super().__init__(threads, instructions)
         library = native.load(self.source, instructions)
@@ -220,8 +228,8 @@ class FloatKernel(LinearKernel):
         )
         return PackedMatrix(words, size, (weight.dtype,), header)
 
-    def screen(self, matrix: PackedMatrix) -> Screen | None:
-        """What ``largest`` needs of a matrix; None where it would not be sooner done than ``apply``."""
+    def screened(self, matrix: PackedMatrix, is_greedy: Tensor) -> ScreenedMatrix | None:
+        """A matrix for ``largest``; None where that would not be sooner done than ``apply``."""
         if not self.screened_rows or matrix.size[1] >= TOO_MANY_INPUTS:
             return None
         panels, num_words = -(-matrix.size[0] // PANEL), -(-matrix.size[1] // 4)
@@ -235,18 +243,18 @@ class FloatKernel(LinearKernel):
 
         maker = Thread(target=make, args=(matrix, pieces), daemon=True)
         maker.start()
-        return Screen(header, pieces, maker)
+        return ScreenedMatrix(matrix, header, pieces, maker, is_greedy, self.screened_rows)
 
-    def largest(self, matrix: PackedMatrix, screen: Screen, x: Tensor, is_greedy: ctypes.c_int64) -> Tensor:
-        """A ``GreedyProduct`` for up to ``screened_rows`` rows."""
-        screen.maker.join()
-        bounds = torch.empty(2, self.screened_rows, len(screen.pieces[0]))
+    def largest(self, screened: ScreenedMatrix, x: Tensor) -> Tensor:
+        """``apply``, as ``QuantMethod.lm_head`` allows it: in greedy steps of up to ``screened_rows`` rows."""
+        screened.maker.join()
+        bounds = torch.empty(2, self.screened_rows, len(screened.screen[0]))
 
         def as_call(call: LinearCall) -> Call:
-            header, flag = ctypes.addressof(screen.header), ctypes.addressof(is_greedy)
+            header, flag = ctypes.addressof(screened.header), screened.is_greedy.data_ptr()
             return self._largest, _Largest(call, header, flag, bounds.data_ptr())
 
-        return self._multiply(matrix, x, None, as_call)
+        return self._multiply(screened.matrix, x, None, as_call)
 
     def _short(self, weight: Tensor) -> PackedMatrix | None:
         """bfloat16 in 12 bits a number (``bf12.h``); None where too many do not fit."""

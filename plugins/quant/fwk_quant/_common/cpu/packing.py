@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk import native
-from fwk.native.thread_pool import ThreadPool, operator
+from fwk.native.thread_pool import operator
 from fwk_quant._common.cpu.pages import HugePages
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fwk.interfaces.native import NativeThreads
 
 SOURCE = Path(__file__).with_name("packing.cpp")
 
@@ -38,7 +40,7 @@ class _Quantise(ctypes.Structure):
 class Packing:
     """What a start does with every matrix, on the threads of ``threads``. Panels lie in huge pages."""
 
-    def __init__(self, threads: ThreadPool, instructions: str | None = None) -> None:
+    def __init__(self, threads: NativeThreads, instructions: str | None = None) -> None:
         """instructions: one of ``native.isas()``. Raises ``PluginError`` when the operators cannot be built."""
         self._threads = threads
         self.pages = HugePages()

@@ -1,0 +1,38 @@
+"""What native operators (C++ functions) are run by, as plugins see it: a worker's threads."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class NativeThreads(Protocol):
+    """Runs native operators, one after the other. Core's is ``fwk.native.thread_pool.ThreadPool``, one per worker."""
+
+    @property
+    def size(self) -> int:
+        """Threads that compute an operator."""
+        ...
+
+    def run(self, op: int, args: Any, *, is_small: bool = False) -> None:
+        """Run one operator, or append it to the step that is being recorded.
+
+        op: its address (``fwk.native.thread_pool.operator``).
+        args: a ctypes structure, which the operator only reads. Where it is recorded, what it points at must stay.
+        is_small: waking the other threads would take longer than the work.
+        """
+        ...
+
+
+class NoThreads:
+    """What a context has that was built without threads: whoever needs none is served, an operator is refused."""
+
+    size = 1
+
+    def run(self, op: int, args: Any, *, is_small: bool = False) -> None:
+        raise RuntimeError(
+            "this plugin's context has no threads to run native operators: build it with "
+            "threads=fwk.native.thread_pool.ThreadPool()"
+        )
+
+
+NO_THREADS = NoThreads()
