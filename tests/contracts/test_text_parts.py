@@ -40,6 +40,16 @@ class TestHermes(ToolParserSuite):
     }
 
 
+class TestJson(ToolParserSuite):
+    plugin = "json"
+    samples = {
+        '{"name": "add", "arguments": {"a": "}"}}': ("", "", [("add", '{"a": "}"}')]),
+        '```json\n{"name": "add", "parameters": {"a": 1}}\n```': ("", "", [("add", '{"a": 1}')]),
+        '[{"name": "add", "arguments": {}},\n {"name": "say"}]': ("", "", [("add", "{}"), ("say", "{}")]),
+        '{"name": "add", "arguments": {}}\n{"name": "say"}': ("", "", [("add", "{}"), ("say", "{}")]),
+    }
+
+
 class TestQwen3(ReasoningParserSuite):
     plugin = "qwen3"
     samples = {"<think>hm</think>Yes.": ("Yes.", "hm", []), "Yes.": ("Yes.", "", [])}

@@ -88,8 +88,11 @@ async def test_constrained_output_and_its_errors(able: Server) -> None:
     able.check_invariants()
 
 
-async def test_without_marks_in_the_template_tools_are_refused(tiny: Server) -> None:
-    async with httpx.AsyncClient(base_url=tiny.url, verify=NO_TLS) as http:
-        reply = await http.post("/v1/chat/completions", json={"messages": MESSAGES, "tools": TOOLS})
-    assert reply.status_code == 400
-    assert "--tool-call-parser" in reply.json()["error"]["message"]
+async def test_without_tools_in_the_template_they_are_plain_json(tiny: Server) -> None:
+    async with httpx.AsyncClient(base_url=tiny.url, timeout=60, verify=NO_TLS) as http:
+        choice = await post(http, tools=TOOLS, tool_choice="required", max_tokens=400)
+        assert choice["finish_reason"] in ("tool_calls", "length")
+        for call in choice["message"].get("tool_calls", []):
+            check_call(call)
+        plain = await post(http, tools=TOOLS, max_tokens=4)
+        assert plain["finish_reason"] in ("stop", "length")

@@ -265,8 +265,8 @@ class ServerOptions(Options):
     )
     tool_call_parser: str = option(
         "auto",
-        "Parser of the model's tool calls; auto: the one whose marks are in the chat template, "
-        "none: tools are refused.",
+        "Parser of the model's tool calls; auto: the one whose marks are in the chat template, else one that reads "
+        "plain JSON calls; none: only calls that tool_choice forces are read.",
     )
     reasoning_parser: str = option(
         "auto",

@@ -127,6 +127,9 @@ class AdapterCard:
 class TextTools(ABC):
     """The served model's tokeniser and templates. Every method is safe to call from any thread."""
 
+    shows_tools: bool = True
+    """Whether the chat template shows the model the tools it is given; else messages have to."""
+
     @abstractmethod
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Text to ids; ``parse_special=False`` turns text that looks like a special token into ordinary tokens."""
@@ -215,8 +218,14 @@ class Frontend(ABC):
         Call it through ``run_blocking`` when the input has a grammar: it is compiled, which takes up to seconds.
         """
 
-    def tool_parser(self, tools: Sequence[Mapping[str, Any]], prompt_tail: str = "") -> ToolParser | None:
-        """A parser of tool calls for one sequence; None when this server has none."""
+    def tool_parser(
+        self, tools: Sequence[Mapping[str, Any]], prompt_tail: str = "", is_forced: bool = False
+    ) -> ToolParser | None:
+        """A parser of tool calls for one sequence; None when this server has none.
+
+        With ``is_forced`` it has a grammar of calls, and the model writes nothing else; None only where no installed
+        parser has one.
+        """
         return None
 
     def reasoning_parser(self, prompt_tail: str = "") -> StreamParser | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,9 @@ class ParserContext:
 class StreamParser(ABC):
     """Fed with text as it comes. Feeding everything at once gives the same as feeding it by character."""
 
+    reads_special: ClassVar[bool] = False
+    """Whether its marks may be special tokens: the output is then decoded with them."""
+
     def __init__(self, context: ParserContext) -> None:
         self.context = context
 
@@ -66,8 +70,19 @@ class ToolParser(StreamParser):
     """Finds tool calls. Text that is not a call of a known tool stays content; white space beside calls may go."""
 
     @abstractmethod
-    def grammar(self, is_many: bool) -> GrammarRequest:
-        """One call of any of the context's tools, or with ``is_many`` one or more, and nothing else."""
+    def grammar(self, is_many: bool) -> GrammarRequest | None:
+        """One call of any of the context's tools, or with ``is_many`` one or more, and nothing else.
+
+        None for a format that no grammar of ours describes: the server's fallback parser then forces calls.
+        """
+
+    def instructions(self) -> str:
+        """For a chat template that shows the model no tools: what to tell it instead. Empty: this parser cannot."""
+        return ""
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """An earlier call as the model would have written it, for a chat template that shows no calls."""
+        return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +90,14 @@ class ToolParserSpec(Declaration):
     """Declares a tool-call parser (``--tool-call-parser``); ``load`` names a ``ToolParser``.
 
     template_marks: for ``auto``: what is found in chat templates of models that speak this format; empty: never.
+    is_fallback: ``auto`` takes it for templates that no other parser reads. It has a grammar, and instructions for
+        templates that show the model no tools.
     """
 
     family: ClassVar[str] = "tool_parsers"
 
     template_marks: tuple[str, ...] = ()
+    is_fallback: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

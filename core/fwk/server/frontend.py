@@ -211,8 +211,13 @@ class ServerFrontend(Frontend):
         self._grammars.check(item.sampling.grammar)
         return item
 
-    def tool_parser(self, tools: Sequence[Mapping[str, Any]], prompt_tail: str = "") -> ToolParser | None:
-        return self._parsers.tool.make(tools, prompt_tail)
+    def tool_parser(
+        self, tools: Sequence[Mapping[str, Any]], prompt_tail: str = "", is_forced: bool = False
+    ) -> ToolParser | None:
+        parser: ToolParser | None = self._parsers.tool.make(tools, prompt_tail)
+        if is_forced and (parser is None or parser.grammar(True) is None):
+            return self._parsers.fallback.make(tools, prompt_tail)
+        return parser
 
     def reasoning_parser(self, prompt_tail: str = "") -> StreamParser | None:
         return self._parsers.reasoning.make((), prompt_tail)

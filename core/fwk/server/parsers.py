@@ -34,6 +34,7 @@ class Parsers:
         options = config.server
         self.tool = ParserChoice("tool_parsers", options.tool_call_parser, config, plugins, template)
         self.reasoning = ParserChoice("reasoning_parsers", options.reasoning_parser, config, plugins, template)
+        self.fallback = ParserChoice("tool_parsers", _fallback(plugins), config, plugins, template)
 
     def use(self, family: str, choice: ParserChoice) -> None:
         """Parse the requests to come with another parser of a family."""
@@ -51,7 +52,32 @@ def select_parser(family: str, requested: str, plugins: PluginSet, template: str
         return choose(plugins, family, requested, Facts())
     candidates = [_judged(item, template) for item in ranked(plugins, family)]
     chosen = next((candidate.item for candidate in candidates if candidate.refusal is None), None)
+    if chosen is None:
+        chosen = next((candidate.item for candidate in candidates if _is_fallback(candidate.item)), None)
+        candidates = [candidate for candidate in candidates if candidate.item is not chosen]
     return Selection(family, requested, chosen, candidates)
+
+
+def _is_fallback(item: Registered) -> bool:
+    return isinstance(item.declaration, ToolParserSpec) and item.declaration.is_fallback
+
+
+def _fallback(plugins: PluginSet) -> str:
+    """The parser that forces calls where the model's own cannot."""
+    return next((item.name for item in ranked(plugins, "tool_parsers") if _is_fallback(item)), "none")
+
+
+def tool_note(parsers: Parsers, shows_tools: bool) -> str | None:
+    """How tools reach the model and calls come back, where the chat template does not say; None where it does."""
+    name = parsers.tool.name
+    if name == "none":
+        return None
+    if not shows_tools:
+        return f"the chat template shows the model no tools: a system message describes them in format {name!r}"
+    item = parsers.tool.selection.chosen
+    if item is not None and _is_fallback(item) and parsers.tool.selection.requested == AUTO:
+        return f"no installed tool parser knows the chat template's format of calls: {name!r} reads plain JSON calls"
+    return None
 
 
 def _judged(item: Registered, template: str) -> Candidate:

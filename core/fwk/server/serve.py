@@ -38,7 +38,7 @@ from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.observer_dispatch import Observers
-from fwk.server.parsers import Parsers
+from fwk.server.parsers import Parsers, tool_note
 from fwk.server.replicas import Replicas
 from fwk.server.route_registry import RouteRegistry
 from fwk.server.switching import PluginSwitcher, ServerComponents
@@ -252,6 +252,9 @@ class _Server:
         if name in adapter_paths(config):
             raise ConfigError(f"--lora-paths: {name!r} is the served model's own name")
         parsers = Parsers(config, plugins, text.chat_template)
+        note = tool_note(parsers, text.shows_tools) if opened.task == "generate" else None
+        if note is not None:
+            self._progress(f"note: {note}")
         grammars = Grammars(config, plugins, lambda: text, opened.config.vocab_size, opened.eos_token_ids)
         self._selections += [parsers.tool.selection, parsers.reasoning.selection]
         check_strict(config.plugins.strict, self._reasons(None))

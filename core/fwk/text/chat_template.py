@@ -88,6 +88,17 @@ class ChatTemplate:
             text = text[: end + len(last.strip())]
         return text
 
+    def shows_tools(self) -> bool:
+        """Whether a tool given to it is in the prompt. A template that refuses the question is taken at its word."""
+        name = "probe_7c1e"
+        parameters = {"type": "object", "properties": {}}
+        function = {"name": name, "description": name, "parameters": parameters}
+        try:
+            prompt = self.render([{"role": "user", "content": "x"}], tools=[{"type": "function", "function": function}])
+        except InvalidRequest:
+            return True
+        return name in prompt
+
     def _run(self, variables: Mapping[str, Any]) -> str:
         parts: list[str] = []
         length = 0

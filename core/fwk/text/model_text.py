@@ -39,6 +39,7 @@ class ModelText(TextTools):
         source = _read(options.chat_template) if options.chat_template else checkpoint.chat_template()
         self.chat_template = source or ""
         self._template = ChatTemplate(source, special) if source else None
+        self.shows_tools = self._template is not None and self._template.shows_tools()
 
     @cached_property
     def _literal(self) -> Tokenizer:

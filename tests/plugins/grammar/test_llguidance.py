@@ -251,3 +251,27 @@ def test_whitespace_in_json_is_as_the_options_say(
         for text in does_not:
             grammar = start.fork()
             assert not all(grammar.accept(byte) for byte in text.encode())
+
+
+OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "is_allowed"),
+    [
+        (OPEN, '{"b":', False),
+        ({"type": "array", "items": OPEN}, '[{"b":', False),
+        ({"$defs": {"o": OPEN}, "type": "object", "properties": {"x": {"$ref": "#/$defs/o"}}}, '{"x":{"b":', False),
+        ({**OPEN, "additionalProperties": True}, '{"b":', True),
+        ({"type": "object"}, '{"b":', True),
+        ({"allOf": [OPEN, {"type": "object", "properties": {"b": {"type": "integer"}}}]}, '{"b":', True),
+    ],
+)
+def test_objects_that_list_properties_are_closed_unless_an_option_opens_them(
+    schema: dict[str, object], text: str, is_allowed: bool
+) -> None:
+    request = GrammarRequest("json_schema", json.dumps(schema))
+    for is_open in (False, True):
+        options = LLGuidanceOptions(constrained_json_open_objects=is_open)
+        grammar = LLGuidanceBackend(context(options=options)).compile(request)
+        assert all(grammar.accept(byte) for byte in text.encode()) == (is_allowed or is_open)

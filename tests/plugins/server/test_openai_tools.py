@@ -11,6 +11,7 @@ import pytest
 from fwk.errors import InvalidRequest
 from fwk.interfaces.parser import ParserContext
 from fwk_parsers.hermes.parser import HermesParser
+from fwk_parsers.json.parser import JsonParser
 from fwk_parsers.think.parser import ThinkParser
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -25,6 +26,7 @@ WEATHER = {
 }
 TIME = {"type": "function", "function": {"name": "get_time"}}
 TOOLS = [WEATHER, TIME]
+MESSAGES = [{"role": "user", "content": "Hi"}]
 TEXT = (
     'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln 🙂"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
@@ -36,7 +38,7 @@ ARGUMENTS = ['{"city": "Köln 🙂"}', "{}"]
 def able(frontend):
     """The frontend with a grammar backend and parsers; its model says TEXT."""
     frontend.grammar_kinds = KINDS
-    frontend.tool_parser = lambda tools, tail="": HermesParser(ParserContext(tools, tail))
+    frontend.tool_parser = lambda tools, tail="", is_forced=False: HermesParser(ParserContext(tools, tail))
     frontend.reasoning_parser = lambda tail="": ThinkParser(ParserContext((), tail))
     return frontend
 
@@ -290,7 +292,7 @@ WRONG = [
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
     ({"regex": 5}, "regex"),
     ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
-    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": TOOLS, "tool_choice": "required", "regex": "a"}, "regex"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
@@ -323,3 +325,86 @@ async def test_a_call_cannot_be_forced_without_a_grammar_backend(api, able, says
     assert (await api.refused(CHAT, body))["param"] == "tool_choice"
     says(TEXT)
     assert (await api.chat(tools=TOOLS))["choices"][0]["finish_reason"] == "tool_calls"
+
+
+CALL = '{"name": "get_weather", "arguments": {"city": "Bonn"}}'
+
+
+@pytest.fixture
+def toolless(frontend):
+    """A server whose chat template shows no tools, and whose parser is the fallback."""
+    frontend.grammar_kinds = KINDS
+    frontend.text.shows_tools = False
+    frontend.tool_parser = lambda tools, tail="", is_forced=False: JsonParser(ParserContext(tools, tail))
+    return frontend
+
+
+async def test_a_template_without_tools_gets_them_in_a_system_message(api, toolless, fake):
+    toolless.script = lambda item: [[delta] for delta in fake.deltas_of(item, CALL)]
+    for system in ([], [{"role": "system", "content": "Be brief."}]):
+        choice = (await api.chat(messages=[*system, {"role": "user", "content": "Hi"}], tools=TOOLS))["choices"][0]
+        assert calls_of(choice["message"]) == [("get_weather", '{"city": "Bonn"}')]
+        first = toolless.text.seen.messages[0]
+        assert first["role"] == "system"
+        assert first["content"].startswith("Be brief." if system else "You may call")
+        assert '"get_weather"' in first["content"]
+        assert '"get_time"' in first["content"]
+        assert toolless.text.seen.tools is None
+
+
+async def test_earlier_calls_and_results_are_plain_messages_there(api, toolless):
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Bonn"}'}}
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]
+    await api.chat(messages=turns)
+    assert toolless.text.seen.messages == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": CALL},
+        {"role": "user", "content": "Result of get_weather: rain"},
+    ]
+
+
+async def test_forced_calls_do_not_depend_on_a_parser(api, toolless):
+    def parser(tools, tail="", is_forced=False):
+        return JsonParser(ParserContext(tools, tail)) if is_forced else None
+
+    toolless.tool_parser = parser
+    toolless.text.shows_tools = True
+    await api.chat(tools=TOOLS, tool_choice="required")
+    await api.chat(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "get_time"}})
+    assert [len(json.loads(item.sampling.grammar.source)["tags"]) for item in toolless.items] == [2, 1]
+    assert (await api.refused(CHAT, {"messages": MESSAGES, "tools": TOOLS}))["param"] == "tools"
+
+
+async def test_tools_and_a_schema_are_one_grammar(api, able):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    await api.chat(tools=TOOLS, response_format=wanted)
+    tags = json.loads(able.items[0].sampling.grammar.source)["tags"]
+    assert [tag["begin"] for tag in tags][2:] == [""]
+    assert tags[2]["schema"] == schema
+
+
+async def test_allowed_tools_are_a_choice_of_them(api, able):
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TIME]}}
+    await api.chat(tools=TOOLS, tool_choice=some)
+    assert len(json.loads(able.items[0].sampling.grammar.source)["tags"]) == 1
+    some["allowed_tools"]["mode"] = "auto"
+    await api.chat(tools=TOOLS, tool_choice=some)
+    assert able.text.seen.tools == [TIME]
+
+
+async def test_functions_of_old_are_answered_as_function_call(api, says):
+    says(TEXT)
+    functions = [tool["function"] for tool in TOOLS]
+    choice = (await api.chat(functions=functions))["choices"][0]
+    assert choice["message"]["function_call"] == {"name": "get_weather", "arguments": ARGUMENTS[0]}
+    assert choice["finish_reason"] == "function_call"
+    chunks = await api.chat_stream(functions=functions)
+    news = [chunk["choices"][0]["delta"].get("function_call") for chunk in chunks]
+    news = [each for each in news if each]
+    assert news[0]["name"] == "get_weather"
+    assert "".join(each["arguments"] for each in news) == ARGUMENTS[0]

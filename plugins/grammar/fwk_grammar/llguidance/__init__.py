@@ -19,6 +19,11 @@ class LLGuidanceOptions(Options):
     constrained_json_disable_any_whitespace: bool = option(
         False, "Allow no whitespace between the parts of constrained JSON: shorter output."
     )
+    constrained_json_open_objects: bool = option(
+        False,
+        "Let the objects of a JSON schema that lists properties have others as well unless the schema forbids it, as "
+        "the standard has it. By default such objects are closed: a small model otherwise invents keys without end.",
+    )
 
 
 @hookimpl

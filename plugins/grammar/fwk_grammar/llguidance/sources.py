@@ -8,6 +8,7 @@ from typing import Any
 from fwk.errors import InvalidRequest
 from fwk.types import GrammarRequest
 from fwk_grammar.llguidance import LLGuidanceOptions
+from fwk_grammar.llguidance.closing import closed
 from llguidance import LLMatcher, grammar_from
 
 MAX_CHOICES = 20_000
@@ -37,6 +38,8 @@ def _json(source: str, options: LLGuidanceOptions) -> str:
     schema = _read(source)
     if not isinstance(schema, dict):
         raise InvalidRequest("the JSON schema must be an object")
+    if not options.constrained_json_open_objects:
+        schema = closed(schema)
     return LLMatcher.grammar_from_json_schema(schema, overrides=_settings(options))
 
 
@@ -74,7 +77,8 @@ def _tagged(source: dict[str, Any], options: LLGuidanceOptions) -> str:
     """Pieces of JSON between fixed texts, in Lark."""
     rules: list[str] = []
     for i, tag in enumerate(source["tags"]):
-        schema = {**tag["schema"], "x-guidance": _settings(options)}
+        schema = tag["schema"] if options.constrained_json_open_objects else closed(tag["schema"])
+        schema = {**schema, "x-guidance": _settings(options)}
         rules.append(f"tag{i}: {_quoted(tag['begin'])} json{i} {_quoted(tag['end'])}")
         rules.append(f"json{i}: %json {json.dumps(schema)}")
     piece = " | ".join(f"tag{i}" for i in range(len(source["tags"])))

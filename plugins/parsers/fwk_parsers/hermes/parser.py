@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any
 
 from fwk.interfaces.parser import Parsed, ParserContext, ToolCallDelta, ToolParser
 from fwk.types import GrammarRequest
 from fwk_parsers._common import HeldSpace, SteppingParser, held_len
+from fwk_parsers._common.scan import Scan, read_call
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_HEADER = 512
@@ -18,60 +20,6 @@ MAX_HEADER = 512
 _HEADER = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\n]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.ASCII
 )
-_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
-_PLAIN = re.compile(r'[^"{}\[\]<]*')
-
-
-class _Scan:
-    """Walks through JSON piece by piece, looking for the end of the object it began in."""
-
-    def __init__(self, depth: int = 0) -> None:
-        self.position = 0
-        self._depth = depth
-        self._in_string = False
-        self._is_escaped = False
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the object's first brace has come."""
-        return self._depth > 0
-
-    def run(self, text: str) -> str | None:
-        """Go on from ``position``. ``end``: the object ends there. ``bad``: a ``<`` outside a string is there."""
-        while self.position < len(text):
-            if self._in_string:
-                self._string(text)
-                continue
-            self.position = _end(_PLAIN, text, self.position)
-            char = text[self.position : self.position + 1]
-            if char == "<":
-                return "bad"
-            self.position += len(char)
-            if char == '"':
-                self._in_string = True
-            elif char and char in "{[":
-                self._depth += 1
-            elif char and char in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return "end"
-        return None
-
-    def _string(self, text: str) -> None:
-        if self._is_escaped:
-            self._is_escaped = False
-            self.position += 1
-            return
-        self.position = _end(_STRING, text, self.position)
-        if self.position < len(text):
-            self._in_string = text[self.position] == "\\"  # else it is the closing quote
-            self._is_escaped = self._in_string  # an escape whose second character has not come yet
-            self.position += 1
-
-
-def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
-    match = pattern.match(text, start)
-    return match.end() if match is not None else start
 
 
 class _At(Enum):
@@ -97,7 +45,7 @@ class HermesParser(SteppingParser, ToolParser):
         self._at = _At.TEXT
         self._text = ""  # undecided
         self._space = HeldSpace()  # before the opening mark of the call under way
-        self._scan = _Scan()
+        self._scan = Scan()
         self._pieces: list[str] = []  # of the call that will be known at its end
         self._num_calls = 0
         self._is_after_call = False  # nothing but white space has come since a call
@@ -123,6 +71,17 @@ class HermesParser(SteppingParser, ToolParser):
         ]
         return GrammarRequest("tagged", json.dumps({"tags": tags, "separator": "\n", "is_many": is_many}))
 
+    def instructions(self) -> str:
+        functions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.context.tools)
+        return (
+            f"You may call these functions, given as JSON schemas:\n{functions}\n\n"
+            f"To call one, write its name and arguments as JSON:\n"
+            f'{OPEN}\n{{"name": "FUNCTION", "arguments": {{"ARGUMENT": "VALUE"}}}}\n{CLOSE}'
+        )
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"{OPEN}\n{super().write_call(name, arguments)}\n{CLOSE}"
+
     def _step(self) -> Parsed:
         match self._at:
             case _At.TEXT:
@@ -130,7 +89,7 @@ class HermesParser(SteppingParser, ToolParser):
             case _At.HEAD:
                 return self._in_head()
             case _At.WHOLE:
-                return self._in_whole()
+                return self._inread_call()
             case _At.ARGUMENTS:
                 return self._in_arguments()
             case _At.TAIL:
@@ -155,15 +114,15 @@ class HermesParser(SteppingParser, ToolParser):
         name = _name(match.group(1)) if match is not None else None
         if match is not None and self._knows(name):
             self._text = self._text[match.end() :]
-            self._at, self._scan = _At.ARGUMENTS, _Scan()
+            self._at, self._scan = _At.ARGUMENTS, Scan()
             return self._call(name)
         begun = self._text[:MAX_HEADER].lstrip()
-        is_decided = begun and (begun[0] != "{" or _Scan().run(begun) is not None)
+        is_decided = begun and (begun[0] != "{" or Scan().run(begun) is not None)
         if is_decided or len(self._text) >= MAX_HEADER:
-            self._at, self._scan = _At.WHOLE, _Scan()
+            self._at, self._scan = _At.WHOLE, Scan()
         return Parsed()
 
-    def _in_whole(self) -> Parsed:
+    def _inread_call(self) -> Parsed:
         if not self._scan.has_begun:
             stripped = self._text.lstrip()
             if stripped and stripped[0] != "{":
@@ -177,7 +136,7 @@ class HermesParser(SteppingParser, ToolParser):
                 return self._no_call(piece)
             self._pieces.append(piece)
             return Parsed()
-        call = _whole("".join([*self._pieces, piece]))
+        call = read_call("".join([*self._pieces, piece]))
         if call is None or not self._knows(call[0]):
             return self._no_call(piece)
         self._at = _At.CLOSING
@@ -189,7 +148,7 @@ class HermesParser(SteppingParser, ToolParser):
         self._scan.position = 0
         if found is not None:
             self._at = _At.TAIL if found == "end" else _At.CLOSING
-            self._scan = _Scan(depth=1)
+            self._scan = Scan(depth=1)
         if not arguments:
             return Parsed()
         return Parsed(tool_calls=[ToolCallDelta(self._num_calls - 1, arguments=arguments)])
@@ -234,18 +193,3 @@ def _name(text: str) -> str | None:
         return json.loads(text)
     except ValueError:
         return None
-
-
-def _whole(text: str) -> tuple[str, str] | None:
-    """Name and arguments of a call in one piece, however its members are ordered."""
-    try:
-        call = json.loads(text)
-        name = call.get("name")
-        arguments = call.get("arguments", call.get("parameters", {}))
-        if isinstance(arguments, str):
-            text, arguments = arguments, json.loads(arguments)
-        else:
-            text = json.dumps(arguments, ensure_ascii=False)
-    except (ValueError, RecursionError, AttributeError):
-        return None
-    return (name, text) if isinstance(name, str) and isinstance(arguments, dict) else None

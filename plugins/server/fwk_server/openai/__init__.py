@@ -5,14 +5,16 @@
 Fields nobody here reads are ignored, as OpenAI's own clients expect of a server: ``user``, ``metadata``, ``store``,
 ``safety_identifier``, ``prompt_cache_retention``, ``prediction`` and ``verbosity`` (hints), ``strict`` of a tool (calls
 the model makes by itself are not constrained), and anything unknown. A field that asks for something this server cannot
-do (``suffix``, tools without a parser, audio, ...) is refused with 400 and its name in ``param``: ignoring it would
+do (``suffix``, audio, ...) is refused with 400 and its name in ``param``: ignoring it would
 lie. The table of those is in ``refusals.py``. Hints for the schedule policy (``priority``, ``session_id``,
 ``prompt_cache_key``, ``service_tier``, ``deadline``) are passed on; see docs/scheduling.md.
 
 Output is constrained by ``response_format``, by ``structured_outputs`` (``json``, ``regex``, ``choice``, ``grammar``,
 ``json_object``) and the older ``guided_*`` of vLLM, and by SGLang's ``json_schema``, ``regex`` and ``ebnf``; one
 of them at a time. A schema is always kept, ``strict`` or not. ``tool_choice`` ``required`` or naming a function
-constrains the output to calls. A constrained answer has no thinking: the grammar holds from the first token.
+constrains the output to calls; with a ``response_format`` and ``tool_choice`` ``auto`` the output is a call or keeps to
+the schema. Where the chat template shows the model no tools, a system message does. A constrained answer has no
+thinking: the grammar holds from the first token.
 
 Two values leave OpenAI's published schema, where OpenAI's service leaves it too and clients rely on it: a completion's
 ``finish_reason`` is null in the chunks before its last, and the first token of an echoed prompt, which nothing

@@ -13,8 +13,15 @@ class Answer:
     """Turns deltas into what a message is made of: thinking first, and calls out of what is not thinking."""
 
     def __init__(
-        self, reasoning: StreamParser | None, tools: ToolParser | None, *, is_parallel: bool, is_silent: bool = False
+        self,
+        reasoning: StreamParser | None,
+        tools: ToolParser | None,
+        *,
+        is_parallel: bool,
+        is_silent: bool = False,
+        is_legacy: bool = False,
     ) -> None:
+        self._is_legacy = is_legacy  # one call, as ``function_call``
         self._reasoning = reasoning
         self._tools = tools
         self._is_parallel = is_parallel
@@ -24,6 +31,11 @@ class Answer:
         self._thoughts: list[str] = []
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls so far, as the API lists them."""
+        return self._calls
 
     @property
     def reasoning_tokens(self) -> int:
@@ -50,7 +62,9 @@ class Answer:
             self._content.append(parsed.content)
             news["content"] = parsed.content
         calls = self._call_news(parsed.tool_calls)
-        return news | {"tool_calls": calls} if calls else news
+        if not calls:
+            return news
+        return news | ({"function_call": calls[0]["function"]} if self._is_legacy else {"tool_calls": calls})
 
     def message(self, echo: str) -> dict[str, Any]:
         """The whole message."""
@@ -59,13 +73,17 @@ class Answer:
         message["refusal"] = None
         if self._reasoning is not None and not self._is_silent:
             message["reasoning_content"] = "".join(self._thoughts) or None
-        if self._calls:
+        if self._calls and self._is_legacy:
+            message["function_call"] = self._calls[0]["function"]
+        elif self._calls:
             message["tool_calls"] = self._calls
         return message
 
     def finish_reason(self, reason: str | None) -> str | None:
         """As the API names it."""
-        return "tool_calls" if reason == "stop" and self._calls else reason
+        if reason != "stop" or not self._calls:
+            return reason
+        return "function_call" if self._is_legacy else "tool_calls"
 
     def _parse(self, text: str, is_last: bool) -> Parsed:
         parsed = _run(self._reasoning, text, is_last) if self._reasoning is not None else Parsed(content=text)

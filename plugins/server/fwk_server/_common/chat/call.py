@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput
@@ -14,10 +17,11 @@ from fwk_server._common.chat.answers import Answer
 from fwk_server._common.chat.constraints import Constraint, read_constraint
 from fwk_server._common.chat.messages import chat_ids, read_messages
 from fwk_server._common.chat.models import ChatRequest
+from fwk_server._common.chat.plain_tools import tools_in_text
 from fwk_server._common.chat.refusals import refuse_unsupported
 from fwk_server._common.chat.sampling import check_generate, checked, label_of, sampling_params
 from fwk_server._common.chat.served import adapter_of
-from fwk_server._common.chat.tools import ToolUse, read_tools
+from fwk_server._common.chat.tools import ToolUse, read_tools, with_answer
 
 TAIL_TOKENS = 32
 """Of the prompt, looked at for thinking that the template has opened."""
@@ -37,21 +41,31 @@ class ChatCall:
     def num_top(self) -> int:
         return self.body.top_logprobs or 0
 
+    def reads_special(self, frontend: Frontend) -> bool:
+        """Whether a parser of the output looks for marks that may be special tokens."""
+        tools = self.tools
+        parser = frontend.tool_parser(tools.functions, is_forced=tools.is_forced) if tools is not None else None
+        reasoning = frontend.reasoning_parser() if self.constraint is None else None
+        return any(found is not None and found.reads_special for found in (parser, reasoning))
+
     def answers(self, frontend: Frontend) -> list[Answer]:
         """What reads the choices, where there is something to look for in their text.
 
         A constrained answer is all answer: nothing in it is thinking.
         """
-        tail = frontend.text.decode(self.item.prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
+        tail = _tail(frontend, self.item.prompt_token_ids)
         functions = self.tools.functions if self.tools is not None else None
+        is_forced = self.tools is not None and self.tools.is_forced
+        is_legacy = self.tools is not None and self.tools.is_legacy
+        is_parallel = self.tools is None or self.tools.is_parallel
+        is_silent = self.body.include_reasoning is False
+        make = partial(Answer, is_parallel=is_parallel, is_silent=is_silent, is_legacy=is_legacy)
         found: list[Answer] = []
         for _ in range(self.item.n):
             reasoning = frontend.reasoning_parser(tail) if self.constraint is None else None
-            tools = frontend.tool_parser(functions, tail) if functions is not None else None
+            tools = frontend.tool_parser(functions, tail, is_forced) if functions is not None else None
             if reasoning is not None or tools is not None:
-                is_parallel = self.tools is None or self.tools.is_parallel
-                is_silent = self.body.include_reasoning is False
-                found.append(Answer(reasoning, tools, is_parallel=is_parallel, is_silent=is_silent))
+                found.append(make(reasoning, tools))
         return found
 
 
@@ -66,12 +80,15 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
     adapter = adapter_of(body.model, frontend, body.lora_path)
     frontend.card.check_task("generate")
     refuse_unsupported(raw, reads=("lora_path",))
-    tools = read_tools(raw, frontend)
-    constraint = _constraint(raw, tools, frontend)
+    tools, constraint = _tools_and_constraint(raw, frontend)
     check_generate(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
     messages = read_messages(body.messages)
+    shown = tools.tools if tools is not None else None
+    rendered = messages
+    if not frontend.text.shows_tools:
+        rendered, shown = tools_in_text(messages, tools, frontend), None
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = sampling_params(
         body,
@@ -85,9 +102,9 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
         prompt_token_ids=chat_ids(
             frontend.text,
             body,
-            messages,
+            rendered,
             bool(body.add_special_tokens),
-            tools.tools if tools is not None else None,
+            shown,
             frontend.card.max_prompt_len,
         ),
         sampling=sampling,
@@ -101,18 +118,24 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
         trace=caller.trace,
     )
     echo = messages[-1]["content"] if body.echo else ""
-    return ChatCall(body, item, echo, tools, constraint[1] if constraint is not None else None)
+    call = ChatCall(body, item, echo, tools, constraint[1] if constraint is not None else None)
+    if call.reads_special(frontend):
+        call.item = replace(item, sampling=msgspec.structs.replace(sampling, skip_special_tokens=False))
+    return call
 
 
-def _constraint(raw: Mapping[str, Any], tools: ToolUse | None, frontend: Frontend) -> Constraint | None:
-    """What the output must look like: as the request says, or a call if one must be made."""
+def _tools_and_constraint(raw: Mapping[str, Any], frontend: Frontend) -> tuple[ToolUse | None, Constraint | None]:
+    """What may be called, and what the output must look like: as the request says, or a call if one must be made."""
+    tools = read_tools(raw, frontend)
     constraint = read_constraint(raw, frontend.grammar_kinds)
     if constraint is not None and tools is not None:
-        name = constraint[1]
-        raise InvalidRequest(
-            f"{name} leaves no room for a tool call: leave tools out, or set tool_choice to 'none'", name
-        )
-    return tools.constraint if tools is not None else constraint
+        tools = with_answer(tools, constraint, frontend)
+    return tools, tools.constraint if tools is not None else constraint
+
+
+def _tail(frontend: Frontend, token_ids: Sequence[int]) -> str:
+    """How a prompt ends, special tokens spelled out."""
+    return frontend.text.decode(token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
 
 
 def check(call: ChatCall, frontend: Frontend) -> ChatCall:

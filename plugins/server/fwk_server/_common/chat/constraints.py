@@ -67,7 +67,7 @@ _FIELDS: dict[str, Reader] = {
     "ebnf": _text("ebnf"),
 }
 
-WORDS = [name.encode() for name in ("structured_outputs", "tool", *_FIELDS)]
+WORDS = [name.encode() for name in ("structured_outputs", "tool", "function", *_FIELDS)]
 """What the body of a request holds that may need a grammar compiled."""
 
 

@@ -12,7 +12,14 @@ from fwk.interfaces.dialect import TextTools
 from fwk_server._common.body import shown, want
 from fwk_server._common.chat.models import MAX_MESSAGES, MAX_TEMPLATE_KWARGS_BYTES, ChatFields
 
-ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+ROLES = {
+    "developer": "system",
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
 """Roles taken, and the name templates know them by."""
 
 _MEDIA = ("image", "audio", "video", "file")
@@ -106,7 +113,7 @@ def _message(item: Any, at: str) -> dict[str, Any]:
     role = want(item.get("role"), str, "a string", f"{at}.role")
     if role not in ROLES:
         raise InvalidRequest(f"{at}.role must be one of {', '.join(ROLES)}, not {shown(role)}", f"{at}.role")
-    calls = item.get("tool_calls") if role == "assistant" else None
+    calls = _calls(item) if role == "assistant" else None
     message: dict[str, Any] = {"role": ROLES[role], "content": _content(item, role, bool(calls), at)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if item.get(name) is not None:
@@ -117,6 +124,13 @@ def _message(item: Any, at: str) -> dict[str, Any]:
             for i, call in enumerate(want(calls, list, "an array", f"{at}.tool_calls"))
         ]
     return message
+
+
+def _calls(item: Mapping[str, Any]) -> Any:
+    """The calls of an assistant's turn; the one of ``function_call``, OpenAI's old name, where there are none."""
+    if item.get("tool_calls") is None and item.get("function_call"):
+        return [{"function": item["function_call"]}]
+    return item.get("tool_calls")
 
 
 def _content(item: Mapping[str, Any], role: str, has_calls: bool, at: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend
+from fwk.types import GrammarRequest
 from fwk_server._common.body import shown, want
 from fwk_server._common.chat.constraints import NO_GRAMMAR, Constraint
 from fwk_server._common.chat.models import MAX_TOOLS
@@ -17,8 +19,8 @@ CHOICES = ("none", "auto", "required")
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _NO_TOOL_PARSER = (
-    "this server has no tool parser for its model: start it with --tool-call-parser, leave tools out, "
-    "or set tool_choice to 'none'"
+    "this server reads no tool calls (--tool-call-parser none): leave tools out, or set tool_choice to 'none' or "
+    "'required'"
 )
 
 
@@ -29,6 +31,8 @@ class ToolUse:
     tools: list[dict[str, Any]]  # as the client sent them; templates read this shape
     constraint: Constraint | None  # when a call must be made
     is_parallel: bool
+    is_forced: bool = False  # the output is calls by grammar, so a parser that has one reads it
+    is_legacy: bool = False  # asked for as ``functions``, and answered so
 
     @property
     def functions(self) -> list[dict[str, Any]]:
@@ -37,7 +41,17 @@ class ToolUse:
 
 def read_tools(raw: Mapping[str, Any], frontend: Frontend) -> ToolUse | None:
     """The tools that may be called, if any."""
-    _refuse_legacy(raw)
+    raw, is_legacy = _modern(raw)
+    try:
+        return _read(raw, is_legacy, frontend)
+    except InvalidRequest as error:
+        if not is_legacy or error.param is None:
+            raise
+        old = error.param.replace("tool_choice", "function_call").replace("tools", "functions")
+        raise InvalidRequest(str(error), old) from None
+
+
+def _read(raw: Mapping[str, Any], is_legacy: bool, frontend: Frontend) -> ToolUse | None:
     tools = [
         _tool(tool, f"tools[{i}]") for i, tool in enumerate(want(raw.get("tools") or [], list, "an array", "tools"))
     ]
@@ -46,47 +60,79 @@ def read_tools(raw: Mapping[str, Any], frontend: Frontend) -> ToolUse | None:
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):
         raise InvalidRequest("two tools have the same name", "tools")
-    choice = raw.get("tool_choice")
-    named = _named(choice)
-    if choice is not None and choice not in CHOICES and named is None:
-        raise InvalidRequest(
-            f"tool_choice must be one of {', '.join(CHOICES)}, or name a function, not {shown(choice)}", "tool_choice"
-        )
+    choice, wanted = _choice(raw.get("tool_choice"), names)
     if choice == "none":
         return None
     if not tools:
-        if choice in (None, "auto"):
+        if choice == "auto":
             return None
         raise InvalidRequest("tool_choice asks for a call, but there are no tools", "tool_choice")
-    if frontend.tool_parser([tool["function"] for tool in tools]) is None:
-        raise InvalidRequest(_NO_TOOL_PARSER, "tools")
-    if named is not None and named not in names:
-        raise InvalidRequest(f"tool_choice names {shown(named)}, which is not among the tools", "tool_choice")
-    is_parallel = raw.get("parallel_tool_calls") is not False
-    if choice in (None, "auto"):
-        return ToolUse(tools, None, is_parallel)
-    wanted = [tool["function"] for tool in tools if named is None or tool["function"]["name"] == named]
-    return ToolUse(tools, _forced(wanted, is_parallel and named is None, frontend), is_parallel)
+    for name in wanted:
+        if name not in names:
+            raise InvalidRequest(f"tool_choice names {shown(name)}, which is not among the tools", "tool_choice")
+    tools = [tool for tool in tools if tool["function"]["name"] in wanted] if choice == "allowed" else tools
+    is_parallel = raw.get("parallel_tool_calls") is not False and not is_legacy
+    if choice in ("auto", "allowed"):
+        if frontend.tool_parser([tool["function"] for tool in tools]) is None:
+            raise InvalidRequest(_NO_TOOL_PARSER, "tools")
+        return ToolUse(tools, None, is_parallel, is_legacy=is_legacy)
+    functions = [tool["function"] for tool in tools if tool["function"]["name"] in wanted]
+    constraint = _forced(functions, is_parallel and choice == "required", frontend)
+    return ToolUse(tools, constraint, is_parallel, is_forced=True, is_legacy=is_legacy)
+
+
+def _choice(choice: Any, names: list[str]) -> tuple[str, list[str]]:
+    """``none``, ``auto``, ``required``, ``named`` or ``allowed`` (auto among some), and the functions it is about."""
+    if choice is None or choice in CHOICES:
+        return choice or "auto", names
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed = want(choice.get("allowed_tools"), dict, "an object", "tool_choice.allowed_tools")
+        listed = want(allowed.get("tools"), list, "an array", "tool_choice.allowed_tools.tools")
+        wanted = [_named(tool, "tool_choice.allowed_tools.tools") for tool in listed]
+        return ("required" if allowed.get("mode") == "required" else "allowed"), wanted
+    if not isinstance(choice, dict):
+        raise InvalidRequest(
+            f"tool_choice must be one of {', '.join(CHOICES)}, or name a function, not {shown(choice)}", "tool_choice"
+        )
+    return "named", [_named(choice, "tool_choice")]
+
+
+def with_answer(use: ToolUse, constraint: Constraint, frontend: Frontend) -> ToolUse:
+    """Calls, or else an answer that keeps to ``constraint``: both in one grammar. Raises ``InvalidRequest``."""
+    grammar, name = constraint
+    if use.is_forced:
+        raise InvalidRequest(f"{name} leaves no room for the call that tool_choice asks for: leave one out", name)
+    if grammar.kind not in ("json_schema", "json_object"):
+        raise InvalidRequest(f"{name} leaves no room for a tool call: leave tools out", name)
+    calls, _ = _forced(use.functions, False, frontend)
+    source = json.loads(calls.source)
+    schema = _parsed(grammar.source, name) if grammar.kind == "json_schema" else {"type": "object"}
+    source["tags"].append({"begin": "", "schema": schema, "end": ""})
+    return replace(use, constraint=(GrammarRequest("tagged", json.dumps(source)), name), is_forced=True)
+
+
+def _parsed(source: str, name: str) -> Any:
+    try:
+        return json.loads(source)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"{name} is not a JSON schema", name) from None
 
 
 def _forced(functions: list[dict[str, Any]], is_many: bool, frontend: Frontend) -> Constraint:
     """The grammar that lets nothing but calls of these functions through."""
-    parser = frontend.tool_parser(functions)
-    assert parser is not None, "checked by the caller"
-    grammar = parser.grammar(is_many)
-    if grammar.kind not in frontend.grammar_kinds:
+    parser = frontend.tool_parser(functions, is_forced=True)
+    grammar = parser.grammar(is_many) if parser is not None else None
+    if grammar is None or grammar.kind not in frontend.grammar_kinds:
         raise InvalidRequest(f"tool_choice: {NO_GRAMMAR}: only 'auto' and 'none' can be kept", "tool_choice")
     return grammar, "tools"
 
 
-def _named(choice: Any) -> str | None:
-    """The function an object in ``tool_choice`` names."""
-    if not isinstance(choice, dict):
-        return None
-    function = want(choice.get("function"), dict, "an object", "tool_choice.function")
+def _named(choice: Any, at: str) -> str:
+    """The function an object names."""
+    function = want(want(choice, dict, "an object", at).get("function"), dict, "an object", f"{at}.function")
     if choice.get("type") != "function":
-        raise InvalidRequest("tool_choice.type must be 'function'", "tool_choice.type")
-    return want(function.get("name"), str, "a string", "tool_choice.function.name")
+        raise InvalidRequest(f"{at}.type must be 'function'", f"{at}.type")
+    return want(function.get("name"), str, "a string", f"{at}.function.name")
 
 
 def _tool(tool: Any, at: str) -> dict[str, Any]:
@@ -103,10 +149,15 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     return tool
 
 
-def _refuse_legacy(raw: Mapping[str, Any]) -> None:
-    """OpenAI's first names of tools. They are fine while none may be called."""
-    if raw.get("function_call") == "none":
-        return
-    for name, new in (("functions", "tools"), ("function_call", "tool_choice")):
-        if raw.get(name) not in (None, [], "auto"):
-            raise InvalidRequest(f"{name} is OpenAI's old name: use {new}", name)
+def _modern(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """OpenAI's first names of tools, ``functions`` and ``function_call``, as today's; and whether they were used."""
+    functions, choice = raw.get("functions"), raw.get("function_call")
+    if not functions and choice in (None, "none", "auto"):
+        return raw, False
+    if raw.get("tools"):
+        raise InvalidRequest("functions is OpenAI's old name of tools: give one of them", "functions")
+    want(functions or [], list, "an array", "functions")
+    tools = [{"type": "function", "function": function} for function in functions or []]
+    if isinstance(choice, dict):
+        choice = {"type": "function", "function": choice}
+    return {**raw, "tools": tools, "tool_choice": choice}, True
