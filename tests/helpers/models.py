@@ -16,7 +16,7 @@ from fwk.config import EngineOptions
 from fwk.interfaces.attention import AttentionContext, AttentionLayer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.loader import LoaderContext, WeightSource
-from fwk.interfaces.model import Model, ModelContext
+from fwk.interfaces.model import Model, ModelContext, ModelSpec
 from fwk.interfaces.operators import OperatorContext
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import OneFormat, QuantContext, QuantMethod
@@ -130,11 +130,14 @@ class RunnableModel:
         tp: ParallelGroup | None = None,
         implementation: str = "auto",
     ) -> None:
-        config = ModelConfig.from_dict(json.loads((folder / "config.json").read_text()), str(folder))
+        raw = json.loads((folder / "config.json").read_text())
+        facts = Facts(architecture=raw["architectures"][0], task="generate")
+        spec = choose(discover(), "models", implementation, facts).chosen
+        assert spec is not None
+        assert isinstance(spec.declaration, ModelSpec)
+        config = ModelConfig.from_dict(spec.declaration.normalised(raw), str(folder))
         self.weights = Tensors.of_folder(folder)
         self.context = make_context(config, self.weights, dtype=dtype, tp=tp)
-        spec = choose(discover(), "models", implementation, Facts(architecture=config.architecture)).chosen
-        assert spec is not None
         with torch.inference_mode():
             self.model: Model = load_object(spec)(self.context)
         allocate(self.context, num_blocks)

@@ -33,6 +33,12 @@ class ModelOptions(Options):
     model_impl: str = option(
         "auto", "Implementation of the model, by its plugin's name; auto: the best that serves the architecture."
     )
+    task: str = option(
+        "auto",
+        "What the model is served for: generate, embed, classify, or another word that its plugin declares; auto: "
+        "embed if the checkpoint says how vectors are made (modules.json), else what its best-ranked plugin is for.",
+        stability="beta",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
         "Precision of weights and activations. auto: the checkpoint's own, or the nearest this device computes fast.",

@@ -178,7 +178,7 @@ def _assemble(
         seed=(config.seed if options.random_seed is None else options.random_seed) + replica * REPLICA_STRIDE,
         num_lookahead=loaded.num_lookahead,
         check_blocks=options.check_blocks,
-        whole_prompts=setup.opened.task == "embed",
+        whole_prompts=setup.opened.runner == "pool",
         conservativeness=options.schedule_conservativeness,
         is_mixed=options.enable_mixed_chunk,
         admission_interval=options.num_continuous_decode_steps,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -55,6 +56,15 @@ class AttentionLayer:
 
     A layer of kind LATENT has one KV head of which only K is stored: its value is the first ``value_head_size``
     numbers of K. In other layers K and V have the same size.
+
+    ``extras`` are constants of the layer that its attention uses, by the feature that reads them:
+
+    - ``sinks`` [num_heads] float32: a further score of each query, which takes part in the softmax and has no value.
+    - ``alibi_slopes`` [num_heads] float32: a score falls by the slope for each position between query and key.
+    - ``chunk_size`` [] int64: a query sees keys of its own chunk of positions only (position // chunk_size).
+
+    ``needs`` are the features a backend must declare for this layer beyond those that other fields ask for: the names
+    of the extras, and others that the model and the backend agree on. Core compares words and knows none of them.
     """
 
     index: int  # of this layer among the model's attention layers
@@ -70,6 +80,9 @@ class AttentionLayer:
     kv_cache: Tensor | None = None  # [num_blocks, *BlockFormat.block_shape]
     state: Any = None  # the backend's own, per layer
     is_pruned: bool = False  # its outcome is read at ``batch.hidden_indices`` alone, where that is not None
+    extras: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
+    needs: frozenset[str] = frozenset()
+    prefix: str = ""  # the layer's name in the checkpoint, for messages
 
     def __post_init__(self) -> None:
         self.value_head_size = self.value_head_size or self.head_size
@@ -80,6 +93,17 @@ class AttentionLayer:
                 raise ValueError("a latent layer has one KV head, and a value no larger than it")
         elif self.value_head_size != self.head_size:
             raise ValueError("K and V differ in size only in a latent layer")
+        self.needs = self.needs | frozenset(self.extras)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What a backend must be able to do for this layer, in the words of ``AttentionBackendSpec.features``."""
+        asked = {
+            "sliding_window": self.sliding_window is not None,
+            "soft_cap": self.soft_cap is not None,
+            "latent": self.kind is KVKind.LATENT,
+        }
+        return self.needs | {name for name, is_asked in asked.items() if is_asked}
 
     @property
     def kv_spec(self) -> KVSpec:
@@ -117,7 +141,15 @@ class AttentionBackend(ABC):
         """Prepare what all layers of this step share. Called once a step; the answer becomes ``batch.plan``."""
 
     @abstractmethod
-    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        extra: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         """Store ``k`` and ``v`` at ``slot_mapping``, then attend over each sequence's whole past.
 
         q: [num_tokens, num_heads, head_size]; k, v: [num_tokens, num_kv_heads, head_size]; k is already rotated;
@@ -127,6 +159,9 @@ class AttentionBackend(ABC):
         query's. *All* tokens of the batch are stored before any is read: a sequence may read blocks that another
         sequence of the same batch fills (a prefix shared within one step). Where K/V are stored in fewer bits, the
         step's own are read back as they were stored: a token's output does not depend on how its past was chunked.
+        ``extra`` holds tensors of this step and layer beyond q, k and v, by names that the layer's ``needs`` announced;
+        a backend that declares no such feature is never given any, and may leave the argument out.
+
         Where the layer is narrowed, what is returned of tokens that are not in ``batch.hidden_indices`` means nothing.
         """
 
@@ -144,7 +179,8 @@ class AttentionBackendSpec(Declaration):
     """Declares an attention backend.
 
     kv_dtypes: the formats it can keep K/V in, as users write them (``--kv-cache-dtype``).
-    features: abilities among ``sliding_window``, ``soft_cap``, ``graph_capture``, ``tree_mask``, ``latent``.
+    features: abilities among ``sliding_window``, ``soft_cap``, ``graph_capture``, ``tree_mask``, ``latent``, ``sinks``,
+        ``alibi_slopes``, ``chunk_size``, and any other word that a model's layers need (``AttentionLayer.needs``).
     """
 
     family: ClassVar[str] = "attention"

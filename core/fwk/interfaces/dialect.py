@@ -107,9 +107,11 @@ def check_task(name: str, task: Task, wanted: Task) -> None:
     """Raise ``InvalidRequest`` unless a model's ``task`` is the ``wanted`` one."""
     if task == wanted:
         return
-    if wanted == "embed":
+    if task == "generate" and wanted == "embed":
         raise InvalidRequest(f"the model {name!r} generates text and makes no embeddings: serve an embedding model")
-    raise InvalidRequest(f"the model {name!r} makes embeddings and generates no text: use /v1/embeddings")
+    if task == "embed" and wanted == "generate":
+        raise InvalidRequest(f"the model {name!r} makes embeddings and generates no text: use /v1/embeddings")
+    raise InvalidRequest(f"the model {name!r} is served to {task}, and this request is to {wanted}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from fwk.interfaces.parallel import ParallelGroup
     from fwk.interfaces.quant import Quantization, QuantMethod
     from fwk.types import ForwardBatch, ModelConfig
+
+
+RUNNERS = ("generate", "pool")
+"""What can run a model (``ModelSpec.runner``)."""
 
 
 @dataclass(slots=True)
@@ -53,7 +58,7 @@ class ModelContext:
 class Encoder(ABC):
     """A model on one device that does not generate: of whole sequences it makes hidden states, and keeps nothing.
 
-    Core makes one vector of a sequence's hidden states (``Checkpoint.pooling`` says how).
+    One vector is made of a sequence's hidden states: by ``pool``, or by core as ``Checkpoint.pooling`` says.
     """
 
     @abstractmethod
@@ -62,6 +67,13 @@ class Encoder(ABC):
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of all tokens: [num_tokens, hidden_size]. Every sequence of the batch is whole."""
+
+    def pool(self, hidden: Tensor, batch: ForwardBatch) -> Tensor | None:
+        """The sequences' vectors, [num_seqs, ``ModelSpec.vector_size``] float32; None to have core make them.
+
+        A sequence's vector may depend on its own tokens alone.
+        """
+        return None
 
 
 class Model(ABC):
@@ -101,7 +113,9 @@ class ModelSpec(Declaration):
     """Declares a model implementation.
 
     architectures: values of config.json's ``architectures`` it serves.
-    task: what it is for; ``load`` names a ``Model`` for ``generate``, an ``Encoder`` for ``embed``.
+    task: what it is for (``--task``): ``generate``, ``embed``, ``classify``, or a word of its own.
+    runner: what runs it. ``generate``: ``load`` names a ``Model``, which writes token after token. ``pool``: ``load``
+        names an ``Encoder``, which makes one vector of each prompt. Empty: ``pool`` for all tasks but ``generate``.
     features: what it asks of the attention backend whatever its config says (``soft_cap``, ``latent``); what depends
     on the config is said by ``attention_needs``.
     """
@@ -110,7 +124,27 @@ class ModelSpec(Declaration):
 
     architectures: tuple[str, ...]
     task: Task = "generate"
+    runner: str = ""
     features: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.runner:
+            object.__setattr__(self, "runner", "generate" if self.task == "generate" else "pool")
+        if self.runner not in RUNNERS:
+            raise ValueError(f"{self.name!r}: runner must be {' or '.join(RUNNERS)}, not {self.runner!r}")
+
+    def normalised(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """config.json as ``ModelConfig.from_dict`` reads it, for architectures that nest or name fields otherwise.
+
+        Called once for the plugin that serves ``architectures``, before anything else is read of the configuration.
+        Raises ``ModelLoadError`` naming the key for what the model cannot compute.
+        """
+        return raw
+
+    def vector_size(self, config: ModelConfig) -> int:
+        """Numbers in the vector of a sequence, of models that do not generate."""
+        return config.hidden_size
 
     def attention_needs(self, config: ModelConfig) -> AttentionNeeds:
         """What attention must do for a model of this config; asked before anything heavy is loaded."""
@@ -129,7 +163,7 @@ class ModelSpec(Declaration):
         return super().refusal(facts)
 
     def is_meant_for(self, facts: Facts) -> bool:
-        return facts.architecture in self.architectures
+        return facts.architecture in self.architectures and facts.task in ("", self.task)
 
     def asks_of(self, facts: Facts, options: Any) -> tuple[Ask, ...]:
         needed = self.attention_needs(facts.model).features if facts.model is not None else self.features

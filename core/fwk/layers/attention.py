@@ -8,16 +8,24 @@ from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.layers.select_tokens import SelectTokens
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from fwk.interfaces.model import ModelContext
     from fwk.types import ForwardBatch
 
 
+_STATIC_SCALES = ("k_scale", "v_scale", "q_scale", "k_proj.k_scale", "v_proj.v_scale", "attn.k_scale", "attn.v_scale")
+"""Where checkpoints keep the scales of a KV cache that is quantised by constants, below the layer's name."""
+
+
 class Attention:
     """Causal attention over the paged past. Head counts are this rank's (``QKVLinear`` knows them).
 
     With ``kind=KVKind.LATENT`` the cache keeps only k, and its first ``value_head_size`` numbers are the value.
+    ``extras`` and ``needs`` are those of ``AttentionLayer``. ``prefix`` is the layer's name in the checkpoint: static
+    scales of a quantised KV cache below it are skipped, as every backend here scales K and V token by token.
     ``index`` is given by models that narrow (``Model.prunes_last_layer``): its decoder layer's place among all.
     """
 
@@ -34,6 +42,9 @@ class Attention:
         value_head_size: int | None = None,
         kind: KVKind = KVKind.FULL,
         index: int | None = None,
+        extras: Mapping[str, Tensor] | None = None,
+        needs: frozenset[str] = frozenset(),
+        prefix: str = "",
     ) -> None:
         size = context.config.head_size if head_size is None else head_size
         self.wanted = None if index is None else SelectTokens(context, index)
@@ -49,14 +60,30 @@ class Attention:
             value_head_size=size if value_head_size is None else value_head_size,
             kind=kind,
             is_pruned=self.wanted is not None and self.wanted.is_last,
+            extras=extras or {},
+            needs=needs,
+            prefix=prefix,
         )
+        if prefix:
+            for name in _STATIC_SCALES:
+                context.weights.skip(f"{prefix}.{name}")
         context.attention_layers.append(self.layer)
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor | None, batch: ForwardBatch) -> Tensor:
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        batch: ForwardBatch,
+        extra: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         """q: [num_tokens, num_heads, head_size]; k, v: [num_tokens, num_kv_heads, head_size], k rotated.
 
         v is None in a latent layer. Returns [num_tokens, num_heads * value_head_size], in the last layer of a model
-        that prunes_last_layer only the rows of ``batch.hidden_indices``.
+        that prunes_last_layer only the rows of ``batch.hidden_indices``. extra: tensors of this step that the layer's
+        ``needs`` announced.
         """
-        out = self.backend.forward(q, k, v, self.layer, batch).reshape(q.shape[0], -1)
+        forward = self.backend.forward
+        out = forward(q, k, v, self.layer, batch) if extra is None else forward(q, k, v, self.layer, batch, extra)
+        out = out.reshape(q.shape[0], -1)
         return out if self.wanted is None else self.wanted(out, batch)

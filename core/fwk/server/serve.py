@@ -101,8 +101,9 @@ def _load_balancer(
 
 def _room(card: ModelCard, ready: EngineReady) -> str:
     """What bounds the work, in words."""
-    if card.task == "embed":
-        return f"embeddings of {card.embedding_size} numbers, inputs of at most {card.max_model_len} tokens"
+    if card.embedding_size:
+        what = "embeddings" if card.task == "embed" else "vectors"
+        return f"{what} of {card.embedding_size} numbers, inputs of at most {card.max_model_len} tokens"
     return f"{ready.num_blocks * ready.block_size} tokens of KV cache"
 
 
@@ -245,7 +246,7 @@ class _Server:
             opened.max_model_len,
             opened.config.vocab_size,
             opened.task,
-            opened.config.hidden_size if opened.task == "embed" else 0,
+            opened.vector_size,
         )
         generation = opened.checkpoint.generation_config()
         defaults = {key: generation[key] for key in SAMPLING_DEFAULTS if generation.get(key) is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,7 @@ from fwk.interfaces.declaration import Facts, Host
 from fwk.interfaces.loader import Checkpoint, Loader, LoaderContext, ModelSource
 from fwk.interfaces.model import ModelSpec
 from fwk.plugins import PluginSet, build, choose, find, load_object, taking_part
-from fwk.plugins.selection import plugin_options
+from fwk.plugins.selection import AUTO, plugin_options
 from fwk.types import ModelConfig, PoolingConfig, Task
 
 
@@ -31,6 +31,8 @@ class OpenedModel:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     task: Task = "generate"
+    runner: str = "generate"  # ``ModelSpec.runner``
+    vector_size: int = 0  # of what a pooling model makes; 0 for one that generates
     pooling: PoolingConfig | None = None  # as the checkpoint says it; None: it does not
     reasons: tuple[str, ...] = ()  # a sentence for each better-ranked loader that could not be had
 
@@ -68,10 +70,12 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
     name, loader, reasons = _choose_loader(config, plugins, path)
     checkpoint = loader.open(path)
     raw = {**checkpoint.config(), **_overrides(config.model.json_model_override_args)}
-    model = ModelConfig.from_dict(raw, str(path))
+    pooling = checkpoint.pooling()
+    spec = _model_spec(config, plugins, raw, prefers_embed=pooling is not None)
+    model = ModelConfig.from_dict(raw if spec is None else spec.normalised(raw), str(path))
     longest = model.max_position_embeddings
-    task = _task(config, plugins, model.architecture)
-    pooling = checkpoint.pooling() if task == "embed" else None
+    runner = "generate" if spec is None else spec.runner
+    pooling = pooling if runner == "pool" else None
     made_for = pooling.max_length if pooling is not None and pooling.max_length is not None else longest
     length = config.model.context_length or min(longest, made_for)
     if length > longest and model.rope.kind == "default":
@@ -84,21 +88,35 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
         config=model,
         max_model_len=length,
         eos_token_ids=_eos_ids(checkpoint, model),
-        task=task,
+        task=spec.task if spec is not None else "generate",
+        runner=runner,
+        vector_size=spec.vector_size(model) if spec is not None and runner == "pool" else 0,
         pooling=pooling,
         reasons=reasons,
     )
 
 
-def _task(config: Config, plugins: PluginSet, architecture: str) -> Task:
-    """What the plugin that will serve the model says it is for. One nobody serves is reported when it is chosen."""
-    try:
-        item = choose(plugins, "models", config.model.model_impl, Facts(architecture=architecture)).chosen
-    except PluginError:
-        return "generate"
-    assert item is not None
-    assert isinstance(item.declaration, ModelSpec)
-    return item.declaration.task
+def _model_spec(config: Config, plugins: PluginSet, raw: Mapping[str, Any], *, prefers_embed: bool) -> ModelSpec | None:
+    """The declaration of the plugin that will serve the model, for ``--task`` or what the checkpoint is made for.
+
+    None if no plugin serves it: that is reported when plugins are chosen. Raises ``PluginError`` when ``--task`` names
+    what no plugin does with this architecture.
+    """
+    names = cast("list[object]", raw.get("architectures") or [""])
+    wanted, implementation = config.model.task, config.model.model_impl
+    tasks = [wanted] if wanted != AUTO else ["embed", ""] if prefers_embed else [""]
+    for task in tasks:
+        try:
+            facts = Facts(architecture=str(names[0]), task=task)
+            item = choose(plugins, "models", implementation, facts).chosen
+        except PluginError:
+            if wanted != AUTO:
+                raise
+            continue
+        assert item is not None
+        assert isinstance(item.declaration, ModelSpec)
+        return item.declaration
+    return None
 
 
 def _choose_loader(config: Config, plugins: PluginSet, path: Path) -> tuple[str, Loader, tuple[str, ...]]:

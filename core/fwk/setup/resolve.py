@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, ModelLoadError, PluginError
-from fwk.interfaces.attention import AttentionLayer, KVKind
+from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.declaration import Facts, Host
 from fwk.native import cpu_flags
 from fwk.plugins import FAMILIES, Judgement, PluginSet, Registered, Resolution, judge, negotiate, taking_part
@@ -75,7 +75,7 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
             noun, why = FAMILIES[item.family].noun, parts[item.family][item.name]
             raise PluginError(f"{noun} {item.name!r} ({item.package}) cannot be used: {why}")
     refused = resolution.refusals() | parts
-    is_cpu = facts.host.device == "cpu" and opened.task != "embed"
+    is_cpu = facts.host.device == "cpu" and opened.runner == "generate"
     step_tokens = config.engine.max_prefill_tokens or _step_tokens(config, is_cpu)
     start_tokens = config.engine.max_start_tokens or (START_TOKENS if is_cpu else step_tokens)
     told = (*opened.reasons, *reasons, *resolution.reasons())
@@ -143,9 +143,9 @@ def _facts(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> tu
         dtype, why = _auto_dtype(stored, host)
         if why:
             reasons.append(why)
-    if opened.task == "embed":
-        _check_embeds(engine, opened.name)
-        if opened.pooling is None:
+    if opened.runner == "pool":
+        _check_embeds(engine, opened.name, opened.task)
+        if opened.pooling is None and opened.task == "embed":
             reasons.append("embeddings are the mean of the hidden states, not normalised: there is no modules.json")
     layouts = opened.checkpoint.weights().layouts("")
     _check_readable(engine, opened, plugins, layouts)
@@ -178,7 +178,7 @@ def requested_plugins(config: Config, opened: OpenedModel | None, plugins: Plugi
         "models": opened is None,
         "quant": opened is None and found["quant"] == AUTO,
     }
-    if opened is not None and opened.task == "embed":
+    if opened is not None and opened.runner == "pool":
         found["cache"] = "none"  # it computes every prompt whole, and leaves nothing behind to be found
     return {family: name for family, name in found.items() if not idle.get(family)}
 
@@ -192,8 +192,9 @@ def check_quantizers(used: Sequence[str], resolution: Resolution) -> None:
     resolution.check(replace(resolution.facts, chosen={**resolution.facts.chosen, **named}))
 
 
-def _check_embeds(options: EngineOptions, name: str) -> None:
+def _check_embeds(options: EngineOptions, name: str, task: str) -> None:
     """Refuse what an encoder could only ignore: it writes no text and keeps no K/V."""
+    what = "makes embeddings" if task == "embed" else f"is served to {task}"
     for option, idle, why in (
         ("speculative_algorithm", ("none",), "there is nothing to draft"),
         ("enable_lora", (False,), "and adapters are for models of text"),
@@ -204,7 +205,7 @@ def _check_embeds(options: EngineOptions, name: str) -> None:
         value = getattr(options, option)
         if value not in idle:
             shown = "" if value is True else f" {' '.join(value) if isinstance(value, tuple) else value}"
-            raise ConfigError(f"--{option.replace('_', '-')}{shown}: {name} makes embeddings, {why}")
+            raise ConfigError(f"--{option.replace('_', '-')}{shown}: {name} {what}, {why}")
 
 
 def check_layers(layers: Sequence[AttentionLayer], attention: Registered, facts: Facts) -> None:
@@ -213,16 +214,13 @@ def check_layers(layers: Sequence[AttentionLayer], attention: Registered, facts:
     Raises ``ConfigError`` for the first that is beyond it.
     """
     for layer in layers:
-        asked = {
-            "sliding_window": layer.sliding_window is not None,
-            "soft_cap": layer.soft_cap is not None,
-            "latent": layer.kind is KVKind.LATENT,
-        }
-        needed = facts.features | {name for name, is_asked in asked.items() if is_asked}
+        needed = facts.features | layer.features
         refusal = attention.declaration.refusal(replace(facts, head_size=layer.head_size, features=needed))
         if refusal is not None:
+            name = f" ({layer.prefix})" if layer.prefix else ""
             raise ConfigError(
-                f"attention backend {attention.name!r} cannot serve layer {layer.index} of this model: it {refusal}"
+                f"attention backend {attention.name!r} cannot serve layer {layer.index}{name} of this model: "
+                f"it {refusal}"
             )
 
 

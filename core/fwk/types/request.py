@@ -12,7 +12,9 @@ from fwk.types.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-Task = Literal["generate", "embed"]
+Task = str
+"""What a model is served for: ``generate``, ``embed``, or another word that a model plugin declares."""
+
 """What a model is for: to go on with a text, or to turn it into a vector."""
 
 

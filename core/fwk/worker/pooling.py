@@ -33,7 +33,11 @@ class PoolingRunner:
         self._table.begin(batch)
         forward, _ = self._inputs.prepare(batch)
         launched = time.perf_counter()
-        vectors = pool(self._model.forward(forward), forward, self._pooling).cpu().numpy().astype("<f4", copy=False)
+        hidden = self._model.forward(forward)
+        pooled = self._model.pool(hidden, forward)
+        if pooled is None:
+            pooled = pool(hidden, forward, self._pooling)
+        vectors = pooled.cpu().numpy().astype("<f4", copy=False)
         computed = time.perf_counter()
         results: list[SequenceResult] = []
         for scheduled, vector in zip(batch.sequences, vectors, strict=True):

@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 SECOND_MODEL_OPTIONS = {
     "revision": None,
+    "task": "auto",
     "load_format": "auto",
     "tokenizer_path": None,
     "chat_template": None,
@@ -158,9 +159,11 @@ class LocalWorker(Worker):
             self._device,
             prunes_last_layer=prunes_last_layer,
         )
-        if isinstance(model, Encoder):
+        if opened.runner == "pool":
+            assert isinstance(model, Encoder), "ModelSpec.runner is pool: load names an Encoder"
             self._runner = PoolingRunner(model=model, pooling=opened.pooling, table=table, inputs=inputs)
             return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons))
+        assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
         sampling = self._sampling(table)
         drafting = Drafting(decoder, table, inputs, attention, layers, sampling) if decoder else NoDrafting()
         runner = self._runner = ModelRunner(
@@ -411,8 +414,8 @@ class LocalWorker(Worker):
         """Open and build a model that drafts for ``target``, its layers beside the target's in the KV cache."""
         own = self._config.model.model_copy(update={**SECOND_MODEL_OPTIONS, "model": name})
         opened = open_model(replace(self._config, model=own), self._plugins, log.info)
-        if opened.task != "generate":
-            raise ConfigError(f"the draft model {name} makes embeddings: give one that generates text")
+        if opened.runner != "generate":
+            raise ConfigError(f"the draft model {name} is for {opened.task}: give one that generates text")
         if opened.config.vocab_size != target.config.vocab_size:
             raise ConfigError(
                 f"the draft model {name} has a vocabulary of {opened.config.vocab_size} tokens, the served model "

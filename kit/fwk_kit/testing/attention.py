@@ -12,6 +12,8 @@ from fwk.interfaces.attention import AttentionBackend, AttentionBackendSpec, Att
 from fwk.interfaces.declaration import Facts
 from fwk.plugins import Registered
 from fwk_kit.testing.attention_cases import (
+    EXTRAS,
+    FEATURES,
     KV_DTYPES,
     STEPS,
     TOLERANCE,
@@ -45,7 +47,7 @@ class AttentionSuite(ServedSuite):
         assert isinstance(spec, AttentionBackendSpec)
         sizes, blocks = spec.head_sizes or (32,), spec.block_sizes or (16,)
         fits = Facts(dtype=spec.dtypes[0], head_size=sizes[0], block_size=blocks[0])
-        for feature in {"sliding_window", "soft_cap", "graph_capture", "tree_mask", "latent"} - spec.features:
+        for feature in FEATURES - spec.features:
             assert spec.refusal(replace(fits, features=frozenset({feature}))), f"{feature}: not declared, not refused"
         for kv_dtype in {*KV_DTYPES, "fp4"} - set(spec.kv_dtypes):
             assert spec.refusal(replace(fits, kv_dtype=kv_dtype)), f"K/V as {kv_dtype} is neither declared nor refused"
@@ -284,6 +286,16 @@ class AttentionSuite(ServedSuite):
     def test_soft_cap(self, item: Registered, cap: float, dtype: str) -> None:
         check(item, Shape(soft_cap=cap, dtype=dtype), *STEPS["everything"])
         check(item, Shape(soft_cap=cap, dtype=dtype, sliding_window=10), *STEPS["drafts and decode"])
+
+    @pytest.mark.parametrize("dtype", TOLERANCE)
+    @pytest.mark.parametrize("shape", EXTRAS.values(), ids=EXTRAS.keys())
+    def test_layers_with_extras(self, item: Registered, shape: Shape, dtype: str) -> None:
+        """Sinks, slopes and chunks, alone, together and with windows, drafts and trees."""
+        shape = replace(shape, dtype=dtype)
+        check(item, shape, *STEPS["everything"])
+        check(item, shape, *STEPS["drafts and decode"])
+        check(item, shape, *STEPS["prompts"])
+        check(item, shape, [20], [4], parents=[[-1, 0, 0, 2]])
 
     @pytest.mark.parametrize("window", [None, 2, 6, 30])
     @pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())

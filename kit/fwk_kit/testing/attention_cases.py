@@ -20,6 +20,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02}
 RELATIVE = {"float32": 0.0, "bfloat16": 0.004}  # the outcome itself is rounded to 8 bits
 KV_DTYPES = ("auto", "int8", "fp8_e4m3")
+FEATURES = frozenset(
+    {
+        "sliding_window",
+        "soft_cap",
+        "graph_capture",
+        "tree_mask",
+        "latent",
+        "sinks",
+        "alibi_slopes",
+        "chunk_size",
+        "a word nobody knows",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -33,11 +46,26 @@ class Shape:
     kv_dtype: str = "auto"
     soft_cap: float | None = None
     value_head_size: int = 0  # > 0: a latent layer
+    has_sinks: bool = False
+    has_slopes: bool = False
+    chunk_size: int | None = None
 
     @property
     def features(self) -> frozenset[str]:
         wanted = {"sliding_window": self.sliding_window, "soft_cap": self.soft_cap, "latent": self.value_head_size}
+        wanted |= {name: True for name in self.extras()}
         return frozenset(name for name, value in wanted.items() if value)
+
+    def extras(self) -> dict[str, torch.Tensor]:
+        """Constants of the layer by name, the same for every shape alike."""
+        found: dict[str, torch.Tensor] = {}
+        if self.has_sinks:
+            found["sinks"] = torch.linspace(-1.0, 3.0, self.num_heads)
+        if self.has_slopes:
+            found["alibi_slopes"] = 2.0 ** -torch.arange(1.0, self.num_heads + 1)
+        if self.chunk_size is not None:
+            found["chunk_size"] = torch.tensor(self.chunk_size)
+        return found
 
     def layer(self, index: int = 0) -> AttentionLayer:
         return AttentionLayer(
@@ -50,7 +78,19 @@ class Shape:
             self.soft_cap,
             self.value_head_size,
             KVKind.LATENT if self.value_head_size else KVKind.FULL,
+            extras=self.extras(),
         )
+
+
+EXTRAS = {
+    "sinks": Shape(has_sinks=True),
+    "sinks, window": Shape(has_sinks=True, sliding_window=10),
+    "slopes": Shape(has_slopes=True),
+    "slopes, every head its own K/V": Shape(num_heads=3, num_kv_heads=3, has_slopes=True),
+    "chunks": Shape(chunk_size=24),
+    "chunks smaller than a block": Shape(chunk_size=5),
+    "all of them": Shape(6, 2, 16, 8, sliding_window=14, soft_cap=4.0, has_sinks=True, has_slopes=True, chunk_size=20),
+}
 
 
 def build(registered: Registered, shape: Shape, features: frozenset[str] = frozenset()) -> AttentionBackend:
@@ -138,17 +178,24 @@ def reference(
     k, v = as_stored(k, shape.kv_dtype), as_stored(v, shape.kv_dtype)
     if shape.value_head_size:
         v = k[..., : shape.value_head_size]
+    extras = shape.extras()
     out = torch.zeros((*q.shape[:2], v.shape[-1]), dtype=torch.float64)
     for i in range(n):
         seen = np.concatenate([np.ones(past, bool), tree[i]])
         if shape.sliding_window is not None:
             seen &= positions > positions[past + i] - shape.sliding_window
+        if shape.chunk_size is not None:
+            seen &= positions // shape.chunk_size == positions[past + i] // shape.chunk_size
         keys = torch.from_numpy(np.flatnonzero(seen))
         for head in range(shape.num_heads):
             scores = k[keys, head // group] @ q[i, head].double() * shape.head_size**-0.5
             if shape.soft_cap is not None:
                 scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
-            out[i, head] = torch.softmax(scores, 0) @ v[keys, head // group]
+            if shape.has_slopes:
+                scores += float(extras["alibi_slopes"][head]) * torch.from_numpy(positions - positions[past + i])[keys]
+            weights = scores.exp()
+            total = weights.sum() + (float(extras["sinks"][head].double().exp()) if shape.has_sinks else 0.0)
+            out[i, head] = (weights / total) @ v[keys, head // group]
     return out
 
 

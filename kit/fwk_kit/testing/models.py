@@ -35,7 +35,7 @@ class ModelSuite(PluginSuite):
     def generating(self, item: Registered) -> None:
         """Skip for models that make embeddings, and for what is not installed."""
         self.skip_where_refused(item)
-        if self.declaration is not None or self.spec(item).task != "generate":
+        if self.declaration is not None or self.spec(item).runner != "generate":
             pytest.skip("only an installed model that generates is served")
 
     def settings(self, item: Registered) -> dict[str, Any]:
@@ -43,18 +43,18 @@ class ModelSuite(PluginSuite):
         return {"model_impl": item.name, **self.serve_with}
 
     def exercise(self, item: Registered) -> None:
-        if self.declaration is None and self.spec(item).task == "generate":
+        if self.declaration is None and self.spec(item).runner == "generate":
             tokens_of(self.config, item.package, **self.settings(item))
 
     def test_load_names_what_the_family_asks_for(self, item: Registered) -> None:
         from fwk.plugins import load_object  # noqa: PLC0415
 
         self.skip_where_refused(item)
-        assert issubclass(load_object(item), Model if self.spec(item).task == "generate" else Encoder)
+        assert issubclass(load_object(item), Model if self.spec(item).runner == "generate" else Encoder)
 
     def test_its_needs_of_attention_are_said_beforehand(self, item: Registered) -> None:
         spec = self.spec(item)
-        needs = spec.attention_needs(ModelConfig.from_dict(self.config, "fwk_kit.testing"))
+        needs = spec.attention_needs(ModelConfig.from_dict(spec.normalised(self.config), "fwk_kit.testing"))
         assert needs.head_size > 0
         assert needs.num_kv_heads > 0
         assert needs.features >= spec.features

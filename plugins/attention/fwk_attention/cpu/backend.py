@@ -24,6 +24,8 @@ from fwk_attention.cpu.plan import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from fwk.types import ForwardBatch
@@ -64,7 +66,15 @@ class CpuBackend(AttentionBackend):
                 layer.state = LayerState.of(layer, self.context.block_size, is_tiled)
         return list(dict.fromkeys(layer.state.kind for layer in layers))
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        extra: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         assert layer.kv_cache is not None, "forward before the KV cache was allocated"
         assert v is not None, "latent layers are not served"
         state: LayerState = layer.state

@@ -16,6 +16,8 @@ from fwk_attention._common.rows import block_format, move_rows, rows_of
 from fwk_attention.flashinfer.plan import LayerKind, Pages, Slots, pages_of, slots_of, tree_mask
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from fwk.types import ForwardBatch
@@ -64,7 +66,15 @@ class FlashInferBackend(AttentionBackend):
             plan.wrappers[kind] = self._planned(batch, kind, pages[kind.kv_group])
         return plan
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        extra: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         plan: StepPlan = batch.plan
         cache, slots = layer.kv_cache, plan.slots[layer.kv_group]
         assert cache is not None, "forward before the KV cache was allocated"

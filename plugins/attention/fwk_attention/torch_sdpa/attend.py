@@ -16,6 +16,8 @@ import torch.nn.functional as F
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fwk.interfaces.attention import AttentionLayer
+
 MAX_FUSED = 512
 """Queries times keys up to which torch's fused kernel beats separate products on a CPU (measured: 31 against 66 us)."""
 
@@ -67,15 +69,29 @@ def products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Ten
     return _unfold(torch.bmm(torch.softmax(scores, -1), values).view(n, heads, rows, -1), q)
 
 
-def capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, soft_cap: float) -> Tensor:
-    """softmax(soft_cap * tanh(q k^T * scale / soft_cap) + mask) v; mask: [n, num_queries, num_keys].
+def explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, distance: Tensor | None, layer: AttentionLayer) -> Tensor:
+    """Attention whose scores are bent, biased or joined by a sink; mask: [n, num_queries, num_keys].
 
-    In float32: scores are bent before anything can be subtracted from them, and near the cap 8 bits are too few.
+    In float32: scores change before anything can be subtracted from them, and near a cap 8 bits are too few.
+    distance: [n, num_queries, num_keys], of the key from the query; for slopes.
     """
-    group = q.shape[3]
-    scores = torch.matmul(_fold(q).float(), k.float().transpose(2, 3)).mul_(scale / soft_cap).tanh_().mul_(soft_cap)
+    _, num_queries, heads, group, _ = q.shape
+    scores = torch.matmul(_fold(q).float(), k.float().transpose(2, 3)).mul_(layer.scale)
+    if layer.soft_cap is not None:
+        scores.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
+    slopes, sinks = layer.extras.get("alibi_slopes"), layer.extras.get("sinks")
+    if slopes is not None:
+        assert distance is not None, "the plan of biased layers has distances"
+        slope = slopes.view(1, heads, 1, group, 1)
+        scores += (distance[:, None, :, None] * slope).flatten(2, 3)
     scores += fused_mask(mask, group)
-    return _unfold(torch.matmul(torch.softmax(scores, -1), v.float()).to(q.dtype), q)
+    if sinks is not None:
+        sink = sinks.view(1, heads, 1, group, 1).expand(q.shape[0], -1, num_queries, -1, -1).flatten(2, 3)
+        scores = torch.cat((scores, sink.float()), -1)
+    weights = torch.softmax(scores, -1)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    return _unfold(torch.matmul(weights, v.float()).to(q.dtype), q)
 
 
 def _fold(q: Tensor) -> Tensor:

@@ -13,11 +13,13 @@ import torch.nn.functional as F
 
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVKind, KVSpec
 from fwk_attention._common.rows import PlainRows, block_format, move_rows, rows_of
-from fwk_attention.torch_sdpa.attend import capped, fused, products
+from fwk_attention.torch_sdpa.attend import explicit, fused, products
 from fwk_attention.torch_sdpa.masks import LayerKind
 from fwk_attention.torch_sdpa.plan import Bucket, Chunk, KindPlan, Planner, QueryBlock
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from fwk.types import ForwardBatch
@@ -50,7 +52,15 @@ class TorchBackend(AttentionBackend):
                 plans[layer.state] = planner.plan(batch)
         return plans
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        extra: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         plan: KindPlan = batch.plan[layer.state]
         cache = layer.kv_cache
         assert cache is not None, "forward before the KV cache was allocated"
@@ -132,6 +142,6 @@ class TorchBackend(AttentionBackend):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, part: Bucket | QueryBlock, layer: AttentionLayer) -> Tensor:
-    if layer.soft_cap is not None:
-        return capped(q, k, v, part.mask, layer.scale, layer.soft_cap)
+    if layer.state.is_explicit:
+        return explicit(q, k, v, part.mask, part.distance, layer)
     return (fused if part.is_fused else products)(q, k, v, part.mask, layer.scale)

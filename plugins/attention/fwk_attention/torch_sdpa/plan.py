@@ -36,6 +36,7 @@ class Bucket:
     length: int  # tokens per sequence in those rows
     is_fused: bool  # which of the two ways of ``attend``
     mask: Tensor  # in the form that way wants
+    distance: Tensor | None  # [num_seqs, num_new, length] float32: position of the key less the query's, for biases
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class QueryBlock:
     last_key: int  # of the chunk's keys, exclusive
     is_fused: bool
     mask: Tensor
+    distance: Tensor | None
 
 
 @dataclass(slots=True)
@@ -144,11 +146,11 @@ class Planner:
         )
 
     def _chunk(self, start: int, stop: int, seq_len: int, table: Any, masks: Masks) -> Chunk:
-        window, is_tree = self.kind.sliding_window, masks.batch.tree_mask is not None
+        is_tree = masks.batch.tree_mask is not None
         past = seq_len - (stop - start)
         if past == 0:
-            is_plain = not is_tree and not self.kind.is_capped and self.kind.parts == 2
-            if is_plain and self.fuses_causal and (window is None or seq_len <= window):
+            is_plain = not is_tree and not self.kind.is_explicit and self.kind.parts == 2
+            if is_plain and self.fuses_causal and self.kind.first_seen(np.array([seq_len - 1]))[0] == 0:
                 return Chunk(start, stop, None, None)
             return Chunk(start, stop, None, self._query_blocks(start, 0, seq_len, 0, masks))
         first = int(self._first_block(np.array([past]))[0])
@@ -157,7 +159,7 @@ class Planner:
 
     def _query_blocks(self, first_token: int, past: int, seq_len: int, offset: int, masks: Masks) -> list[QueryBlock]:
         """Cut the places from ``past`` on; keys are counted from place ``offset``."""
-        window, is_tree = self.kind.sliding_window, masks.batch.tree_mask is not None
+        is_tree = masks.batch.tree_mask is not None
         starts, pasts, num_new = np.array([first_token]), np.array([past]), np.array([seq_len - past])
         blocks: list[QueryBlock] = []
         for start in range(past, seq_len, QUERY_BLOCK):
@@ -165,8 +167,8 @@ class Planner:
             first, last = offset, stop
             if is_tree:
                 last = seq_len  # places say nothing of who sees whom, nor of how far back a window reaches
-            elif window is not None:
-                first = max(offset, start - window + 1)
+            else:
+                first = max(offset, int(self.kind.first_seen(np.array([start]))[0]))
             queries = Queries(starts, pasts, num_new, np.arange(start - past, stop - past)[None])
             masked = masks.make(queries, np.arange(first, last)[None])
             blocks.append(QueryBlock(start - past, stop - past, first - offset, last - offset, **masked))
@@ -174,9 +176,7 @@ class Planner:
 
     def _first_block(self, positions: Any) -> Any:
         """The first block that tokens at ``positions`` see."""
-        if self.kind.sliding_window is None:
-            return np.zeros_like(positions)
-        return np.maximum(positions - self.kind.sliding_window + 1, 0) // self.block_size
+        return self.kind.first_seen(positions) // self.block_size
 
     def _tensor(self, x: Any) -> Tensor:
         return torch.from_numpy(x).to(self.device, non_blocking=True)

@@ -15,6 +15,8 @@ from fwk_attention.triton_paged.plan import INTERPRETED, Launch, LayerKind, devi
 from fwk_attention.triton_paged.rows import FP8, INT8, PLAIN, store_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from fwk.types import ForwardBatch
@@ -51,7 +53,15 @@ class TritonBackend(AttentionBackend):
         kinds = {self._state(layer).kind for layer in layers}
         return {kind: plan_launches(batch, kind, self.context.device) for kind in kinds}
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        extra: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         state = self._state(layer)
         slots = batch.kv_groups[layer.kv_group].slot_mapping
         self._store(k, 0, state, slots)

@@ -1,11 +1,27 @@
 """Any causal language model that transformers knows, with fwk's attention, linear layers and weights."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from fwk import ModelSpec, Needs, hookimpl
+from fwk.errors import ModelLoadError
 from fwk.interfaces.declaration import Facts
 
 
 class FallbackSpec(ModelSpec):
     """Refuses no architecture: only transformers, once it is imported, knows which it has."""
+
+    def normalised(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Raises ``ModelLoadError`` for a model whose language model is one part of several."""
+        if isinstance(raw.get("text_config"), Mapping) and not raw.get("hidden_size"):
+            names = ", ".join(
+                sorted(name for name in raw if name.endswith("_config") and name != "quantization_config")
+            )
+            raise ModelLoadError(
+                f"no model plugin serves {(raw.get('architectures') or ['?'])[0]!r}, and transformers' models made of "
+                f"several ({names}) are not served: give a model of text alone"
+            )
+        return raw
 
     def refusal(self, facts: Facts) -> str | None:
         return self.refusal_of_run(facts)
