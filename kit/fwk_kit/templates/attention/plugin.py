@@ -9,6 +9,8 @@ import torch
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer, BlockFormat, KVSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from fwk.types import ForwardBatch
@@ -30,7 +32,15 @@ class MineAttention(AttentionBackend):
             sequences.append((tokens, table[row, places // size] * size + places % size))
         return sequences
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        extra: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         size, cache = self.context.block_size, layer.kv_cache
         assert cache is not None
         assert v is not None
