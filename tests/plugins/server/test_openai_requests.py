@@ -3,10 +3,16 @@
 import json
 import math
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
+from fwk.interfaces.dialect import DialectContext
+from fwk.server.app import install_error_handlers
 from fwk.types import Service, tenant_of
+from fwk_server.openai import OpenAIOptions
+from fwk_server.openai.dialect import OpenAIDialect
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -252,7 +258,22 @@ REFUSED = [
     ({"regex": "a+"}, "regex"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"length_penalty": 0.5}, "length_penalty"),
-    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 4096}, "truncate_prompt_tokens"),
+    ({"n_predict": 3, "max_tokens": 3}, "n_predict"),
+    ({"prompt_embeds": "x"}, "prompt_embeds"),
+    ({"return_hidden_states": True}, "return_hidden_states"),
+    ({"typical_p": 0.5}, "typical_p"),
+    ({"mirostat": 2}, "mirostat"),
+    ({"dry_multiplier": 0.8}, "dry_multiplier"),
+    ({"xtc_probability": 0.5}, "xtc_probability"),
+    ({"top_n_sigma": 1.0}, "top_n_sigma"),
+    ({"samplers": ["top_k"]}, "samplers"),
+    ({"logits_processors": ["x"]}, "logits_processors"),
+    ({"data_parallel_rank": 1}, "data_parallel_rank"),
+    ({"detokenize": False}, "detokenize"),
+    ({"cache_prompt": False}, "cache_prompt"),
+    ({"adapter_id": "a"}, "adapter_id"),
     ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
     ({"lora_path": "x"}, "lora_path"),
 ]
@@ -499,3 +520,26 @@ async def test_hints_that_are_wrong_are_refused(api, headers, param):
 )
 async def test_fields_that_are_wrong_are_refused(api, field, value):
     assert (await api.refused(CHAT, BODIES[CHAT] | {field: value}))["param"] == field
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_other_servers_names_mean_the_same(api, frontend, path):
+    names = {"n_predict": 7, "min_new_tokens": 2, "repeat_penalty": 1.5, "truncate_prompt_tokens": 1}
+    neutral = {"typical_p": 1.0, "mirostat": 0, "top_n_sigma": -1, "cache_prompt": True, "detokenize": True}
+    assert (await api.post(path, BODIES[path] | names | neutral)).status_code == 200
+    item = frontend.items[0]
+    assert (item.sampling.max_tokens, item.sampling.min_tokens, item.sampling.repetition_penalty) == (7, 2, 1.5)
+    assert len(item.prompt_token_ids) == 1
+
+
+async def test_strict_requests_refuse_what_nobody_documents(frontend):
+    dialect = OpenAIDialect(DialectContext(frontend, OpenAIOptions(strict_requests=True)))
+    app = FastAPI()
+    install_error_handlers(app)
+    dialect.routes(app)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        reply = await client.post(CHAT, json=BODIES[CHAT] | {"max_token": 3})
+        assert reply.status_code == 400
+        assert "did you mean max_tokens?" in reply.json()["error"]["message"]
+        known = {"user": "u", "metadata": {}, "typical_p": 1, "n_predict": 4, "logprobs": False, "seed": 1}
+        assert (await client.post(CHAT, json=BODIES[CHAT] | known)).status_code == 200

@@ -45,7 +45,7 @@ def caller_of(request: Request) -> Caller:
     """Read the headers. A bad id only ever goes to logs, so it is dropped; a bad hint raises ``InvalidRequest``."""
     headers = request.headers
     label = headers.get("x-request-id", "")
-    int16_activations = len(label) <= MAX_LABEL and label.isprintable()
+    is_label = len(label) <= MAX_LABEL and label.isprintable()
     scheme, _, key = headers.get("authorization", "").partition(" ")
     service = Service(
         tenant_of(key.strip()) if scheme.lower() == "bearer" else "",
@@ -54,7 +54,7 @@ def caller_of(request: Request) -> Caller:
         _number(headers, "x-deadline", _SECONDS, "seconds, such as 2.5"),
     )
     priority = int(_number(headers, "x-priority", _INTEGER, "an integer") or 0)
-    return Caller(label if int16_activations else "", trace_context(headers), priority, service)
+    return Caller(label if is_label else "", trace_context(headers), priority, service)
 
 
 def _tier(name: str) -> str:

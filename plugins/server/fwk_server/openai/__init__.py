@@ -2,11 +2,11 @@
 
 ``model`` names the served model, a LoRA adapter of it, or both (``MODEL:ADAPTER``); see ``adapters.py``.
 
-Fields nobody here reads are ignored, as OpenAI's own clients expect of a server: ``user``, ``metadata``, ``store``,
-``safety_identifier``, ``prompt_cache_retention``, ``prediction`` and ``verbosity`` (hints), ``strict`` of a tool (calls
-the model makes by itself are not constrained), and anything unknown. A field that asks for something this server cannot
-do (``suffix``, audio, ...) is refused with 400 and its name in ``param``: ignoring it would
-lie. The table of those is in ``refusals.py``. Hints for the schedule policy (``priority``, ``session_id``,
+Hints (``user``, ``metadata``, ``store``, ``safety_identifier``, ``prompt_cache_retention``, ``prediction``,
+``verbosity``, ``strict`` of a tool) are ignored, and so are fields that no server documents; ``--strict-requests``
+refuses the latter. Every other field that OpenAI, vLLM, SGLang, llama.cpp or TGI documents is done or refused with 400
+and its name in ``param``: ignoring it would lie. The tables are in ``_common/chat/other_names.py`` and ``refusals.py``.
+Hints for the schedule policy (``priority``, ``session_id``,
 ``prompt_cache_key``, ``service_tier``, ``deadline``) are passed on; see docs/scheduling.md.
 
 Output is constrained by ``response_format``, by ``structured_outputs`` (``json``, ``regex``, ``choice``, ``grammar``,
@@ -21,7 +21,16 @@ Two values leave OpenAI's published schema, where OpenAI's service leaves it too
 predicts, has a null log-probability.
 """
 
-from fwk import DialectSpec, hookimpl
+from fwk import DialectSpec, Options, hookimpl, option
+
+
+class OpenAIOptions(Options):
+    """Options of ``dialects.openai``."""
+
+    strict_requests: bool = option(
+        False,
+        "Refuse chat and completions requests with a field that is neither read nor documented by a known server.",
+    )
 
 
 @hookimpl
@@ -30,6 +39,7 @@ def dialects() -> list[DialectSpec]:
         DialectSpec(
             name="openai",
             load="fwk_server.openai.dialect:OpenAIDialect",
+            options=OpenAIOptions,
             summary="OpenAI's HTTP API: chat completions, completions, embeddings, models, tokenize, detokenize",
         )
     ]

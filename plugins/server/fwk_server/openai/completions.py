@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +20,17 @@ from fwk_server._common.body import parse, processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.constraints import read_constraint
 from fwk_server._common.chat.models import CompletionRequest
+from fwk_server._common.chat.other_names import in_our_names
 from fwk_server._common.chat.outputs import Choice, Usage, collect, run
 from fwk_server._common.chat.refusals import refuse_unsupported
-from fwk_server._common.chat.sampling import check_choices, check_generate, checked, label_of, sampling_params
+from fwk_server._common.chat.sampling import (
+    check_choices,
+    check_generate,
+    checked,
+    label_of,
+    sampling_params,
+    truncated,
+)
 from fwk_server._common.chat.served import adapter_of
 from fwk_server._common.replies import event
 from fwk_server.openai.logprobs import LegacyLogprobs, TokenTexts, joined, prompt_logprobs
@@ -62,11 +70,11 @@ def read(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
 
 def prepare(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
     """Read and tokenise. Runs off the event loop when there is much of it."""
-    raw = parse(data)
+    raw = in_our_names(parse(data), frontend.processor_params)
     body = validate(CompletionRequest, raw)
     adapter = adapter_of(body.model, frontend, body.lora_path)
     frontend.card.check_task("generate")
-    refuse_unsupported(raw, reads=("lora_path",))
+    refuse_unsupported(raw, reads=("lora_path", "truncate_prompt_tokens"))
     constraint = read_constraint(raw, frontend.grammar_kinds)
     check_generate(body)
     if body.max_tokens == 0 and not body.echo:
@@ -75,6 +83,8 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
     if constraint is not None:
         sampling = msgspec.structs.replace(sampling, grammar=constraint[0])
     prompts = read_prompts(body.prompt, body.add_special_tokens is not False, frontend)
+    for prompt in prompts:
+        prompt.token_ids = truncated(body, frontend.card, prompt.token_ids)
     check_choices(body.n or 1, prompts, MAX_CHOICES)
     items = [
         GenerateInput(
@@ -94,7 +104,7 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
     return CompletionCall(body, items, echoes, constraint[1] if constraint is not None else "grammar")
 
 
-def _sampling(body: CompletionRequest, raw: dict[str, Any], frontend: Frontend) -> SamplingParams:
+def _sampling(body: CompletionRequest, raw: Mapping[str, Any], frontend: Frontend) -> SamplingParams:
     scored = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         scored = max(body.logprobs, scored or 0)

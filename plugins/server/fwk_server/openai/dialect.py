@@ -12,7 +12,7 @@ from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
 from fwk_server._common.chat import call as chat_call
-from fwk_server._common.chat import constraints
+from fwk_server._common.chat import constraints, refusals
 from fwk_server._common.chat.models import (
     ChatRequest,
     CompletionRequest,
@@ -22,6 +22,7 @@ from fwk_server._common.chat.models import (
     TokenizeRequest,
     UnloadAdapterRequest,
 )
+from fwk_server._common.chat.other_names import refuse_unknown
 from fwk_server._common.documented import Reply, documented
 from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply
 from fwk_server.openai import adapters, chat, completions, embeddings, tokens
@@ -69,6 +70,7 @@ class OpenAIDialect(Dialect):
     def __init__(self, context: DialectContext) -> None:
         super().__init__(context)
         self._frontend = context.frontend
+        self._is_strict = bool(context.options and context.options.strict_requests)
         self._tokens = TokenTexts(context.frontend.text)
 
     def routes(self, app: FastAPI) -> None:
@@ -156,6 +158,9 @@ class OpenAIDialect(Dialect):
     async def _read(self, request: Request, prepare: Callable[..., Any], *args: Any) -> Any:
         """Run ``prepare`` on the body: here when it is small, else off the event loop."""
         data = await body.read(request)
+        if self._is_strict and prepare in (chat_call.read, completions.read):
+            model = ChatRequest if prepare is chat_call.read else CompletionRequest
+            refuse_unknown(body.parse(data), [model, *self._frontend.processor_params], refusals.NAMES)
         if len(data) <= SMALL_BODY and not any(word in data for word in SLOW_WORDS):
             return prepare(data, *args)
         return await self._frontend.run_blocking(prepare, data, *args)

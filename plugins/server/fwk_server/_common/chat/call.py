@@ -17,9 +17,10 @@ from fwk_server._common.chat.answers import Answer
 from fwk_server._common.chat.constraints import Constraint, read_constraint
 from fwk_server._common.chat.messages import chat_ids, read_messages
 from fwk_server._common.chat.models import ChatRequest
+from fwk_server._common.chat.other_names import in_our_names
 from fwk_server._common.chat.plain_tools import tools_in_text
 from fwk_server._common.chat.refusals import refuse_unsupported
-from fwk_server._common.chat.sampling import check_generate, checked, label_of, sampling_params
+from fwk_server._common.chat.sampling import check_generate, checked, label_of, sampling_params, truncated
 from fwk_server._common.chat.served import adapter_of
 from fwk_server._common.chat.tools import ToolUse, read_tools, with_answer
 
@@ -76,10 +77,11 @@ def read(data: bytes, frontend: Frontend, caller: Caller) -> ChatCall:
 
 def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatCall:
     """Read, render and tokenise the fields of a body. Runs off the event loop when there is much of it."""
+    raw = in_our_names(raw, frontend.processor_params)
     body = validate(ChatRequest, raw)
     adapter = adapter_of(body.model, frontend, body.lora_path)
     frontend.card.check_task("generate")
-    refuse_unsupported(raw, reads=("lora_path",))
+    refuse_unsupported(raw, reads=("lora_path", "truncate_prompt_tokens"))
     tools, constraint = _tools_and_constraint(raw, frontend)
     check_generate(body)
     if body.top_logprobs is not None and not body.logprobs:
@@ -99,13 +101,17 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
         grammar=constraint[0] if constraint is not None else None,
     )
     item = GenerateInput(
-        prompt_token_ids=chat_ids(
-            frontend.text,
+        prompt_token_ids=truncated(
             body,
-            rendered,
-            bool(body.add_special_tokens),
-            shown,
-            frontend.card.max_prompt_len,
+            frontend.card,
+            chat_ids(
+                frontend.text,
+                body,
+                rendered,
+                bool(body.add_special_tokens),
+                shown,
+                None if body.truncate_prompt_tokens else frontend.card.max_prompt_len,
+            ),
         ),
         sampling=sampling,
         n=body.n or 1,

@@ -133,6 +133,9 @@ class GenerateRequest(Standing):
     no_stop_trim: bool | None = Field(None, description="SGLang's name of include_stop_str_in_output.")
     skip_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, ranged("prompt_logprobs")] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), bounded("integer", CONTEXT, minimum=-1)] | None = Field(
+        None, description="vLLM's: only the last tokens of the prompt; -1: as many as fit."
+    )
     echo: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None

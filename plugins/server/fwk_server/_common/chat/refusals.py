@@ -19,7 +19,7 @@ _REFUSED = {
     "use_beam_search": "this server has no beam search",
     "chat_template": "the model's own chat template is used; a request cannot bring one",
     "documents": "documents are not supported: put their text into a message",
-    "truncate_prompt_tokens": "prompts are not truncated: send a shorter one",
+    "truncate_prompt_tokens": "inputs are not truncated: send a shorter one",
     "logprob_token_ids": "logprob_token_ids is not supported",
     "return_tokens_as_token_ids": "return_tokens_as_token_ids is not supported; return_token_ids is",
     "return_prompt_text": "return_prompt_text is not supported; echo is",
@@ -44,12 +44,15 @@ _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+NAMES = _REFUSED.keys() | _ONLY.keys()
+
+
 def refuse_unsupported(raw: Mapping[str, Any], reads: Collection[str] = ()) -> None:
     """Raise for the first field of a request that this server would have to ignore; the route ``reads`` some."""
     for name in raw.keys() & _REFUSED.keys() - set(reads):
         if raw[name]:
             raise InvalidRequest(f"{name}: {_REFUSED[name]}", name)
     for name in raw.keys() & _ONLY.keys():
-        int16_activations, sentence = _ONLY[name]
-        if raw[name] is not None and not int16_activations(raw[name]):
+        is_fine, sentence = _ONLY[name]
+        if raw[name] is not None and not is_fine(raw[name]):
             raise InvalidRequest(sentence, name)

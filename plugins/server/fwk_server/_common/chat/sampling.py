@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import Frontend, GenerateInput
+from fwk.interfaces.dialect import Frontend, GenerateInput, ModelCard
 from fwk.types import SamplingParams
 from fwk_server._common.body import shown, want
 from fwk_server._common.caller import Caller
@@ -60,6 +60,18 @@ def check_generate(body: GenerateRequest) -> None:
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs is not available in a stream", "prompt_logprobs")
+
+
+def truncated(body: GenerateRequest, card: ModelCard, token_ids: list[int]) -> list[int]:
+    """The last ``truncate_prompt_tokens`` of a prompt; -1: as many as fit, with room for ``max_tokens``."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return token_ids
+    if most == -1:
+        most = max(1, card.max_model_len - (body.max_tokens or 1))
+    if most > card.max_prompt_len:
+        raise InvalidRequest(f"truncate_prompt_tokens must be at most {card.max_prompt_len}", "truncate_prompt_tokens")
+    return token_ids[-most:]
 
 
 def _stop(value: Any) -> list[str]:

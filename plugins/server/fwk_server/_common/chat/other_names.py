@@ -1,0 +1,153 @@
+"""Other servers' names of fields: read as ours where they mean the same, refused by name where they cannot be had.
+
+Together with ``refusals.py`` and the request models this covers the fields that OpenAI, vLLM, SGLang, llama.cpp and TGI
+document. Only fields that none of them documents are ignored, and ``--strict-requests`` refuses those, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel
+
+from fwk.errors import InvalidRequest
+from fwk_server._common.body import shown
+
+# llama.cpp's, SGLang's and transformers' names.
+_SAME = {
+    "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "grammar": "guided_grammar",
+}
+
+_HINTS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "safety_identifier",
+        "prompt_cache_retention",
+        "prediction",
+        "verbosity",
+        "service_tier",
+        "stream_options",
+        "functions",
+        "function_call",
+        "reasoning",
+        "timings_per_token",
+        "return_progress",
+        "post_sampling_probs",
+        "id_slot",
+        "stream_interval",
+        "extra_key",
+        "priority",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "session_params",
+        "conversation_id",
+    }
+)
+"""Documented fields that say nothing about the output's text, or that other code of ours reads."""
+
+_CANNOT = "this server's engine cannot do that"
+_ZOO = "it needs a logits processor that is installed and switched on"
+# With the value that asks for nothing, besides null, false, "", [] and {}.
+_REFUSED: dict[str, tuple[Sequence[Any], str]] = {
+    "prompt_embeds": ((), "prompts are text or token ids"),
+    "input_embeds": ((), "prompts are text or token ids"),
+    "return_hidden_states": ((), _CANNOT),
+    "return_routed_experts": ((), _CANNOT),
+    "return_cached_tokens_details": ((), _CANNOT),
+    "no_repeat_ngram_size": ((0,), _ZOO),
+    "logits_processors": ((), "code in a request is never run; logits processors are plugins"),
+    "data_parallel_rank": ((), "the load balancer chooses the engine"),
+    "typical_p": ((1, 1.0), _ZOO),
+    "mirostat": ((0,), _ZOO),
+    "mirostat_mode": ((0,), _ZOO),
+    "dry_multiplier": ((0,), _ZOO),
+    "xtc_probability": ((0,), _ZOO),
+    "dynatemp_range": ((0,), _ZOO),
+    "top_n_sigma": ((-1, 0), _ZOO),
+    "top_a": ((0,), _ZOO),
+    "tfs_z": ((1, 1.0), _ZOO),
+    "watermark": ((), _ZOO),
+    "samplers": ((), "the order of the samplers is the server's choice"),
+    "repeat_last_n": ((-1,), "repetition_penalty counts the whole text"),
+    "penalize_nl": ((), "repetition_penalty counts every token alike"),
+    "n_keep": ((0, -1), "prompts are not shifted: send a shorter one"),
+    "n_indent": ((0,), _CANNOT),
+    "t_max_predict_ms": ((0,), "limit max_tokens instead"),
+    "n_probs": ((0,), "logprobs does that here"),
+    "min_keep": ((0,), _CANNOT),
+    "lora": ((), "name an adapter in model or lora_path"),
+    "adapter_id": ((), "name an adapter in model or lora_path"),
+    "image_data": ((), "this server's model reads text only"),
+    "video_data": ((), "this server's model reads text only"),
+    "audio_data": ((), "this server's model reads text only"),
+    "mm_processor_kwargs": ((), "this server's model reads text only"),
+    "media_io_kwargs": ((), "this server's model reads text only"),
+    "repetition_detection": ((), _CANNOT),
+    "structural_tags": ((), "tools with tool_choice are supported"),
+    "guided_whitespace_pattern": ((), "whitespace is the server's choice: --constrained-json-whitespace-pattern"),
+    "guided_structural_tag": ((), "tools with tool_choice are supported"),
+    "chat_template_content_format": ((), "contents are always given to the template as text"),
+    "thinking_budget_tokens": ((-1,), "thinking counts towards max_tokens"),
+    "reasoning_budget": ((-1,), "thinking counts towards max_tokens"),
+    "bad_words_ids": ((), "bad_words takes texts"),
+    "input_extra": ((), "this route completes a prompt; /infill fills in the middle"),
+    "token_healing": ((), _CANNOT),
+}
+
+_FINE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "cache_prompt": (lambda value: value is True, "prompts are always cached; cache_salt keeps one to itself"),
+    "detokenize": (lambda value: value is True, "replies always hold text; return_token_ids adds the ids"),
+    "separate_reasoning": (lambda value: value is True, "the server decides that: --reasoning-parser"),
+    "stream_reasoning": (lambda value: value is True, "thinking is always streamed"),
+    "reasoning_format": (lambda value: value in ("auto", "deepseek"), "the server decides that: --reasoning-parser"),
+    "parse_tool_calls": (lambda value: value is True, "leave tools out to get the text as it is"),
+    "parallel_sample_num": (lambda value: value == 1, "n does that here"),
+    "dynatemp_exponent": (lambda value: value == 1, _ZOO),
+}
+
+
+def in_our_names(raw: Mapping[str, Any], processors: Sequence[type[BaseModel]] = ()) -> Mapping[str, Any]:
+    """``raw`` with other servers' names replaced. Raises ``InvalidRequest`` for what is documented and not done."""
+    read = fields_of(processors)
+    for name in raw.keys() & _REFUSED.keys() - read:
+        neutral, reason = _REFUSED[name]
+        if raw[name] and raw[name] not in neutral:
+            raise InvalidRequest(f"{name} is not supported: {reason}", name)
+    for name in raw.keys() & _FINE.keys() - read:
+        is_fine, reason = _FINE[name]
+        if raw[name] is not None and not is_fine(raw[name]):
+            raise InvalidRequest(f"{name} cannot be {shown(raw[name])}: {reason}", name)
+    given = {name: _SAME[name] for name in raw.keys() & _SAME.keys() if raw[name] is not None}
+    if not given:
+        return raw
+    renamed = {name: value for name, value in raw.items() if name not in given}
+    for name, ours in given.items():
+        if renamed.get(ours) is not None:
+            raise InvalidRequest(f"{name} and {ours} mean the same: give one", name)
+        if not (ours == "max_tokens" and raw[name] == -1):  # llama.cpp: as many as fit
+            renamed[ours] = raw[name]
+    return renamed
+
+
+def fields_of(models: Sequence[type[BaseModel]]) -> set[str]:
+    """The names that models read."""
+    return {field.alias or name for model in models for name, field in model.model_fields.items()}
+
+
+def refuse_unknown(raw: Mapping[str, Any], models: Sequence[type[BaseModel]], more: Collection[str] = ()) -> None:
+    """For ``--strict-requests``: raise for a field that is neither read nor documented anywhere."""
+    known = fields_of(models) | _SAME.keys() | _REFUSED.keys() | _FINE.keys() | _HINTS | set(more)
+    for name in raw:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise InvalidRequest(f"the field {shown(name)} is unknown (--strict-requests){hint}", name[:256])
