@@ -74,12 +74,12 @@ def test_the_page_is_the_generated_one(capsys: pytest.CaptureFixture[str]) -> No
     assert built_in == page(PLUGINS), "run make docs"
 
 
-def test_the_readme_has_the_counts() -> None:
+def test_the_page_of_features_has_the_counts() -> None:
     same, other, said, wait = (
         sum(n) for n in zip(*(counts(PEERS[p], NAMES) for p in PEERS if p != "vLLM"), strict=True)
     )
     text = f"{same} work as they are, {other} as another name of ours, {said} are not needed or not taken, {wait} wait"
-    assert text in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert text in " ".join((ROOT / "docs/features.md").read_text(encoding="utf-8").split())
 
 
 def test_another_name_sets_the_same_option() -> None:
