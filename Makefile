@@ -1,7 +1,7 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
-PACKAGES = core kit plugins tests benchmarks examples
+PACKAGES = core kit plugins tests benchmarks examples docs
 
-.PHONY: check lint types imports test slow faults soak clients examples audit docs format
+.PHONY: check lint types imports test slow faults soak clients examples audit docs site format
 
 check: lint types imports test  ## everything CI runs
 
@@ -42,6 +42,11 @@ docs:
 	$(PYTHON) -m fwk_kit.cli.family_pages docs/plugins
 	$(PYTHON) -m fwk arguments --peers > docs/migrating.md
 	$(PYTHON) -m fwk limits > docs/limits.md
+	$(PYTHON) -m benchmarks.performance
+
+site:  ## the documentation as a site in build/site; needs the extra [docs], and no network
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+	$(PYTHON) -m docs.site_requests build/site
 
 format:
 	$(PYTHON) -m ruff check --fix-only $(PACKAGES)

@@ -1,0 +1,139 @@
+"""Documentation: links lead somewhere, pages keep their size, and every page of an index is in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from docs.site_requests import main as site_requests
+from docs.site_requests import requests_of
+
+from fwk.cli.commands import commands, listing
+from fwk.interfaces.command import GROUP, Command
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    {
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+        *(ROOT / "benchmarks").rglob("*.md"),
+    }
+)
+MAX_CELL = 120
+MAX_ARCHITECTURE = 120
+
+
+def prose(page: Path) -> str:
+    """The page without its code, in which brackets are no links and # begins no heading."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", lambda code: code[0] if "](" not in code[0] else "", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """What ``#...`` may name: headings in lower case, spaces as hyphens, other punctuation left out."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    """Relative links of the page that name no file, or no heading of it."""
+    broken: list[str] = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        file = (page.parent / path) if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_resolve(page: Path) -> None:
+    assert not broken_links(page)
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One two\n\n[a](page.md#one-two) [b](no.md) [c](#three) `[d](code.md)` [e](https://a.example)\n")
+    assert broken_links(page) == ["no.md", "#three"]
+
+
+@pytest.mark.parametrize("name", ["docs/README.md", "docs/features.md"])
+def test_table_cells_are_short(name: str) -> None:
+    rows = [line for line in (ROOT / name).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    assert rows
+    long = [cell for row in rows for cell in row.strip("|").split("|") if len(cell.strip()) > MAX_CELL]
+    assert not long
+
+
+def test_the_readme_is_one_screen_with_the_test_command() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 80
+    assert all(len(cell.strip()) <= MAX_CELL for line in text.splitlines() if "|" in line for cell in line.split("|"))
+    assert re.search(r"<!-- test-command -->\n```bash\n.+\n```\n<!-- /test-command -->", text)
+
+
+def test_the_map_fits_a_few_screens() -> None:
+    assert len((ROOT / "docs/architecture.md").read_text(encoding="utf-8").splitlines()) <= MAX_ARCHITECTURE
+
+
+def test_the_index_of_decisions_is_complete() -> None:
+    folder = ROOT / "docs/design"
+    listed = re.findall(r"\]\((\w[\w-]*\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(page.name for page in folder.glob("*.md") if page.name != "README.md")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/design").glob("[a-z]*.md")), ids=lambda page: page.stem)
+def test_a_decision_has_its_parts(page: Path) -> None:
+    headings = re.findall(r"^## (.+)$", prose(page), re.MULTILINE)
+    assert headings[:3] == ["Context", "Decision", "Consequences"]
+    assert headings[3:] in ([], ["Measurement"])
+
+
+def test_the_reference_has_every_interface() -> None:
+    listed = set(re.findall(r"^::: (fwk\.interfaces\.\w+)$", (ROOT / "docs/reference.md").read_text(), re.MULTILINE))
+    modules = {path.stem for path in (ROOT / "core/fwk/interfaces").glob("[a-z]*.py")} - {"cache"}  # a former name
+    assert listed == {f"fwk.interfaces.{module}" for module in modules}
+
+
+def test_the_commands_page_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its declarations run, under the entry points it shows."""
+    text = (ROOT / "docs/plugins/commands.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
+    module = ModuleType("acme_evaluate.commands")
+    exec(compile(source, "commands.md", "exec"), vars(module))  # noqa: S102 - our own page
+    declared = {name: value for name, value in vars(module).items() if isinstance(value, Command)}
+    points = re.findall(r'^"([\w.]+)" = "acme_evaluate\.commands:(\w+)"', text, re.MULTILINE)
+    assert {attribute for _, attribute in points} == set(declared)
+    monkeypatch.setattr(EntryPoint, "load", lambda point: declared[point.attr])
+    found = [EntryPoint(name, f"acme_evaluate.commands:{attribute}", GROUP) for name, attribute in points]
+    assert commands(points=found)["evaluate"] is declared["evaluate"]
+    assert commands("plugins.", found)["diff"] is declared["plugins_diff"]
+    assert "evaluate   score a running server" in listing(commands(points=found))
+
+
+def test_what_a_page_fetches_from_others_is_found() -> None:
+    assert (
+        requests_of('<a href="https://a.example">a</a><img src="b.svg"><link rel="canonical" href="https://c.example">')
+        == []
+    )
+    page = '<script src="https://a.example/a.js"></script><link rel="stylesheet" href="//b.example/b.css">'
+    assert requests_of(page) == ["https://a.example/a.js", "//b.example/b.css"]
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings_and_asks_no_other_host(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="needs the extra [docs]")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (built.returncode, built.stderr) == (0, "")
+    assert site_requests(tmp_path / "site") == 0
