@@ -123,7 +123,7 @@ async def together(work: Iterable[Awaitable[Any]], seconds: float = SECONDS) -> 
 def raw_request(body: dict[str, Any], path: str = "/v1/completions", length: int | None = None) -> tuple[bytes, bytes]:
     """Head and body of a POST as they go over the wire."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(data) if length is None else length}\r\n\r\n".encode(), data
 
 

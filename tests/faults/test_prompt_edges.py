@@ -110,7 +110,7 @@ async def test_who_sends_all_of_a_body_past_the_limit_is_told(fake: Server) -> N
 
 async def test_a_body_of_no_length_past_the_limit(fake: Server) -> None:
     reader, writer = await dial(fake)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
     writer.write(b"transfer-encoding: chunked\r\n\r\n")
     with contextlib.suppress(ConnectionError):  # the server may have hung up already
         for _ in range(9):

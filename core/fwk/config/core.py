@@ -331,6 +331,11 @@ class ServerOptions(Options):
     request_timeout: float | None = option(
         None, "Seconds a request may take altogether until it is ended with 504 (default: no limit).", gt=0, le=86400
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Names the Host header may hold ('*': any, '*.example.org': what ends so); others are refused with 421 "
+        "(default: any; without --api-key on a loopback --host: localhost and IP addresses).",
+    )
     read_timeout: float = option(
         60.0, "Seconds a client may take to send a whole request until it is cut off with 408.", gt=0, le=86400
     )

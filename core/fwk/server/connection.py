@@ -1,15 +1,19 @@
-"""What a connection may ask of the server before any route sees a request: sizes of heads, and time."""
+"""What a connection may ask of the server before any route sees a request: sizes and words of heads, and time."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
+import httptools
 import orjson
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from fwk.interfaces.dialect import openai_error
+from fwk.server.lingering import LingeringTransport
+from fwk.server.request_head import head_refusal
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +22,13 @@ MAX_HEAD_BYTES = 32 * 1024
 
 MAX_HEADERS = 256
 
+PROBE_SECONDS = (0.1, 0.5, 2.0)
+"""When a client that ended its side of the connection is probed again. Four interim replies in all: some clients take
+no more than five.
+"""
 
-class _HeadTooLarge(Exception):
+
+class _Refused(Exception):
     """Raised inside the parser to stop it."""
 
 
@@ -44,36 +53,107 @@ class BoundedProtocol(HttpToolsProtocol):
 
     Clients have ``read_timeout`` seconds to send a request, from its first byte (or from connecting) to its last; the
     time in which the server itself does not read is not theirs. They have ``write_timeout`` seconds to make room in
-    the full buffer (64 KB) of their reply.
+    the full buffer (64 KB) of their reply. ``allowed_hosts``: see ``head_refusal``.
+
+    What is closed over unread input lingers (``LingeringTransport``). A client that ended only its side of the
+    connection gets its reply. ``Upgrade`` is ignored, as HTTP allows: the request is answered in HTTP/1.1.
     """
 
     read_timeout: float
     write_timeout: float
+    allowed_hosts: tuple[str, ...] | None
+    transport: LingeringTransport  # type: ignore[assignment]
     _timer: asyncio.TimerHandle | None = None
+    _probe: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
     _is_in_head = True
+    _is_head_alone = True  # no earlier request ended in the data that came last
+    _is_complete = True  # nothing of a request has come that is not whole
+    _is_refused = False
+    _may_linger = True
     _refusal: tuple[int, str] = (400, "this is not HTTP")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.flow = _PatientFlow(transport, self.write_timeout)
+        lingering = LingeringTransport(transport, self._has_unread, self.write_timeout)
+        super().connection_made(lingering)
+        self.flow = _PatientFlow(lingering, self.write_timeout)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_probing()
+        self.transport.lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._is_in_head and not self.transport.is_closing():
-            self._num_head_bytes += len(data)
+        if self.transport.is_closing():
+            self.transport.discard(len(data))
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(memoryview(data))
+        except httptools.HttpParserError:
+            self.send_400_response("")
+            return
+        if self._is_in_head:
+            self._num_head_bytes += len(data) if self._is_head_alone else 0  # else it began somewhere within
+            self._is_head_alone = True
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._too_large()
                 self.send_400_response("")
 
+    def _parse(self, data: memoryview) -> None:
+        """Feed the parser. At a request that asks for another protocol it stops, body unread, and is of no more use:
+        another one goes on from the same head without the wish.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                head = self._head_without_upgrade()
+                self.parser = httptools.HttpRequestParser(self)
+                with contextlib.suppress(AttributeError):  # httptools before 0.6.3; as uvicorn does
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.parser.feed_data(head)
+
+    def _head_without_upgrade(self) -> bytes:
+        line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        kept = (b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade")
+        return line + b"".join(kept) + b"\r\n"
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. It may have gone, or wait for its reply: an interim reply (100) finds out, since
+        the system of a client that has gone answers with a reset. Returns whether the connection stays open.
+        """
+        self._may_linger = False
+        if self.transport.is_closing():
+            return False
+        if not self._is_complete:
+            self._refusal = 400, "the connection ended before the request did"
+            self.send_400_response("")
+            return False
+        if self.cycle is None or self.cycle.response_complete:
+            return False
+        if self.scope["http_version"] != "1.1":  # knows no interim replies
+            return False
+        self.cycle.keep_alive = False
+        self._probe_client(list(PROBE_SECONDS))
+        return True
+
+    def _probe_client(self, pauses: list[float]) -> None:
+        """Write to a client that may have gone; once its reply has begun, that is the probe."""
+        self._probe = None
+        if self.transport.is_closing() or self.cycle.response_started or self.pipeline:
+            return
+        self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if pauses:
+            self._probe = self.loop.call_later(pauses[0], self._probe_client, pauses[1:])
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_head, self._num_head_bytes = True, 0
+        self._is_in_head, self._is_complete, self._num_head_bytes = True, False, 0
         if self._timer is None:
             self._start_timer()
 
@@ -81,29 +161,58 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS or self._head_size() > MAX_HEAD_BYTES:
             self._too_large()
-            raise _HeadTooLarge
+            raise _Refused
 
     def on_headers_complete(self) -> None:
+        method = self.parser.get_method().decode("ascii")
+        refusal = head_refusal(self.parser.get_http_version(), method, self.headers, self.allowed_hosts)
+        if refusal is not None:
+            self._refusal = refusal
+            raise _Refused
+        if self.parser.should_upgrade():
+            return  # its head is read again, without the wish
         self._is_in_head = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._is_complete, self._is_head_alone = True, False
         self._stop_timer()
         super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        return False
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request, in the shape of all errors; called by the parser's caller as well."""
         status, message = self._refusal
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.close()  # a reply is on its way: nothing can be said in between
-            return
-        body = orjson.dumps(openai_error(status, message))
-        self.transport.write(
-            STATUS_LINE[status]
-            + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-            + body
-        )
+        self._is_refused = True
+        is_replying = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if not is_replying:  # else nothing can be said in between
+            body = orjson.dumps(openai_error(status, message))
+            self.transport.write(
+                STATUS_LINE[status]
+                + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+                + body
+            )
         self.transport.close()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # whatever it computes, nobody will get it
+            self.cycle.message_event.set()
+
+    def shutdown(self) -> None:
+        """The server ends: connections without a request under way are closed, half a head is none."""
+        self._may_linger = self.cycle is not None and not self.cycle.response_complete
+        super().shutdown()
+
+    def _has_unread(self) -> bool:
+        return self._may_linger and (self._is_refused or not self._is_complete or self.flow.read_paused)
+
+    def _stop_probing(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+            self._probe = None
 
     def _head_size(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -129,11 +238,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
 
-def protocol(read_seconds: float, write_seconds: float) -> type[BoundedProtocol]:
-    """The protocol with these timeouts: uvicorn makes one of each connection by itself."""
+def protocol(read_seconds: float, write_seconds: float, hosts: tuple[str, ...] | None = None) -> type[BoundedProtocol]:
+    """The protocol with these timeouts and allowed hosts: uvicorn makes one of each connection by itself."""
 
     class Protocol(BoundedProtocol):
         read_timeout = read_seconds
         write_timeout = write_seconds
+        allowed_hosts = hosts
 
     return Protocol

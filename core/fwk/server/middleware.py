@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import re
 import uuid
@@ -21,8 +19,6 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEST_ID = 128
 _ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_REQUEST_ID}}}")
-
-LINGER_SECONDS = 2.0
 
 FREE_METHODS = {"GET", "HEAD", "OPTIONS"}
 """Of requests that only look; they pass however many are served."""
@@ -72,7 +68,11 @@ class RequestMiddleware:
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body:
             message = f"the body is larger than {self._max_body} bytes"
-            await self._refuse(scope, send_with_id, 413, message, unread=receive)
+            await self._refuse(scope, send_with_id, 413, message)
+            return
+        if headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
+            message = "bodies are read as they are: send it without a Content-Encoding"
+            await self._refuse(scope, send_with_id, 415, message)
             return
         if scope["type"] == "websocket" or scope["method"] in FREE_METHODS:
             await self._serve(scope, receive, send_with_id)
@@ -113,7 +113,6 @@ class RequestMiddleware:
         status: int,
         message: str,
         retry_after: int | None = None,
-        unread: Receive | None = None,
     ) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -122,22 +121,10 @@ class RequestMiddleware:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if retry_after is not None:
             headers.append((b"retry-after", str(retry_after).encode()))
-        if status == 413:
+        if status == 413 or b"expect" in dict(scope["headers"]):  # a client that was not told to go on may not send it
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        if unread is not None:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-            await _discard(unread)
-            body = b""
         await send({"type": "http.response.body", "body": body})
-
-
-async def _discard(receive: Receive) -> None:
-    """Read on for a moment: a connection closed over unread bytes is reset, and its client never sees the reply."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_SECONDS):
-            while (await receive()).get("more_body"):
-                pass
 
 
 def _limited(receive: Receive, most: int) -> Receive:

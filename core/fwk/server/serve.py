@@ -40,6 +40,7 @@ from fwk.server.lifecycle import LifecycleManager
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers, tool_note
 from fwk.server.replicas import Replicas
+from fwk.server.request_head import allowed_hosts
 from fwk.server.route_registry import RouteRegistry
 from fwk.server.switching import PluginSwitcher, ServerComponents
 from fwk.setup.checkpoint import OpenedModel, locate, num_bytes, open_model
@@ -289,9 +290,10 @@ class _Server:
         return frontend, app, plugin_switcher
 
     def _uvicorn(self, app: Any) -> uvicorn.Server:
+        options = self._config.server
         settings = uvicorn.Config(
             app,
-            http=protocol(self._config.server.read_timeout, self._config.server.write_timeout),
+            http=protocol(options.read_timeout, options.write_timeout, allowed_hosts(options)),
             log_level="warning",
             access_log=False,
             lifespan="off",

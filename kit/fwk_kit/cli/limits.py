@@ -125,6 +125,11 @@ def _http() -> list[str]:
     defaults = ServerOptions()
     rows = [
         ("request line and headers", f"{MAX_HEAD_BYTES} bytes, {MAX_HEADERS} headers", "431"),
+        ("the `Host` header", "`--allowed-hosts` (this machine's names, without a key on loopback; else any)", "421"),
+        ("`Content-Type` of bodies", "`application/json`, or one that ends in `+json`", "415"),
+        ("`Content-Encoding`", "`identity`", "415"),
+        ("`Transfer-Encoding`", "`chunked`", "501"),
+        ("`Expect`", "`100-continue`", "417"),
         ("body", f"`--max-body-bytes` ({defaults.max_body_bytes} bytes)", "413"),
         ("time to send it all", f"`--read-timeout` ({defaults.read_timeout:g} s)", "408"),
         ("time to read the reply", f"`--write-timeout` ({defaults.write_timeout:g} s)", "the connection is closed"),

@@ -164,7 +164,7 @@ async def test_errors_of_loading(api):
     assert (await api.refused(LOAD[0], {"lora_name": "x", "lora_path": "dead"}, 503))["code"] == "engine_unavailable"
     assert (await api.refused(LOAD[0], b"[]"))["type"] == "invalid_request_error"
     reply = await api.post(LOAD[0], b"{}", headers={"content-type": "text/plain"})
-    assert reply.status_code == 400, "a form of some web page must load nothing"
+    assert reply.status_code == 415, "a form of some web page must load nothing"
 
 
 async def test_closed_servers(api, frontend):

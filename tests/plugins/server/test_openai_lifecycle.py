@@ -181,7 +181,7 @@ async def test_a_client_that_does_not_read_is_aborted_when_it_goes(base_url, fro
 async def test_a_body_cut_short_starts_nothing(base_url, frontend):
     host, port = base_url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
     writer.write(b'content-length: 1000\r\n\r\n{"prompt": "Hi"')
     await writer.drain()
     await asyncio.sleep(0.05)

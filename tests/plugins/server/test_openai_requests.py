@@ -113,8 +113,8 @@ async def test_nul_in_text_is_text(api, frontend):
 
 
 async def test_other_content_types_are_refused(api):
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
-        error = await api.refused(CHAT, BODIES[CHAT], headers={"content-type": kind})
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        error = await api.refused(CHAT, BODIES[CHAT], 415, headers={"content-type": kind})
         assert "application/json" in error["message"]
     assert (await api.post(CHAT, BODIES[CHAT], headers={"content-type": "application/json; charset=utf-8"})).is_success
 

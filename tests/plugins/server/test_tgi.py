@@ -330,7 +330,7 @@ async def test_a_long_prompt_names_the_field(client):
 
 async def test_other_kinds_of_content_are_refused(client):
     reply = await client.post("/generate", content=b"{}", headers={"content-type": "text/plain"})
-    assert reply.status_code == 422
+    assert reply.status_code == 415
     assert "application/json" in reply.json()["error"]
 
 

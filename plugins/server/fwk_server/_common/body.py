@@ -11,7 +11,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from fwk.errors import InvalidRequest
+from fwk.errors import InvalidRequest, NotServed
 
 MAX_DEPTH = 128
 """Nesting of a body: what walks it later (templates, JSON dumps) recurses."""
@@ -24,10 +24,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 async def read(request: Request) -> bytes:
-    """A request's body. Browsers send other kinds than JSON to any server without asking it first: refused."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    """A request's body. Browsers send other kinds than JSON, and none, to any server without asking it: refused."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        raise InvalidRequest("the content-type must be application/json")
+        raise NotServed("the content-type must be application/json", 415)
     return await request.body()
 
 

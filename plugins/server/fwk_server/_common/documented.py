@@ -14,11 +14,15 @@ _MEANINGS = {
     404: "No such model.",
     408: "The request was not sent in time.",
     413: "The body is too large.",
+    415: "The body is of a kind, or encoded in a way, that is not read.",
+    417: "The only Expect served is 100-continue.",
+    421: "The server does not answer to the name in the Host header.",
     422: "The request cannot be served as it is.",
     424: "The generation failed.",
     429: "Too many requests: try again after Retry-After seconds.",
     431: "The headers are too large.",
     500: "The server failed.",
+    501: "The method or the Transfer-Encoding is not served.",
     503: "Nothing can be served now: try again after Retry-After seconds.",
     504: "The request took too long.",
 }
@@ -28,8 +32,8 @@ _EVENT = {
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
-_LOOKING = (400, 401, 404, 408, 431, 500, 503)
-_WORKING = (*_LOOKING, 413, 429, 504)
+_LOOKING = (400, 401, 404, 408, 417, 421, 431, 500, 501, 503)
+_WORKING = (*_LOOKING, 413, 415, 429, 504)
 
 
 class Reply(BaseModel):

@@ -1,0 +1,81 @@
+"""What a request's head must and must not say, whatever it asks for."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from fwk.config import ServerOptions
+
+Headers = list[tuple[bytes, bytes]]
+Refusal = tuple[int, str]
+"""An HTTP status and a sentence."""
+
+
+def allowed_hosts(options: ServerOptions) -> tuple[str, ...] | None:
+    """Names the server answers to, ``*`` for any, None for this machine's only.
+
+    By default a server that listens on loopback and asks for no key answers to no other name: a web page may point its
+    own name at 127.0.0.1, and its scripts may then talk to the server as if it were theirs (DNS rebinding). Elsewhere
+    proxies and networks give a server names that it does not know.
+    """
+    if options.allowed_hosts:
+        return tuple(name.lower() for name in options.allowed_hosts)
+    return None if is_loopback(options.host) and options.api_key is None else ("*",)
+
+
+def head_refusal(version: str, method: str, headers: Headers, allowed_hosts: tuple[str, ...] | None) -> Refusal | None:
+    """Why a request is refused by its head alone; None when it is not.
+
+    ``allowed_hosts`` are names in lower case, ``*`` stands for any, ``*.example.org`` for what ends so; None allows
+    the names of this machine only (see ``is_local_name``).
+    """
+    if method == "CONNECT":
+        return 501, "this server is no proxy: CONNECT is not served"
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and version == "1.1"):
+        return 400, "a request has one Host header"
+    for name, value in headers:
+        words = value.lower().strip()
+        if name == b"transfer-encoding" and words != b"chunked":
+            return 501, "the only Transfer-Encoding served is chunked"
+        if name == b"expect" and words != b"100-continue":
+            return 417, "the only Expect served is 100-continue"
+    if hosts and not is_allowed_host(hosts[0].decode("latin-1"), allowed_hosts):
+        return 421, "this server does not answer to the name in the Host header; see --allowed-hosts"
+    return None
+
+
+def is_allowed_host(host: str, allowed: tuple[str, ...] | None) -> bool:
+    """Whether a Host header (a name or an address, with or without a port) is one of those allowed."""
+    name = _without_port(host.strip().lower())
+    if allowed is None:
+        return is_local_name(name)
+    suffixes = tuple(pattern[1:] for pattern in allowed if pattern.startswith("*."))
+    return "*" in allowed or name in allowed or bool(suffixes and name.endswith(suffixes))
+
+
+def is_local_name(name: str) -> bool:
+    """localhost, or any IP address: a page that rebinds its own name to this machine still sends that name."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``--host`` is reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0].removesuffix(".")
