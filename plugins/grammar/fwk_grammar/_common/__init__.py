@@ -1,0 +1,1 @@
+"""What the grammar backends share: reading a request's source, and quoting text."""

@@ -1,0 +1,31 @@
+"""Constrained output by outlines-core: a regular expression as a finite automaton over tokens (Willard, Louf 2023).
+
+JSON schemas become regular expressions first, so recursive ones are refused, and so are those that use keywords
+outlines-core does not enforce. An automaton is built for the whole
+vocabulary when a grammar is compiled: slow to compile, then nothing but a table to look up.
+"""
+
+from fwk import GrammarBackendSpec, Needs, Options, hookimpl, option
+
+
+class OutlinesOptions(Options):
+    """Options of ``grammar.outlines``."""
+
+    outlines_whitespace_pattern: str = option(
+        r"[ \n\t]{0,32}", "Regular expression of the whitespace between the parts of constrained JSON."
+    )
+
+
+@hookimpl
+def grammar_backends() -> list[GrammarBackendSpec]:
+    return [
+        GrammarBackendSpec(
+            name="outlines",
+            load="fwk_grammar.outlines.backend:OutlinesBackend",
+            needs=Needs(packages=("outlines-core>=0.2.11,<0.3",)),
+            kinds=frozenset({"json_schema", "regex", "choice"}),
+            rank=1,
+            options=OutlinesOptions,
+            summary="JSON schema, regex and choice by outlines-core's automata",
+        )
+    ]
