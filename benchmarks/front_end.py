@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import psutil
-from tests.faults.rig import VOCAB, Server, write_model
+from tests.helpers.rig import VOCAB, Server, write_model
 
 from fwk_kit.bench.load import run
 from fwk_kit.bench.workload import Asked, Workload

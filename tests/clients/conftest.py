@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rig import Server, write_model
+from tests.helpers.rig import Server, write_model
 
 BERT = {
     "architectures": ["BertModel"],

@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.faults.rig import Server, until, write_model
 from tests.helpers.packages import write_package
+from tests.helpers.rig import Server, until, write_model
 
 import fwk
 from fwk import SamplingParams

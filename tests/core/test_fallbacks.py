@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.core.test_plugins import declare
+from tests.helpers.fake_plugins import declare
 from tests.helpers.packages import write_package
 from tests.helpers.tiny import TINY
 

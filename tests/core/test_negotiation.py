@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.core.test_plugins import FakeEntryPoint, declare
+from tests.helpers.fake_plugins import of
 
 from fwk import (
     Ask,
@@ -28,7 +27,7 @@ from fwk import (
     SpeculativeDecoderSpec,
 )
 from fwk.errors import PluginError
-from fwk.plugins import FAMILIES, PluginSet, Resolution, discover, judge, negotiate
+from fwk.plugins import PluginSet, Resolution, judge, negotiate
 from fwk.types import ModelConfig
 
 TINY_SIZES = {
@@ -48,14 +47,6 @@ def attention(name: str, rank: int = 0, **fields: Any) -> AttentionBackendSpec:
 
 def model(name: str, rank: int = 0, **fields: Any) -> ModelSpec:
     return ModelSpec(name=name, load="a:b", rank=rank, architectures=("Arch",), **fields)
-
-
-def of(*specs: Any) -> PluginSet:
-    """A package that declares these and nothing else."""
-    module = ModuleType("acme")
-    for family in {spec.family for spec in specs}:
-        declare(module, FAMILIES[family].hook, [spec for spec in specs if spec.family == family])
-    return discover(points=[FakeEntryPoint("acme.all", module)])  # type: ignore[list-item]
 
 
 def settle(plugins: PluginSet, wanted: dict[str, str] | None = None, **facts: Any) -> Resolution:

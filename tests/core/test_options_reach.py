@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.faults.rig import Server, write_model
 from tests.helpers.packages import write_package
+from tests.helpers.rig import Server, write_model
 
 from fwk.plugins import FAMILIES
 

@@ -14,9 +14,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.core.test_plugins import declare
-from tests.core.test_testing_kit import install
+from tests.helpers.fake_plugins import declare
 from tests.helpers.packages import write_metadata
+from tests.helpers.templates import install
 
 from fwk import AttentionBackendSpec
 from fwk.cli import plugin_why

@@ -5,49 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
+from tests.helpers.fake_plugins import FakeEntryPoint, plugin
 
 import fwk
-from fwk import AttentionBackendSpec, Facts, Host, Needs, SchedulePolicySpec, hookimpl
+from fwk import AttentionBackendSpec, Facts, Host, Needs, SchedulePolicySpec
 from fwk.errors import PluginError, PluginLoadError
 from fwk.interfaces.declaration import installed_version
 from fwk.plugins import FAMILIES, PluginSet, choose, discover, find, load_object
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-
-
-class FakeEntryPoint:
-    """An entry point of a package that is not installed."""
-
-    def __init__(self, name: str, target: object, package: str = "acme", version: str = "1.0") -> None:
-        self.name = name
-        self._target = target
-        self.dist = SimpleNamespace(name=package, version=version)
-
-    def load(self) -> object:
-        if isinstance(self._target, BaseException):
-            raise self._target
-        return self._target
-
-
-def plugin(*specs: object, hook: str = "attention_backends") -> ModuleType:
-    """A module that declares."""
-    module = ModuleType("acme_plugin")
-    declare(module, hook, specs)
-    return module
-
-
-def declare(module: ModuleType, hook: str, specs: Iterable[object]) -> None:
-    """Let a module implement one hook."""
-    setattr(module, hook, hookimpl(lambda: list(specs)))
-    getattr(module, hook).__name__ = hook
 
 
 def attention(name: str = "acme", **fields: object) -> AttentionBackendSpec:

@@ -6,56 +6,19 @@ import random
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.helpers.engine_machine import (
+    POLICIES,
+    Contrary,
+    EngineMachine,
+    assert_idle,
+    prompts,
+    request,
+    run,
+)
 
-from fwk.engine.core import Engine
 from fwk.errors import InvalidRequest
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
-from fwk.types import Request, SamplingParams, Service
-from fwk_kit.testing.base import installed
-from fwk_kit.testing.fake_engine import VOCAB, FakeExecutor, make_engine, make_policy, next_token, reference
-
-OPTIONS: dict[str, dict[str, object]] = {"random": {"random_order_seed": 7}}  # what hypothesis finds, it finds again
-POLICIES = [item.name for item in installed().family("schedulers")]
-PLAIN = Service()
-
-
-def request(
-    name: str,
-    prompt: list[int],
-    max_tokens: int = 8,
-    n: int = 1,
-    priority: int = 0,
-    service: Service = PLAIN,
-    **sampling: object,
-) -> Request:
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]
-    return Request(request_id=name, prompt_token_ids=prompt, sampling=params, n=n, priority=priority, service=service)
-
-
-def run(engine: Engine, limit: int = 10_000) -> dict[tuple[str, int], list[int]]:
-    """Step until idle; the output of every sequence."""
-    outputs: dict[tuple[str, int], list[int]] = {}
-    for _ in range(limit):
-        if not engine.has_work:
-            return outputs
-        for event in engine.step():
-            outputs.setdefault((event.request_id, event.index), []).extend(event.token_ids)
-    raise AssertionError("the engine does not come to an end")
-
-
-def assert_idle(engine: Engine) -> None:
-    stats = engine.stats()
-    assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0)
-    assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
-    engine.scheduler.check()
-
-
-def prompts(count: int, seed: int = 0, shared: int = 0, longest: int = 60) -> list[list[int]]:
-    rng = random.Random(seed)
-    prefix = [rng.randrange(VOCAB) for _ in range(shared)]
-    return [prefix + [rng.randrange(VOCAB) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+from fwk_kit.testing.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
 
 
 @pytest.mark.parametrize("cache", ["radix", "none"])
@@ -245,34 +208,6 @@ def test_scheduling_does_not_look_through_a_long_queue() -> None:
     assert seen < 100
 
 
-class Contrary(SchedulePolicy):
-    """Answers everything badly: strangers and repeats, absurd chunks, victims that are not there."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(ScheduleContext())
-        self.rng = random.Random(seed)
-
-    def order(self, waiting, view):  # type: ignore[no-untyped-def]
-        items = list(waiting)
-        self.rng.shuffle(items)
-        return [object(), *items, *items, None]
-
-    def admit(self, sequence, num_blocks, view):  # type: ignore[no-untyped-def]
-        return self.rng.random() < 0.7
-
-    def victim(self, running, view):  # type: ignore[no-untyped-def]
-        return self.rng.choice([*running, None])
-
-    def chunk(self, sequence, remaining, budget, view):  # type: ignore[no-untyped-def]
-        return self.rng.randint(-5, 100)
-
-    def rank(self, sequence, view):  # type: ignore[no-untyped-def]
-        return self.rng.random()
-
-    def choose_preemption_victim(self, sequence, running, view):  # type: ignore[no-untyped-def]
-        return self.rng.choice([*running, None, None, object()])
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_no_policy_can_break_the_books(seed: int) -> None:
     engine = make_engine(num_blocks=24, policy_object=Contrary(seed), step_tokens=20)
@@ -282,111 +217,6 @@ def test_no_policy_can_break_the_books(seed: int) -> None:
     for i, prompt in enumerate(prompts(10, seed=seed, shared=6, longest=20)):
         assert outputs[f"r{i}", 0] == reference(prompt, 15)
     assert_idle(engine)
-
-
-class EngineMachine(RuleBasedStateMachine):
-    """Arrivals, aborts, pre-emption, forks and steps in any order."""
-
-    @initialize(
-        num_blocks=st.integers(8, 40),
-        block_size=st.sampled_from([1, 3, 4]),
-        cache=st.sampled_from(["radix", "none"]),
-        policy=st.sampled_from([*POLICIES, "contrary"]),
-        depth=st.integers(1, 3),
-        step_tokens=st.integers(1, 40),
-        drafts=st.booleans(),
-        chunk_tokens=st.sampled_from([None, 3, 32]),
-        conservativeness=st.sampled_from([0.0, 1.0, 5.0]),
-        is_mixed=st.booleans(),
-        admission_interval=st.sampled_from([1, 1, 4]),
-        max_start_tokens=st.sampled_from([None, 1, 6]),
-    )
-    def start(self, num_blocks, block_size, cache, policy, depth, step_tokens, drafts, **limits) -> None:  # type: ignore[no-untyped-def]
-        rng = random.Random(num_blocks)
-
-        def draft(tokens: list[int]) -> list[int]:
-            return [next_token(tokens)][: rng.randint(0, 1)] + [rng.randrange(VOCAB)] * rng.randint(0, 2)
-
-        self.engine = make_engine(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            cache=cache,
-            policy=policy if policy != "contrary" else "fcfs",
-            policy_object=Contrary(num_blocks) if policy == "contrary" else None,
-            policy_options=OPTIONS.get(policy),
-            depth=depth,
-            step_tokens=step_tokens,
-            max_running=5,
-            max_len=64,
-            draft=draft if drafts else None,
-            **limits,
-        )
-        self.room = min(64, num_blocks * block_size)
-        self.count = 0
-        self.open: dict[tuple[str, int], list[int]] = {}
-        self.wanted: dict[tuple[str, int], list[int]] = {}
-        self.ended: set[tuple[str, int]] = set()
-
-    @rule(
-        shared=st.integers(0, 30), own=st.lists(st.integers(0, 3), min_size=1, max_size=12), n=st.integers(1, 3),
-        max_tokens=st.integers(1, 20), priority=st.sampled_from([-30, 0, 5, 20]), who=st.sampled_from(["", "a", "b"]),
-        logprobs=st.sampled_from([None, None, 1]),
-    )  # fmt: skip
-    def arrive(  # type: ignore[no-untyped-def]
-        self, shared: int, own: list[int], n: int, max_tokens: int, priority: int, who: str, logprobs
-    ) -> None:
-        prompt = [7] * shared + own
-        name = f"r{self.count}"
-        self.count += 1
-        service = Service(tenant=who, session=who, tier="flex" if who else "", deadline=0.5 if priority else None)
-        events = self.engine.add(request(name, prompt, max_tokens, n, priority, service, prompt_logprobs=logprobs))
-        assert bool(events) == (len(prompt) + max_tokens > self.room)
-        for i in range(0 if events else n):
-            self.open[name, i] = []
-            self.wanted[name, i] = reference(prompt, max_tokens)
-
-    @rule(count=st.integers(1, 12))
-    def steps(self, count: int) -> None:
-        for _ in range(count):
-            self.take(self.engine.step())
-
-    @precondition(lambda self: bool(self.open))
-    @rule(data=st.data(), whole=st.booleans())
-    def abort(self, data: st.DataObject, whole: bool) -> None:
-        name, index = data.draw(st.sampled_from(sorted(self.open)))
-        self.take(self.engine.abort(name, None if whole else index))
-        assert (name, index) not in self.open
-        assert self.engine.abort(name, index) == []  # twice is nobody's fault
-
-    @rule(policy=st.sampled_from(POLICIES))
-    def switch_policy(self, policy: str) -> None:
-        self.engine.scheduler.switch_policy(make_policy(policy, OPTIONS.get(policy)), policy)
-
-    def take(self, events) -> None:  # type: ignore[no-untyped-def]
-        for event in events:
-            key = (event.request_id, event.index)
-            assert key in self.open, "an event of a sequence that has ended"
-            self.open[key].extend(event.token_ids)
-            if event.finish_reason is not None:
-                output = self.open.pop(key)
-                assert key not in self.ended
-                self.ended.add(key)
-                wanted = self.wanted[key]
-                assert output == (wanted if event.finish_reason == "length" else wanted[: len(output)])
-
-    @invariant()
-    def books_balance(self) -> None:
-        if hasattr(self, "engine"):
-            self.engine.scheduler.check()
-
-    def teardown(self) -> None:
-        if hasattr(self, "engine"):
-            for _ in range(5_000):
-                if not self.engine.has_work:
-                    break
-                self.take(self.engine.step())
-            assert not self.open, "accepted, but never ended"
-            assert_idle(self.engine)
 
 
 EngineMachine.TestCase.settings = settings(

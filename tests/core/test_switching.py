@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fastapi import FastAPI
-from tests.core.test_negotiation import of
+from tests.helpers.fake_plugins import of
 from tests.helpers.scheduling import ask
 
 from fwk import Facts, Limit, SchedulePolicySpec

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.packages import write_metadata
+from tests.helpers.templates import install
 
 from fwk.plugins import FAMILIES
-from fwk_kit.cli.plugin_new import package, renamed
+from fwk_kit.cli.plugin_new import package
 from fwk_kit.testing import SUITES, suite_of
 from fwk_kit.testing.base import installed
 
@@ -34,22 +34,6 @@ KEPT = json.loads((pathlib.Path(__file__).parent / "kept.json").read_text())
 def pytest_collection_modifyitems(items):
     items[:] = [item for item in items if item.name.startswith(tuple(KEPT[item.path.stem]))]
 """
-
-
-def install(folder: Path, family: str, name: str, change: tuple[str, str] | None = None) -> None:
-    """What ``fwk plugins new`` writes, as an installer would leave it; ``change``: what is wrong with it."""
-    files = dict(package(installed(), family))
-    if change is not None:
-        path = next((path for path in files if path.endswith(".py") and change[0] in files[path]), None)
-        assert path is not None, f"{family}: {change[0]!r} is not in the template"
-        files[path] = files[path].replace(*change)
-    for path, text in files.items():
-        if path.startswith("src/"):
-            target = folder / "site" / renamed(path.removeprefix("src/"), name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(renamed(text, name))
-    write_metadata(folder / "site", f"fwk-{name}", {f"{family}.{name}": f"fwk_{name}"}, "0.1.0")
-    (folder / f"test_{name}.py").write_text(f"from fwk_{name}.contract import *\n")
 
 
 def outcomes(folder: Path, *words: str) -> dict[str, dict[str, str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.faults.rig import until
+from tests.helpers.rig import until
 from tests.helpers.tiny import TINY
 
 from fwk import native

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from tests.plugins.cache.test_hierarchical import DictTier
+from tests.helpers.dict_tier import DictTier
 
 from fwk.interfaces.prefix_cache import CacheTierContext
 from fwk.worker import transfer

@@ -5,19 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.helpers.statistics import chi_squared
 
 from fwk.interfaces.sampling import SamplingContext, SamplingRows
 from fwk.worker.verify import DraftTree, accepted, rejection_logits, uniform_draws
 from fwk_sampling.torch_sampler.sampler import TorchSampler
 
 SAMPLES = 20_000
-
-
-def chi_squared(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Of observed counts against expected ones, for cells that can be reached."""
-    is_possible = expected > 0
-    assert (counts[~is_possible] == 0).all()
-    return float((((counts - expected) ** 2)[is_possible] / expected[is_possible]).sum())
 
 
 def test_a_chain_is_kept_up_to_the_first_difference() -> None:

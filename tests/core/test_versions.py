@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.core.test_plugins import FakeEntryPoint, plugin
-from tests.faults.rig import Server, write_model
+from tests.helpers.fake_plugins import FakeEntryPoint, plugin
 from tests.helpers.packages import FIXTURES
+from tests.helpers.rig import Server, write_model
 
 import fwk
 from fwk import QuantizerSpec, SamplingParams, SchedulePolicySpec

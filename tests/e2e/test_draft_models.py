@@ -15,8 +15,8 @@ from fwk import SamplingParams, SpeculativeDecoderSpec, hookimpl
 from fwk.errors import FwkError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder
 from fwk.plugins import discover
-from tests.core.test_verify import chi_squared
 from tests.helpers.models import RunnableModel
+from tests.helpers.statistics import chi_squared
 from tests.helpers.tiny import save_llama
 
 PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 100], [3]]

@@ -14,8 +14,8 @@ import openai
 import pytest
 
 import fwk
-from tests.faults.rig import Server, assert_no_leak, until
 from tests.helpers.http import NO_TLS
+from tests.helpers.rig import Server, assert_no_leak, until
 
 TINY = {
     "architectures": ["BertModel"],

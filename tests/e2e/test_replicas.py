@@ -14,9 +14,9 @@ import pytest
 
 import fwk
 from fwk.errors import ConfigError
-from tests.faults.client import Streamed, connect, together
-from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, Server, is_alive, until
+from tests.helpers.client import Streamed, connect, together
+from tests.helpers.rig import FAKE, Server, is_alive, until
+from tests.helpers.servers import Start
 
 TWO = (*FAKE, "--fake-step-ms", "20", "--data-parallel-size", "2")
 

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from fwk.plugins import discover
-from tests.faults.client import Streamed, connect, together
-from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, Server, assert_no_leak, until
+from tests.helpers.client import Streamed, connect, together
 from tests.helpers.http import NO_TLS
+from tests.helpers.rig import FAKE, Server, assert_no_leak, until
+from tests.helpers.servers import Start
 
 KEY = "sk-the-key-of-the-tests"
 ADMIN_KEY = "sk-the-key-of-the-administrator"

@@ -16,10 +16,10 @@ import pytest
 import fwk
 from fwk import SamplingParams
 from fwk.errors import ModelLoadError, PluginError
-from tests.faults.client import connect
-from tests.faults.fixtures import Start
-from tests.faults.rig import Server, is_alive, until
-from tests.faults.test_engine_death import begin, check_dead, check_ended
+from tests.helpers.client import connect
+from tests.helpers.engine_death import begin, check_dead, check_ended
+from tests.helpers.rig import Server, is_alive, until
+from tests.helpers.servers import Start
 
 PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 40, 1, 90, 16, 33, 64)]
 Tiny = Callable[..., fwk.LLM]

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.fixtures import Start
-from tests.faults.rig import Server
 from tests.helpers.http import NO_TLS
+from tests.helpers.rig import Server
+from tests.helpers.servers import Start
 
 TEMPLATE = (
     "{% if tools %}<tool_call>{\"name\": ..., \"arguments\": ...}</tool_call>{{ tools | tojson }}{% endif %}"

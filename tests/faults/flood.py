@@ -27,8 +27,8 @@ from typing import Any
 import psutil
 import uvloop
 
-from tests.faults.client import HealthProbe, raw_request
-from tests.faults.rig import FAKE, Server, assert_no_leak, install_plugins, write_model
+from tests.helpers.client import HealthProbe, raw_request
+from tests.helpers.rig import FAKE, Server, assert_no_leak, install_plugins, write_model
 
 SPARE_DESCRIPTORS = 200
 HANG_SECONDS = 120.0

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE
 from tests.helpers.packages import write_metadata
+from tests.helpers.rig import FAKE
+from tests.helpers.servers import Start
 
 DECLARES = """from fwk import {spec}, Needs, ObserverSpec, hookimpl
 @hookimpl

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.client import Streamed, connect
-from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, Server
+from tests.helpers.client import Streamed, connect
+from tests.helpers.rig import FAKE, Server
+from tests.helpers.servers import Start
 
 HOUR = 3600
 SHIFTS = (HOUR, -HOUR, 365 * 24 * HOUR, 0)

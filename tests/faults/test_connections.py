@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from fwk.server.connection import MAX_HEAD_BYTES, MAX_HEADERS
-from tests.faults.client import HealthProbe, connect, dial, raw_request
-from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, Server, assert_no_leak, until
+from tests.helpers.client import HealthProbe, connect, dial, raw_request
+from tests.helpers.rig import FAKE, Server, assert_no_leak, until
+from tests.helpers.servers import Start
 
 READ_SECONDS = 2.0
 MEGABYTE = 2**20

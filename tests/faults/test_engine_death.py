@@ -12,51 +12,13 @@ import httpx
 import psutil
 import pytest
 
-from tests.faults.client import Client, Streamed, connect, together
-from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, Server, is_alive, until
-
-AT_ONCE = 1.0
-NOISE = 2.0
-"""What a busy machine may add to any time."""
+from tests.helpers.client import connect
+from tests.helpers.engine_death import AT_ONCE, NOISE, begin, check_dead, check_ended
+from tests.helpers.rig import FAKE, Server, is_alive, until
+from tests.helpers.servers import Start
 
 SLOW = (*FAKE, "--fake-step-ms", "20")
 NUM_STREAMS = 32
-
-
-async def begin(client: Client, count: int, max_tokens: int = 400) -> tuple[list[Streamed], asyncio.Future[list]]:
-    """Streams under way; those for which the engine has room have begun when this returns."""
-    streams = [Streamed() for _ in range(count)]
-    work = [client.stream(s, prompt=f"stream {i}", max_tokens=max_tokens) for i, s in enumerate(streams)]
-    running = asyncio.ensure_future(together(work))
-    await asyncio.wait_for(asyncio.gather(*(s.has_begun.wait() for s in streams[:8])), 20)
-    return streams, running
-
-
-def check_dead(server: Server) -> None:
-    """What a server without an engine still does: say so."""
-    until(lambda: server.health() == 503, AT_ONCE + NOISE, "health 503")
-    reply = server.get("/health").json()
-    assert "engine" in reply["reason"]
-    for path, body in (
-        ("/v1/completions", {"prompt": "Hi"}),
-        ("/v1/completions", {"prompt": "Hi", "stream": True}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
-    ):
-        refused = server.post(body, path)
-        assert refused.status_code == 503, refused.text
-        assert refused.headers["retry-after"]
-        assert refused.json()["error"]["code"] == "engine_unavailable"
-    assert server.get("/v1/models").status_code == 200
-    assert server.get("/metrics").status_code == 200
-    assert "Traceback" not in server.log
-    assert server.log.count("engine dead") == 1, server.log
-
-
-def check_ended(server: Server) -> None:
-    """It still ends as told, and leaves nothing."""
-    assert server.stop() == 0
-    assert not server.leftovers, server.leftovers
 
 
 @pytest.mark.parametrize("kind", ["fake", "tiny"])

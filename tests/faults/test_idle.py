@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.faults.fixtures import Start
+from tests.helpers.servers import Start
 
 
 def test_an_idle_server_uses_no_cpu(spawn: Start) -> None:

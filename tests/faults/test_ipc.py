@@ -14,8 +14,8 @@ import zmq
 from fwk import SamplingParams
 from fwk.engine.loop import MAX_MESSAGE_BYTES
 from fwk.types import Abort, AddRequest, LoadAdapter, Ping, Request, Shutdown
-from tests.faults.client import connect
-from tests.faults.rig import Server, until
+from tests.helpers.client import connect
+from tests.helpers.rig import Server, until
 
 ENCODE = msgspec.msgpack.Encoder().encode
 REQUEST = Request(request_id="stranger", prompt_token_ids=[65, 66], sampling=SamplingParams(max_tokens=3))

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.client import connect, together
-from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, NOISE, Server, is_alive, until
-from tests.faults.test_engine_death import begin
+from tests.helpers.client import connect, together
+from tests.helpers.engine_death import begin
+from tests.helpers.rig import FAKE, NOISE, Server, is_alive, until
+from tests.helpers.servers import Start
 
 SLOW = (*FAKE, "--fake-step-ms", "20")
 RESTART_SECONDS = 20.0

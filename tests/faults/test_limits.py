@@ -10,9 +10,9 @@ import pytest
 
 from fwk.plugins import discover
 from fwk_kit.cli.limits import Limit, dialects, limits_of
-from tests.faults.client import connect
-from tests.faults.fixtures import Start
-from tests.faults.rig import CONTEXT, VOCAB, Server
+from tests.helpers.client import connect
+from tests.helpers.rig import CONTEXT, VOCAB, Server
+from tests.helpers.servers import Start
 
 ADMIN_KEY = "sk-administrator"
 ROUTES = [(path, dialect) for _, dialect in dialects(discover()) for path in dialect.requests]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.client import Client, HealthProbe, connect
-from tests.faults.rig import Server
+from tests.helpers.client import Client, HealthProbe, connect
+from tests.helpers.rig import Server
 
 pytestmark = pytest.mark.slow
 

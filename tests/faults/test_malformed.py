@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.faults.client import Streamed, connect, together
-from tests.faults.rig import Server, assert_no_leak
+from tests.helpers.client import Streamed, connect, together
 from tests.helpers.http import NO_TLS
+from tests.helpers.rig import Server, assert_no_leak
 
 GOOD = {"prompt": "Hi", "max_tokens": 1, "temperature": 0, "stop": ["x"], "logit_bias": {"65": 1.5}, "user": None}
 TEXT = json.dumps(GOOD).encode()

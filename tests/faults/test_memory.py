@@ -7,9 +7,9 @@ import resource
 
 import pytest
 
-from tests.faults.client import Streamed, connect, together
-from tests.faults.fixtures import Start
-from tests.faults.rig import Server, until
+from tests.helpers.client import Streamed, connect, together
+from tests.helpers.rig import Server, until
+from tests.helpers.servers import Start
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ import re
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from tests.faults.client import connect, together
-from tests.faults.rig import Server
+from tests.helpers.client import connect, together
+from tests.helpers.rig import Server
 
 NAME = re.compile(r"fwk:[a-z0-9_]+")
 GAUGES = {"fwk:num_requests_running", "fwk:num_requests_waiting", "fwk:kv_cache_usage_perc"}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fwk.types.sampling import MAX_LOGPROBS, MAX_N
-from tests.faults.client import connect, together
-from tests.faults.fixtures import Start
-from tests.faults.rig import Server
+from tests.helpers.client import connect, together
+from tests.helpers.rig import Server
+from tests.helpers.servers import Start
 
 CONTEXT = 256
 PROMPT = "Hi"

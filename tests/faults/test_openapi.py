@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.rig import Server
+from tests.helpers.rig import Server
 
 LEFT_OUT = "positive_data_acceptance,ignored_auth"
 """The schema cannot say which fields go together, so not all that it allows is served; keys have tests of their own."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 
-from tests.faults.client import Client, HealthProbe, Streamed, connect, raw_request, together
-from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, NOISE, Server, until
+from tests.helpers.client import Client, HealthProbe, Streamed, connect, raw_request, together
 from tests.helpers.http import NO_TLS
+from tests.helpers.rig import FAKE, NOISE, Server, until
+from tests.helpers.servers import Start
 
 SLOW = (*FAKE, "--fake-step-ms", "20")
 LONG = 400

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.client import HealthProbe, connect, dial, raw_request, together
-from tests.faults.rig import CONTEXT, Server
+from tests.helpers.client import HealthProbe, connect, dial, raw_request, together
+from tests.helpers.rig import CONTEXT, Server
 
 MAX_LAG = 1.0
 MEGABYTE = 2**20

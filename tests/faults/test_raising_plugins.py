@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.client import Client, connect, together
-from tests.faults.fixtures import Start
-from tests.faults.rig import Server, until
+from tests.helpers.client import Client, connect, together
+from tests.helpers.rig import Server, until
+from tests.helpers.servers import Start
 
 FAULTY = ("--executor", "faulty", "--schedule-policy", "faulty", "--sampling-backend", "faulty")
 CHUNK = 32

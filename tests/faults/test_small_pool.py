@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.client import Streamed, connect, together
-from tests.faults.fixtures import Start
-from tests.faults.rig import NOISE, Server
+from tests.helpers.client import Streamed, connect, together
+from tests.helpers.rig import NOISE, Server
+from tests.helpers.servers import Start
 
 NUM_BLOCKS, BLOCK = 64, 16
 POOL = NUM_BLOCKS * BLOCK

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fwk.errors import ConfigError, EngineDead, ModelLoadError, PluginError, PortTaken
-from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, Server
+from tests.helpers.rig import FAKE, Server
+from tests.helpers.servers import Start
 
 SOON = 2.0
 NOISE = 20.0

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.client import connect, together
-from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, Server, until
+from tests.helpers.client import connect, together
 from tests.helpers.http import NO_TLS
+from tests.helpers.rig import FAKE, Server, until
+from tests.helpers.servers import Start
 
 KEY = "the-administrators"
 NUM_REQUESTS = 200

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.client import Client, connect, together
-from tests.faults.rig import VOCAB, Server
+from tests.helpers.client import Client, connect, together
+from tests.helpers.rig import VOCAB, Server
 
 OUTSIDE = [-1, VOCAB, VOCAB + 1, 2**15, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, -(2**31) - 1, -(2**63) - 1]
 

@@ -9,27 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.helpers.models import Tensors, make_context
+from tests.helpers.ranks import Rank
 from torch import Tensor
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
-from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import LinearShape, OneFormat, ParamSpec, QuantContext, QuantMethod
 from fwk.layers import ColumnParallelLinear, GatedMLP, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
 from fwk.types import ModelConfig
-
-
-class Rank(ParallelGroup):
-    """One rank whose collectives leave its own part to the test."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return x
 
 
 def config(**changes: Any) -> ModelConfig:

@@ -18,13 +18,13 @@ import psutil
 
 from fwk.process.malloc import REST_SECONDS
 from fwk_loaders.dummy.tokenizer import CHAT_TEMPLATE
-from tests.faults.rig import Server, install_plugins
 from tests.faults.soak.faults import ADMIN_KEY, WARM, Scene, fault_of
 from tests.faults.soak.load import Load
 from tests.faults.soak.memory import Memory
 from tests.faults.soak.report import Minute, report, row
 from tests.helpers.adapters import make_adapter
 from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.rig import Server, install_plugins
 
 MINUTE = 60.0
 SAMPLE_SECONDS = 1.0

@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.faults.client import Client, Streamed, connect, dial, raw_request, together
-from tests.faults.rig import Server, is_alive, until
 from tests.faults.soak.load import Load
-from tests.faults.test_disconnects import Rude
+from tests.helpers.client import Client, Streamed, connect, dial, raw_request, together
+from tests.helpers.rig import Server, is_alive, until
+from tests.helpers.rude import Rude
 
 RESTART_SECONDS = 90.0
 ADMIN_KEY = "of-the-soak"

@@ -12,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.faults.client import Streamed
-from tests.faults.rig import GOLDEN, Server, assert_no_leak
+from tests.helpers.client import Streamed
+from tests.helpers.rig import GOLDEN, Server, assert_no_leak
 
 HANG_SECONDS = 90.0
 NUM_WORKERS = 8

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
-from tests.core.test_scheduler import EngineMachine, assert_idle, prompts, request, run
+from tests.helpers.dict_tier import DictTier
+from tests.helpers.engine_machine import EngineMachine, assert_idle, prompts, request, run
 
 from fwk.engine.core import Engine
 from fwk.engine.transfer import WorkerTransfer
@@ -29,31 +30,6 @@ def host(places: int) -> Callable[[CacheTierContext], list[CacheTier]]:
         return [HostTier(CacheTierContext(context.num_blocks, context.block_bytes, bytes(32), options=options))]
 
     return make
-
-
-class DictTier(CacheTier):
-    """Keeps everything and writes down what is asked of it; ``damage`` decides what becomes of an entry."""
-
-    def __init__(self, context: CacheTierContext) -> None:
-        super().__init__(context)
-        self.entries: dict[bytes, bytes] = {}
-        self.puts: list[bytes] = []
-        self.lost: set[bytes] = set()
-
-    def contains(self, key: bytes) -> bool:
-        return key in self.entries
-
-    def get(self, key: bytes, into: memoryview) -> bool:
-        if key in self.lost or key not in self.entries:
-            into[:] = b"\x55" * len(into)
-            return False
-        into[:] = self.entries[key]
-        return True
-
-    def put(self, key: bytes, data: memoryview) -> bool:
-        self.puts.append(key)
-        self.entries[key] = bytes(data)
-        return True
 
 
 class FlakyTier(DictTier):

@@ -225,7 +225,8 @@ def test_ranks_with_different_numbers_of_blocks_do_not_serve(make: Make) -> None
 
 SCRIPT = """
 import sys, time
-from tests.plugins.executors.test_processes import ITEM, nobody
+from tests.plugins.executors.test_processes import ITEM
+from tests.plugins.executors.test_processes import nobody
 from tests.helpers.remote_worker import recipe
 from fwk.interfaces.executor import ExecutorContext
 from fwk.plugins import load_object

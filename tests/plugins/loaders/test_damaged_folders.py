@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.faults.rig import TINY
+from tests.helpers.rig import TINY
 
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 

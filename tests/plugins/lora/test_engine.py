@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from tests.helpers.lora_adapters import ADAPTERS
 from tests.helpers.scripted_decoder import EchoDecoder, EchoPlugin
-from tests.plugins.lora.conftest import ADAPTERS
 
 import fwk
 from fwk import SamplingParams

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.core.layers.test_linear import Rank
 from tests.helpers.adapters import reference
+from tests.helpers.lora_adapters import ADAPTERS
 from tests.helpers.models import Tensors, allocate, make_context
-from tests.plugins.lora.conftest import ADAPTERS
+from tests.helpers.ranks import Rank
 from torch import Tensor
 
 from fwk import native

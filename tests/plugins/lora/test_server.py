@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.faults.rig import Server, assert_no_leak, install_plugins
+from tests.helpers.rig import Server, assert_no_leak, install_plugins
 
 import fwk
 from fwk import SamplingParams

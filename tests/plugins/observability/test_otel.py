@@ -16,8 +16,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.faults import fixtures
-from tests.faults.rig import until
+from tests.helpers import servers
+from tests.helpers.rig import until
 
 from fwk.errors import ConfigError
 from fwk.interfaces.observer import ObserverContext, RequestRecord
@@ -26,7 +26,7 @@ from fwk.types import SamplingParams
 from fwk_observability.otel import LOCAL, OtelOptions
 from fwk_observability.otel.observer import OtelObserver
 
-python_path, spawn, tiny_model = fixtures.python_path, fixtures.spawn, fixtures.tiny_model
+python_path, spawn, tiny_model = servers.python_path, servers.spawn, servers.tiny_model
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = {"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01"}
 
@@ -288,7 +288,7 @@ def test_addresses(url: str, expected: str | None) -> None:
 # The whole way, from a client's headers to the collector.
 
 
-def test_a_served_request_is_traced(spawn: fixtures.Start, collector: Collector) -> None:
+def test_a_served_request_is_traced(spawn: servers.Start, collector: Collector) -> None:
     server = spawn("--otlp-traces-endpoint", collector.url)
     body = {"prompt": "Hi", "max_tokens": 3, "temperature": 0, "ignore_eos": True}
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "stream": True}

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.faults.rig import Server, assert_no_leak
+from tests.helpers.rig import Server, assert_no_leak
 
 SECONDS = 60.0
 

@@ -1,4 +1,4 @@
-"""Servers for the tests of this folder and of ``tests/e2e``: started once, used by many."""
+"""Fixtures with servers: started once, used by many."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rig import FAKE, FAKE_CHUNK, Server, install_plugins, write_model
+from tests.helpers.rig import FAKE, FAKE_CHUNK, Server, install_plugins, write_model
 
 Start = Callable[..., Server]
 

@@ -22,7 +22,7 @@ import psutil
 from tests.helpers.http import NO_TLS
 from tests.helpers.packages import write_metadata
 
-HERE = Path(__file__).parent
+PLUGINS = Path(__file__).parents[1] / "faults/plugin"
 START_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
 MAX_LAG = 1.0
@@ -68,7 +68,7 @@ def assert_no_leak(body: str) -> None:
 def install_plugins(folder: Path) -> str:
     """A distribution with the plugins of the tests; returns the PYTHONPATH on which the server finds it."""
     write_metadata(folder, "fwk-faults", {"tests.faults": "fwk_faults"})
-    return os.pathsep.join([str(folder), str(HERE / "plugin"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.pathsep.join([str(folder), str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str, pause: float = 0.01) -> Any:
