@@ -18,8 +18,8 @@ imports:
 test:
 	$(PYTHON) -m pytest
 
-slow:
-	$(PYTHON) -m pytest -m slow
+slow:  ## what repeats over more parameters than the default suite tries; SLOW holds further words for pytest
+	$(PYTHON) -m pytest -m slow $(SLOW)
 
 faults:  ## every check of a running server, those too that the default suite leaves out
 	$(PYTHON) -m pytest -m "not clients" tests/faults tests/e2e/test_server.py

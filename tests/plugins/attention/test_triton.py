@@ -40,7 +40,15 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "INTERPRETED", device_sizes(32, 32, 4))
 
 
-@pytest.mark.parametrize("name", ["decode, lengths far apart", "everything", "long chunk", "drafts and decode"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "everything",
+        "drafts and decode",
+        pytest.param("decode, lengths far apart", marks=pytest.mark.slow),
+        pytest.param("long chunk", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.usefixtures("as_on_a_device")
 def test_tiles_of_a_device(name: str) -> None:
     check(TRITON, Shape(sliding_window=300), *STEPS[name])
