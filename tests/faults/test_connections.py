@@ -164,7 +164,7 @@ async def test_a_request_that_waits_for_the_server_has_time(spawn: Start, server
     head, data = raw_request({"prompt": "x" * 1900, "max_tokens": 1, "user": "u" * MEGABYTE})
     async with connect(narrow) as client:
         long = asyncio.create_task(client.complete(prompt="long", max_tokens=100, ignore_eos=True))
-        await asyncio.sleep(0.3)
+        await asyncio.to_thread(until, lambda: narrow.metric("fwk:num_requests_running") == 1, 5, "the long one")
         reply = await answer(narrow, head.replace(b"host: localhost", b"host: localhost\r\nconnection: close"), data)
         assert status(reply) == 200, reply[:200]
         await long

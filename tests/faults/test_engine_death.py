@@ -36,7 +36,10 @@ async def test_killed_under_streams(spawn: Start, number: signal.Signals) -> Non
     async with connect(server) as client:
         streams, running = await begin(client, NUM_STREAMS)
         plain = asyncio.ensure_future(client.post({"prompt": "not streamed", "max_tokens": 400}))
-        await asyncio.sleep(0.1)
+        waiting = NUM_STREAMS + 1 - 8
+        await asyncio.to_thread(
+            until, lambda: server.metric("fwk:num_requests_waiting") == waiting, 5, "all of them to arrive"
+        )
         killed = time.monotonic()
         server.signal_engine(number)
         await running

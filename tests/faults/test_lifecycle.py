@@ -70,7 +70,7 @@ async def test_a_dead_engine_is_started_again(spawn: Start) -> None:
     server = spawn(*SLOW, "--health-monitor")
     async with connect(server) as client:
         streams, running = await begin(client, 12)
-        await asyncio.sleep(1)  # so that there is something to count
+        await asyncio.to_thread(until, lambda: server.stats()["generation_tokens"] > 60, 10, "something to count")
         server.signal_engine(signal.SIGKILL)
         await running
         assert all(len(stream.errors) == 1 for stream in streams)

@@ -47,7 +47,7 @@ async def test_a_full_queue_refuses_at_once(spawn: Start) -> None:
     async with connect(server) as client:
         running = await fill(client, 8)
         waiting = [asyncio.create_task(client.complete(prompt=f"waits {i}", max_tokens=2)) for i in range(4)]
-        await asyncio.sleep(0.3)
+        await asyncio.to_thread(until, lambda: server.metric("fwk:num_requests_waiting") == 4, 10, "4 that wait")
         for body in ({}, {"stream": True}, {"n": 2}):
             started = time.monotonic()
             reply = await post(server, **body)
