@@ -307,7 +307,7 @@ def test_cpu_threads_are_torchs_and_the_teams(tmp_path: Path) -> None:
     code = (
         "import fwk, torch\n"
         f"with fwk.LLM({str(tmp_path)!r}, load_format='dummy', cpu_threads=3) as llm:\n"
-        "    print(torch.get_num_threads(), llm.engine.executor._worker._threads.size)\n"
+        "    print(torch.get_num_threads(), llm.engine.executor._worker._builder.threads.size)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3", "3"]

@@ -8,7 +8,8 @@ import torch
 from tests.helpers.statistics import chi_squared
 
 from fwk.interfaces.sampling import SamplingContext, SamplingRows
-from fwk.worker.verify import DraftTree, accepted, rejection_logits, uniform_draws
+from fwk.worker.acceptance import accepted, rejection_logits, uniform_draws
+from fwk.worker.draft_tree import DraftTree
 from fwk_sampling.torch_sampler.sampler import TorchSampler
 
 SAMPLES = 20_000

@@ -18,9 +18,9 @@ from fwk.errors import ConfigError, InvalidRequest
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.prefix_cache import CacheContext, PrefixCache
-from fwk.interfaces.schedule import ScheduleContext
-from fwk.plugins import PluginSet, build
-from fwk.plugins.selection import check_strict, check_used, choose_tiers, plugin_options
+from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
+from fwk.plugins import PluginSet
+from fwk.plugins.selection import check_strict, check_used, choose_tiers
 from fwk.setup.resolve import ModelSetup
 from fwk.types import EngineStats, Request, TokenEvent
 from fwk.worker.remote import worker_recipe
@@ -113,25 +113,23 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
     ``replica``: which of the server's engines it is.
     """
     options = config.engine
-    given = config.plugin_options
 
     def make_worker(group: ParallelGroup) -> Worker:
-        return LocalWorker(config, plugins, setup, group, replica)
+        return LocalWorker(config, setup, group, replica)
 
     choose_tiers(plugins, setup.resolution.item("cache"), options.cache_tiers, setup.facts)  # before weights load
     check_strict(config.plugins.strict, setup.reasons)
-    item = setup.resolution.item("executors")
-    context = ExecutorContext(
-        make_worker,
-        worker_recipe(config, plugins, replica),
-        options.tensor_parallel_size,
-        plugin_options(item, given),
-        config.server.watchdog_timeout,
+    executor: Executor = setup.factory.build(
+        "executors",
+        ExecutorContext,
+        make_worker=make_worker,
+        recipe=worker_recipe(config, plugins, replica),
+        tp_size=options.tensor_parallel_size,
+        step_timeout=config.server.watchdog_timeout,
     )
-    executor: Executor = build(item, context)
     try:
         loaded = executor.load()
-        check_used(plugins, given, loaded.chosen)
+        check_used(plugins, config.plugin_options, loaded.chosen)
         check_strict(config.plugins.strict, loaded.reasons)
         return _assemble(config, plugins, setup, executor, loaded, replica)
     except BaseException:
@@ -162,11 +160,10 @@ def _assemble(
     replica: int,
 ) -> Engine:
     options = config.engine
-    given = config.plugin_options
-    cache_item, policy_item = setup.resolution.item("cache"), setup.resolution.item("schedulers")
-    context = CacheContext(options.page_size, plugin_options(cache_item, given), WorkerTransfer(executor))
-    cache: PrefixCache = build(cache_item, context)
-    policy = build(policy_item, ScheduleContext(plugin_options(policy_item, given)))
+    cache: PrefixCache = setup.factory.build(
+        "cache", CacheContext, block_size=options.page_size, transfer=WorkerTransfer(executor)
+    )
+    policy: SchedulePolicy = setup.factory.build("schedulers", ScheduleContext)
     limits = Limits(
         max_model_len=setup.max_model_len,
         max_step_tokens=setup.max_step_tokens,
@@ -190,7 +187,7 @@ def _assemble(
         policy,
         gate=GrammarGate(executor.call),
         adapters=_adapters(config, executor),
-        policy_name=policy_item.name,
+        policy_name=setup.factory.item("schedulers").name,
     )
     chosen = {**setup.resolution.chosen, **loaded.chosen}
     reasons = [*setup.reasons, *loaded.reasons]

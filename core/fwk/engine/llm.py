@@ -92,7 +92,7 @@ class LLM:
         self._task: Task = opened.task
         self.text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
         vocab_size, eos = opened.config.vocab_size, opened.eos_token_ids
-        self._grammars = Grammars(config, plugins, lambda: self.text, vocab_size, eos)
+        self._grammars = Grammars(setup.factory, lambda: self.text, vocab_size, eos)
         self._grammars.use(setup.resolution.chosen.get("grammar", "none"))
         self.engine: Engine = build_engine(config, plugins, setup)
         self._ids = itertools.count()

@@ -8,8 +8,7 @@ from fwk.engine.scheduler import Scheduler
 from fwk.errors import EngineDead, PluginError
 from fwk.interfaces.executor import Executor
 from fwk.interfaces.schedule import ScheduleContext
-from fwk.plugins import FAMILIES, PluginSet, Resolution, build, find
-from fwk.plugins.selection import plugin_options
+from fwk.plugins import FAMILIES, PluginFactory, PluginSet, Resolution, find
 
 
 class EngineSwitch:
@@ -17,15 +16,16 @@ class EngineSwitch:
 
     def __init__(self, plugins: PluginSet, scheduler: Scheduler, executor: Executor, resolution: Resolution) -> None:
         self._plugins = plugins
-        self._settlement = resolution
+        self._resolution = resolution
         self._scheduler = scheduler
         self._executor = executor
 
     def switch(self, family: str, name: str, options: Mapping[str, object], is_on: bool) -> None:
         """Use a plugin with these options from now on, or use it no more. Raises ``FwkError``; then nothing changed."""
         item = find(self._plugins, family, name)
-        own = plugin_options(item, {item.key: options})
-        why = self._settlement.refusal(item, own) if is_on else None
+        factory = PluginFactory(self._plugins, {item.key: options})
+        own = factory.options(item)
+        why = self._resolution.refusal(item, own) if is_on else None
         if why is not None:
             raise PluginError(f"{FAMILIES[family].noun} {name!r} ({item.package}) cannot be used: it {why}")
         if family == "logits_processors":
@@ -34,7 +34,7 @@ class EngineSwitch:
                 raise PluginError(next(error for error in errors if error))
             self._executor.call("use_processor")
         elif family == "schedulers" and is_on:
-            policy = build(item, ScheduleContext(own))
+            policy = factory.build(item, ScheduleContext)
             try:
                 self._scheduler.switch_policy(policy, name)
             except EngineDead as error:

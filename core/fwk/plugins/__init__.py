@@ -1,6 +1,7 @@
 """Finding, loading and choosing plugins."""
 
 from fwk.plugins.discovery import Broken, PluginSet, Registered, discover
+from fwk.plugins.factory import PluginFactory
 from fwk.plugins.families import FAMILIES, Family
 from fwk.plugins.negotiation import Judgement, Resolution, judge, negotiate
 from fwk.plugins.options import OptionOwner, build_config, option_owners
@@ -26,6 +27,7 @@ __all__ = [
     "Family",
     "Judgement",
     "OptionOwner",
+    "PluginFactory",
     "PluginSet",
     "Registered",
     "Resolution",

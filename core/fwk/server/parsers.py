@@ -8,19 +8,19 @@ from typing import Any
 from fwk.config import Config
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.parser import ParserContext, ReasoningParserSpec, ToolParserSpec
-from fwk.plugins import Candidate, PluginSet, Registered, Selection, choose, load_object
-from fwk.plugins.selection import AUTO, plugin_options, ranked
+from fwk.plugins import Candidate, PluginFactory, PluginSet, Registered, Selection, choose, load_object
+from fwk.plugins.selection import AUTO, ranked
 
 
 class ParserChoice:
     """The parser of one family that a server uses, or none."""
 
-    def __init__(self, family: str, requested: str, config: Config, plugins: PluginSet, template: str) -> None:
-        self.selection = select_parser(family, requested, plugins, template)
+    def __init__(self, family: str, requested: str, factory: PluginFactory, template: str) -> None:
+        self.selection = select_parser(family, requested, factory.plugins, template)
         item = self.selection.chosen
         self.name = item.name if item is not None else "none"
         self._class: Callable[[ParserContext], Any] | None = load_object(item) if item is not None else None
-        self._options = plugin_options(item, config.plugin_options) if item is not None else None
+        self._options = factory.options(item) if item is not None else None
 
     def make(self, tools: Any, prompt_tail: str) -> Any:
         """A parser for one sequence; None when there is none."""
@@ -31,10 +31,10 @@ class Parsers:
     """Both of them."""
 
     def __init__(self, config: Config, plugins: PluginSet, template: str) -> None:
-        options = config.server
-        self.tool = ParserChoice("tool_parsers", options.tool_call_parser, config, plugins, template)
-        self.reasoning = ParserChoice("reasoning_parsers", options.reasoning_parser, config, plugins, template)
-        self.fallback = ParserChoice("tool_parsers", _fallback(plugins), config, plugins, template)
+        options, factory = config.server, PluginFactory(plugins, config.plugin_options)
+        self.tool = ParserChoice("tool_parsers", options.tool_call_parser, factory, template)
+        self.reasoning = ParserChoice("reasoning_parsers", options.reasoning_parser, factory, template)
+        self.fallback = ParserChoice("tool_parsers", _fallback(plugins), factory, template)
 
     def use(self, family: str, choice: ParserChoice) -> None:
         """Parse the requests to come with another parser of a family."""

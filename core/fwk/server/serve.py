@@ -25,8 +25,8 @@ from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import ModelCard
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.lora import LoRASourceContext
-from fwk.plugins import PluginSet, Selection, build, choose, option_owners, taking_part
-from fwk.plugins.selection import check_strict, check_used, plugin_options, probable_choice
+from fwk.plugins import PluginFactory, PluginSet, Selection, choose, option_owners
+from fwk.plugins.selection import check_strict, check_used, probable_choice
 from fwk.process.file_limits import allow_more_descriptors
 from fwk.process.gc import gc_paused
 from fwk.process.malloc import Heap
@@ -90,14 +90,14 @@ def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], e
 
 
 def _load_balancer(
-    config: Config, plugins: PluginSet, lifecycles: LifecycleManager, selection: Selection
+    config: Config, factory: PluginFactory, lifecycles: LifecycleManager, selection: Selection
 ) -> tuple[LoadBalancer, PluginLifecycle]:
     item = selection.chosen
     assert item is not None
-    check_used(plugins, config.plugin_options, {"load_balancers": item.name})
-    options = plugin_options(item, config.plugin_options)
+    check_used(factory.plugins, config.plugin_options, {"load_balancers": item.name})
     lifecycle = lifecycles.make(item.source)
-    return build(item, BalanceContext(config.engine.data_parallel_size, options, lifecycle)), lifecycle
+    num_replicas = config.engine.data_parallel_size
+    return factory.build(item, BalanceContext, num_replicas=num_replicas, lifecycle=lifecycle), lifecycle
 
 
 def _room(card: ModelCard, ready: EngineReady) -> str:
@@ -127,11 +127,12 @@ class _Server:
     ) -> None:
         self._config = config
         self._plugins = plugins
+        self._factory = PluginFactory(plugins, config.plugin_options)
         self._listener = listener
         self._progress = progress
         self._lifecycles = LifecycleManager()
         self._selections = [choose(plugins, "load_balancers", config.engine.load_balance_method, Facts())]
-        balancer, self._balancers_life = _load_balancer(config, plugins, self._lifecycles, self._selections[0])
+        balancer, self._balancers_life = _load_balancer(config, self._factory, self._lifecycles, self._selections[0])
         self._client = Replicas(config, plugins.fingerprint, balancer, engines)
         self._plugin_switcher: PluginSwitcher | None = None
         self._observers = Observers()
@@ -257,7 +258,7 @@ class _Server:
         note = tool_note(parsers, text.shows_tools) if opened.task == "generate" else None
         if note is not None:
             self._progress(f"note: {note}")
-        grammars = Grammars(config, plugins, lambda: text, opened.config.vocab_size, opened.eos_token_ids)
+        grammars = Grammars(self._factory, lambda: text, opened.config.vocab_size, opened.eos_token_ids)
         self._selections += [parsers.tool.selection, parsers.reasoning.selection]
         check_strict(config.plugins.strict, self._reasons(None))
         names = {"tool_parsers": parsers.tool.name, "reasoning_parsers": parsers.reasoning.name}
@@ -266,10 +267,8 @@ class _Server:
         if config.engine.enable_lora:
             for adapter in adapter_paths(config):
                 frontend.expect_adapter(adapter)
-            frontend.lora_sources = [
-                build(item, LoRASourceContext(options))
-                for item, options in taking_part(plugins, "lora_sources", config.plugin_options)
-            ]
+            sources = self._factory.build_all("lora_sources", LoRASourceContext)
+            frontend.lora_sources = [source for _, source in sources]
             if frontend.can_load_adapters and not config.server.admin_api_key:
                 raise ConfigError(
                     "LoRA adapters may be loaded while the server runs, but by nobody: add --admin-api-key KEY, which "

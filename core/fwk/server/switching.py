@@ -21,7 +21,7 @@ from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.observer import Observer, ObserverContext
 from fwk.interfaces.sampling import LogitsProcessorSpec
-from fwk.plugins import FAMILIES, PluginSet, Registered, build, find, taking_part
+from fwk.plugins import FAMILIES, PluginFactory, PluginSet, Registered, find, taking_part
 from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.options import flag, normal
 from fwk.plugins.selection import is_enabled, plugin_options
@@ -92,10 +92,6 @@ class _Change:
     def values(self) -> Mapping[str, object]:
         return self.config.plugin_options.get(self.item.key, {})
 
-    @property
-    def options(self) -> Any:
-        return plugin_options(self.item, self.config.plugin_options)
-
 
 class PluginSwitcher:
     """Knows what takes part now, and changes it: one switch at a time, each of them whole or not at all."""
@@ -122,8 +118,8 @@ class PluginSwitcher:
     async def start(self) -> None:
         """Build the observers and dialects that take part. Raises ``PluginError`` in a plugin's name."""
         for family in ("observers", "dialects"):
-            for item, options in taking_part(self._plugins, family, self.config.plugin_options):
-                await self._serve(item, options)
+            for item, _ in taking_part(self._plugins, family, self.config.plugin_options):
+                await self._serve(item, self._factory(self.config))
         options = self.config.plugin_options
         known = {item.key for item, _ in taking_part(self._plugins, "logits_processors", options, host=None)}
         for item in self._plugins.family("logits_processors"):
@@ -185,6 +181,9 @@ class PluginSwitcher:
                 "chosen": self.chosen(),
                 "active": self.active(),
             }
+
+    def _factory(self, config: Config) -> PluginFactory:
+        return PluginFactory(self._plugins, config.plugin_options)
 
     def _checked(self, order: SwitchOrder) -> _Change:
         """What an order comes to, validated as at the start."""
@@ -253,26 +252,29 @@ class PluginSwitcher:
 
     async def _switch_parser(self, change: _Change) -> None:
         name = change.item.name if change.is_on else NONE
-        choice = ParserChoice(change.item.family, name, change.config, self._plugins, self._template)
+        choice = ParserChoice(change.item.family, name, self._factory(change.config), self._template)
         self._components.parsers.use(change.item.family, choice)
 
     async def _switch_served(self, change: _Change) -> None:
         if change.is_on:
-            await self._serve(change.item, change.options)
+            await self._serve(change.item, self._factory(change.config))
         elif change.item.key in self._running:
             self._components.routes.remove(change.item.key)
             await self._retire(self._running.pop(change.item.key))
 
-    async def _serve(self, item: Registered, options: Any) -> None:
+    async def _serve(self, item: Registered, factory: PluginFactory) -> None:
         """Have a dialect or an observer take part, in place of the one of its name. Nothing has changed if it fails."""
         lifecycles, routes, told = self._components.lifecycles, self._components.routes, _Told()
         lifecycle = lifecycles.make(item.source)
         if item.family == "dialects":
-            built: Dialect | Observer = build(item, DialectContext(self._components.frontend, options, lifecycle))
+            frontend = self._components.frontend
+            built: Dialect | Observer = factory.build(item, DialectContext, frontend=frontend, lifecycle=lifecycle)
         else:
             name = self._components.frontend.card.name
             decode = partial(self._components.frontend.text.decode, skip_special_tokens=False)
-            built = build(item, ObserverContext(name, options, lifecycle, told.settle, decode))
+            built = factory.build(
+                item, ObserverContext, model_name=name, lifecycle=lifecycle, settle=told.settle, decode=decode
+            )
         await lifecycles.begin(lifecycle)
         try:
             if self._is_ready:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +14,8 @@ from fwk.errors import ConfigError, ModelLoadError, PluginError
 from fwk.interfaces.declaration import Facts, Host
 from fwk.interfaces.loader import Checkpoint, Loader, LoaderContext, ModelSource
 from fwk.interfaces.model import ModelSpec
-from fwk.plugins import PluginSet, build, choose, find, load_object, taking_part
-from fwk.plugins.selection import AUTO, plugin_options
+from fwk.plugins import PluginFactory, PluginSet, Registered, choose, find, load_object
+from fwk.plugins.selection import AUTO
 from fwk.types import ModelConfig, PoolingConfig, Task
 
 
@@ -46,15 +46,18 @@ def locate(config: Config, plugins: PluginSet, progress: Callable[[str], None]) 
     """Ask every model source for the model. Raises ``ModelLoadError`` naming those asked."""
     name = config.model.model
     folder = Path(config.model.download_dir).expanduser() if config.model.download_dir else default_download_dir()
-    items = taking_part(plugins, "model_sources", config.plugin_options)
-    for item, options in items:
-        source: ModelSource = build(item, LoaderContext(options))
+    asked: list[str] = []
+    sources: Iterator[tuple[Registered, ModelSource]] = PluginFactory(plugins, config.plugin_options).build_all(
+        "model_sources", LoaderContext
+    )
+    for item, source in sources:
         path = source.fetch(name, config.model.revision, folder, progress)
         if path is not None:
             return path
-    asked = ", ".join(item.name for item, _ in items) or "none is installed"
+        asked.append(item.name)
     raise ModelLoadError(
-        f"no model {name!r}: it is not a local path, and no model source knows it ({asked}). "
+        f"no model {name!r}: it is not a local path, and no model source knows it "
+        f"({', '.join(asked) or 'none is installed'}). "
         "Give a folder with config.json and weights, a model file, or leave the model out for the default one"
     )
 
@@ -138,7 +141,7 @@ def _choose_loader(config: Config, plugins: PluginSet, path: Path) -> tuple[str,
         cls: type[Loader] = load_object(item)
         refusal = cls.reads(path)
         if refusal is None:
-            loader = build(item, LoaderContext(plugin_options(item, config.plugin_options)))
+            loader = PluginFactory(plugins, config.plugin_options).build(item, LoaderContext)
             return item.name, loader, tuple(reasons)
         refusals.append(f"{item.name}: {refusal}")
     raise ModelLoadError(f"no loader reads {path} ({'; '.join(refusals) or 'none is installed'})")

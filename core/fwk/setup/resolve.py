@@ -10,7 +10,17 @@ from fwk.errors import ConfigError, ModelLoadError, PluginError
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.declaration import Facts, Host
 from fwk.native import cpu_flags
-from fwk.plugins import FAMILIES, Judgement, PluginSet, Registered, Resolution, judge, negotiate, taking_part
+from fwk.plugins import (
+    FAMILIES,
+    Judgement,
+    PluginFactory,
+    PluginSet,
+    Registered,
+    Resolution,
+    judge,
+    negotiate,
+    taking_part,
+)
 from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.selection import AUTO, Candidate, Selection, check_used, plugin_options, ranked
 from fwk.setup.checkpoint import OpenedModel
@@ -29,11 +39,16 @@ class ModelSetup:
     """
 
     opened: OpenedModel
-    resolution: Resolution
+    factory: PluginFactory
     reasons: tuple[str, ...]
     refused: Mapping[str, Mapping[str, str]]
     max_step_tokens: int
     max_start_tokens: int
+
+    @property
+    def resolution(self) -> Resolution:
+        assert self.factory.resolution is not None
+        return self.factory.resolution
 
     @property
     def facts(self) -> Facts:
@@ -78,8 +93,9 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
     is_cpu = facts.host.device == "cpu" and opened.runner == "generate"
     step_tokens = config.engine.max_prefill_tokens or _step_tokens(config, is_cpu)
     start_tokens = config.engine.max_start_tokens or (START_TOKENS if is_cpu else step_tokens)
+    factory = PluginFactory(plugins, config.plugin_options, resolution)
     told = (*opened.reasons, *reasons, *resolution.reasons())
-    return ModelSetup(opened, resolution, told, refused, step_tokens, start_tokens)
+    return ModelSetup(opened, factory, told, refused, step_tokens, start_tokens)
 
 
 def _step_tokens(config: Config, is_cpu: bool) -> int:

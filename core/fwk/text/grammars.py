@@ -5,11 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from fwk.config import Config
 from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarBackendSpec, GrammarContext
-from fwk.plugins import PluginSet, Registered, build, find, load_object
-from fwk.plugins.selection import plugin_options
+from fwk.plugins import PluginFactory, Registered, find, load_object
 from fwk.text.model_text import ModelText
 from fwk.types import GrammarRequest
 
@@ -25,25 +23,23 @@ class Grammars:
 
     def __init__(
         self,
-        config: Config,
-        plugins: PluginSet,
+        factory: PluginFactory,
         text: Callable[[], ModelText],
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
     ) -> None:
-        self._config = config
+        self._factory = factory
         self._text = text
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
         self._backend: GrammarBackend | None = None
         self._right: dict[GrammarRequest, None] = {}
-        self._plugins = plugins
         self._item: Registered | None = None
 
     def use(self, name: str) -> None:
         """Compile with the backend that was settled on, or ``none``. Raises ``PluginLoadError`` if it is broken."""
-        item = None if name == "none" else find(self._plugins, "grammar", name)
+        item = None if name == "none" else find(self._factory.plugins, "grammar", name)
         if item is not None:
             load_object(item)  # a broken one is found out now
         if item is not self._item:
@@ -105,11 +101,11 @@ class Grammars:
     def _build(self) -> GrammarBackend:
         assert self._item is not None
         text = self._text()
-        context = GrammarContext(
+        return self._factory.build(
+            self._item,
+            GrammarContext,
             tokenizer=text.tokenizer,
             token_bytes=text.vocabulary.all_bytes(self._vocab_size),
             special_ids=text.vocabulary.special_ids,
             eos_token_ids=self._eos_token_ids,
-            options=plugin_options(self._item, self._config.plugin_options),
         )
-        return build(self._item, context)

@@ -1,8 +1,8 @@
-"""The runner's side of speculative decoding: asks for drafts, remembers how they were made, and verifies them."""
+"""The runner's side of a speculative decoder: asks for drafts, and keeps how they were made until verification."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +13,10 @@ from fwk.errors import BlameSequence
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.speculative import DraftSteps, DraftView, SpeculativeDecoder, Verified
 from fwk.types import ForwardBatch, ScheduledSequence, SequenceResult
+from fwk.worker.draft_tree import DraftTree
 from fwk.worker.inputs import InputBuffers, StepRows
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
-from fwk.worker.verify import DraftTree
 
 
 @dataclass(slots=True)
@@ -167,41 +167,3 @@ class _Steps(DraftSteps):
             return [-1] * len(rows)
         self._inputs.table.token_ids[self._slots[rows], num_tokens] = np.maximum(picked, 0)
         return picked
-
-
-Pick = Callable[[Tensor, StepRows], list[int]]
-
-
-def walk(
-    trees: dict[int, DraftTree],
-    first_rows: dict[int, tuple[int, int]],
-    logits: Tensor,
-    table: SequenceTable,
-    pick: Pick,
-) -> dict[int, tuple[list[int], list[int]]]:
-    """Follow each tree from its root as far as the target's own picks go, all trees one level at a time.
-
-    first_rows: of each slot, its place in the batch and the row of ``logits`` of its newest known token; the rows of
-    its drafts come after. Every pick sees the true tokens before it: those of the path so far are written into the
-    table. Returns for each slot the tokens gained and the drafts (indices) that the path went through.
-    """
-    found: dict[int, tuple[list[int], list[int]]] = {slot: ([], []) for slot in trees}
-    at = dict.fromkeys(trees, -1)
-    while at:
-        slots = np.array(list(at), np.int64)
-        depths = np.array([len(found[slot][0]) for slot in at], np.int64)
-        rows = [first_rows[slot][1] + 1 + node for slot, node in at.items()]
-        places = np.array([first_rows[slot][0] for slot in at], np.int64)
-        num_tokens = table.num_tokens[slots] + depths
-        picked = pick(logits[torch.tensor(rows, device=logits.device)], StepRows(places, slots, num_tokens))
-        table.token_ids[slots, num_tokens] = np.maximum(picked, 0)
-        for slot, token in zip(slots.tolist(), picked, strict=True):
-            tokens, path = found[slot]
-            tokens.append(token)
-            child = trees[slot].child(at[slot], token)
-            if child is None:
-                del at[slot]
-            else:
-                at[slot] = child
-                path.append(child)
-    return found

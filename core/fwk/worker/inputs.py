@@ -10,8 +10,8 @@ import torch
 
 from fwk.types import Batch, ForwardBatch
 from fwk.types.batch import KVGroup
+from fwk.worker.draft_tree import DraftTree
 from fwk.worker.sequence_table import SamplingState, SequenceTable
-from fwk.worker.verify import DraftTree
 
 
 @dataclass(slots=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fwk.types import TokenLogprobs
+from fwk.interfaces.model import Model
+from fwk.types import Batch, ForwardBatch, TokenLogprobs
+from fwk.worker.sequence_table import SequenceTable
 
 ROWS_AT_ONCE = 256
 """Rows turned into float32 log-probabilities at a time: bounds the memory of a long prompt's."""
@@ -17,6 +19,35 @@ def token_logprobs(logits: Tensor, token_ids: list[int], num_top: list[int]) -> 
     for start in range(0, len(token_ids), ROWS_AT_ONCE):
         end = start + ROWS_AT_ONCE
         result.extend(_some(logits[start:end], token_ids[start:end], num_top[start:end]))
+    return result
+
+
+def prompt_logprobs(
+    model: Model, table: SequenceTable, batch: Batch, forward: ForwardBatch, hidden: Tensor
+) -> dict[int, list[TokenLogprobs]]:
+    """Log-probabilities of the prompt tokens that follow this step's, by slot, of sequences that want them.
+
+    hidden: [num_tokens, hidden_size], of all tokens of the step where one of its sequences wants any.
+    """
+    result: dict[int, list[TokenLogprobs]] = {}
+    for i, scheduled in enumerate(batch.sequences):
+        slot = scheduled.slot
+        num_top = int(table.prompt_logprobs[slot])
+        if num_top < 0:
+            continue
+        start, end = int(forward.query_start_np[i]), int(forward.query_start_np[i + 1])
+        position = int(forward.seq_lens_np[i]) - (end - start)
+        count = min(end - start, int(table.num_prompt[slot]) - 1 - position)
+        if count <= 0:
+            continue
+        found: list[TokenLogprobs] = []
+        for offset in range(0, count, ROWS_AT_ONCE):
+            n = min(ROWS_AT_ONCE, count - offset)
+            logits = model.logits(hidden[start + offset : start + offset + n])
+            first = position + offset + 1
+            tokens = table.token_ids[slot, first : first + n].tolist()
+            found.extend(token_logprobs(logits, tokens, [num_top] * n))
+        result[slot] = found
     return result
 
 

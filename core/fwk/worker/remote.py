@@ -37,4 +37,4 @@ def make_worker(plain: dict[str, Any], group: ParallelGroup) -> Worker:
             f"({plain['fingerprint']}): a plugin is installed in only one of them"
         )
     setup = resolve(config, open_model(config, plugins, log.info), plugins)
-    return LocalWorker(config, plugins, setup, group, plain["replica"])
+    return LocalWorker(config, setup, group, plain["replica"])

@@ -13,9 +13,9 @@ from torch import Tensor
 from fwk.errors import BlameSequence, one_line_traceback
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingRows
 from fwk.types import NewSequence
+from fwk.worker.acceptance import rejection_logits, uniform_draws
 from fwk.worker.inputs import StepRows
 from fwk.worker.sequence_table import SequenceTable
-from fwk.worker.verify import rejection_logits, uniform_draws
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +141,35 @@ class SamplingPipeline:
                 unfinished[settled] = -1
         picked = SamplingRows(is_greedy, choices.seeds, rows.num_tokens, all_greedy, unfinished)
         return self._sampler.sample(logits, picked).tolist()
+
+    def sample_valid(self, logits: Tensor, rows: StepRows, failed: dict[int, str]) -> list[int]:
+        """Sample every row but those of ``failed`` slots, which get -1.
+
+        A sequence that a processor blames is added to ``failed``, and the others are sampled without it.
+        """
+        good = np.flatnonzero(~np.isin(rows.slots, list(failed))) if failed else None
+        while True:
+            if good is None:
+                part_logits, part = logits, rows
+            elif not len(good):
+                return [-1] * len(rows.slots)
+            else:
+                part_logits = logits[torch.from_numpy(good).to(logits.device)]
+                part = rows.take(good)
+            try:
+                tokens = self.sample(part_logits, part)
+            except BlameSequence as error:
+                if error.slot not in part.slots:
+                    raise RuntimeError(f"slot {error.slot} is blamed, but has no part in this step: {error}") from error
+                failed[error.slot] = str(error)
+                good = np.flatnonzero(~np.isin(rows.slots, list(failed)))
+                continue
+            if good is None:
+                return tokens
+            picked = [-1] * len(rows.slots)
+            for row, token in zip(good.tolist(), tokens, strict=True):
+                picked[row] = token
+            return picked
 
     def _process(self, processors: list[_Active], logits: Tensor, rows: StepRows) -> Tensor:
         """Run those processors that a row asks for, on a copy of the logits in float32."""

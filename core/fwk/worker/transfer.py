@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,8 +13,7 @@ from fwk.config import Config
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
-from fwk.plugins import PluginSet, Registered, build
-from fwk.plugins.selection import choose_tiers, plugin_options
+from fwk.plugins.selection import choose_tiers
 from fwk.setup.resolve import ModelSetup
 from fwk.worker.identity import kv_identity
 
@@ -54,6 +54,16 @@ class BlockStore:
             for row, (key, _, tiers) in zip(self._rows, group, strict=False):
                 for tier in tiers:
                     self._put(tier, key, row)
+
+    def save_and_find(self, pairs: Sequence[tuple[bytes, int]], keys: Sequence[bytes]) -> int:
+        """``save`` what the engine still owes, then ``find``: one call of the engine."""
+        self.save(pairs)
+        return self.find(keys)
+
+    def save_and_load(self, pairs: Sequence[tuple[bytes, int]], keys: Sequence[bytes], block_ids: Sequence[int]) -> int:
+        """``save`` what the engine still owes, then ``load``: one call of the engine."""
+        self.save(pairs)
+        return self.load(keys, block_ids)
 
     def find(self, keys: Sequence[bytes]) -> int:
         """How many keys, from the first on, some tier probably has.
@@ -126,7 +136,6 @@ class BlockStore:
 
 def open_store(
     config: Config,
-    plugins: PluginSet,
     setup: ModelSetup,
     chosen: dict[str, str],
     layers: list[AttentionLayer],
@@ -137,17 +146,17 @@ def open_store(
     """The tiers of a worker whose KV cache is allocated, when the prefix cache of the run uses any; names them in
     ``chosen``. Raises ``ConfigError`` when one cannot work.
     """
-    items = choose_tiers(plugins, setup.resolution.item("cache"), config.engine.cache_tiers, setup.facts)
+    factory = setup.factory
+    items = choose_tiers(factory.plugins, factory.item("cache"), config.engine.cache_tiers, setup.facts)
     if not items:
         return None
     caches = [layer.kv_cache for layer in layers if layer.kv_cache is not None]
-    block_bytes = sum(cache[0].numel() * cache.itemsize for cache in caches)
-    identity = kv_identity(config, plugins, setup, chosen, layers, tp)
-    device = setup.facts.host.device
-
-    def make(item: Registered) -> CacheTier:
-        options = plugin_options(item, config.plugin_options)
-        return build(item, CacheTierContext(num_blocks, block_bytes, identity, device, options))
-
+    context = partial(
+        CacheTierContext,
+        num_blocks=num_blocks,
+        block_bytes=sum(cache[0].numel() * cache.itemsize for cache in caches),
+        identity=kv_identity(config, factory.plugins, setup, chosen, layers, tp),
+        device=setup.facts.host.device,
+    )
     chosen["cache_tiers"] = ", ".join(item.name for item in items)
-    return BlockStore(caches, [(item.name, make(item)) for item in items])
+    return BlockStore(caches, [(item.name, factory.build(item, context)) for item in items])

@@ -1,81 +1,132 @@
-"""Which drafts stand."""
+"""Verification of drafts: one pass of the target scored them all, and its own picks decide which are accepted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fwk.types import Batch
+from fwk.worker.acceptance import accepted
+from fwk.worker.draft_tree import DraftTree
+from fwk.worker.drafting import NoDrafting
+from fwk.worker.inputs import StepRows
+from fwk.worker.sampling import SamplingPipeline
+from fwk.worker.sequence_table import SequenceTable
 
-def accepted(drafts: list[int], picked: list[int]) -> list[int]:
-    """The tokens a sequence gains from a verified chain of drafts.
-
-    ``picked[i]`` was sampled from the target's distribution after ``drafts[:i]``. Drafts are kept as long as they are
-    what the target picked anyway, and the first pick that differs replaces its draft. Each token is thus drawn from
-    the target's own distribution, which is what loss-free speculative sampling (Leviathan et al. 2023, Algorithm 1)
-    comes to for drafts that were certain: a draft x is kept with probability p(x), and a rejected place is drawn from
-    p without x. As a pick depends on seed and position alone, the output is even token for token the one without
-    speculation.
-    """
-    kept = 0
-    while kept < len(drafts) and drafts[kept] == picked[kept]:
-        kept += 1
-    return picked[: kept + 1]
+Gain = tuple[list[int], slice | list[int]]
+"""A sequence's new tokens (accepted drafts and the one after them), and the rows of logits they were sampled from."""
 
 
-def rejection_logits(logits: Tensor, drafts: Tensor, proposal: Tensor, draws: Tensor) -> Tensor:
-    """Logits whose pick settles a drawn draft: the draft alone if it is kept, else what is left of the target.
+class Verifier:
+    """Samples the rows of a step, and accepts drafts as long as they equal what was sampled.
 
-    Loss-free speculative sampling (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023): a draft x drawn from q is
-    kept with probability min(1, p(x) / q(x)); a rejected place is drawn from max(p - q, 0), normalised.
-
-    logits: [n, vocab_size] float32 of the target, processed; drafts: [n] int64; proposal: [n, vocab_size], q;
-    draws: [n] float64 in [0, 1), independent of the draft and of the sampler's own. Returns [n, vocab_size].
-    """
-    p = torch.softmax(logits.double(), dim=-1)
-    q = proposal.double()
-    column = drafts.unsqueeze(1)
-    is_kept = draws.unsqueeze(1) * q.gather(1, column) < p.gather(1, column)
-    rest = (p - q).clamp_(min=0)
-    rest.masked_fill_(is_kept, 0).scatter_add_(1, column, is_kept.double())
-    return rest.log_().float()
-
-
-def uniform_draws(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """A number in [0, 1) for each seed and place: [n] uint64 and int64 to [n] float64 (SplitMix64's mixing).
-
-    The sampler's numbers for the same seed and place are others: the state is offset by a constant.
-    """
-    with np.errstate(over="ignore"):
-        x = seeds + np.uint64(0xA0761D6478BD642F) + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
-    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-class DraftTree:
-    """Drafts of one sequence as a tree: where each stands, and which others it follows.
-
-    parents: index of each draft's parent, -1 for the sequence's end; parents come first.
+    A sequence without drafts gains one token.
     """
 
-    def __init__(self, token_ids: list[int], parents: Sequence[int]) -> None:
-        self.token_ids = token_ids
-        self.parents = list(parents[: len(token_ids)])
-        self.depths = np.zeros(len(token_ids), np.int64)  # 0 for a child of the sequence's end
-        self.sees = np.eye(len(token_ids), dtype=bool)  # [num_drafts, num_drafts]: which sees which
-        self._children: dict[tuple[int, int], int] = {}
-        for i, parent in enumerate(self.parents):
-            if not -1 <= parent < i:
-                raise ValueError(f"draft {i} of a tree names {parent} as its parent, which does not come before it")
-            if parent >= 0:
-                self.depths[i] = self.depths[parent] + 1
-                self.sees[i] |= self.sees[parent]
-            self._children.setdefault((parent, token_ids[i]), i)
+    def __init__(self, table: SequenceTable, sampling: SamplingPipeline, drafting: NoDrafting) -> None:
+        self._table = table
+        self._sampling = sampling
+        self._drafting = drafting
 
-    def child(self, parent: int, token_id: int) -> int | None:
-        """The draft after ``parent`` that says ``token_id``."""
-        return self._children.get((parent, token_id))
+    def verify(
+        self, batch: Batch, rows: StepRows, logits: Tensor, failed: dict[int, str], trees: dict[int, DraftTree]
+    ) -> dict[int, Gain]:
+        """What each sequence that samples gains, by slot.
+
+        failed: slots without a result and why; more are added. trees: the drafts that are trees, by slot.
+        """
+        drawn = self._drawn(batch)
+        rows = dataclasses.replace(rows, drawn=drawn) if drawn else rows
+        if trees:
+            picked = self._sample_chains(rows, logits, failed, trees)
+        else:
+            picked = self._sampling.sample_valid(logits, rows, failed)
+        gained: dict[int, Gain] = {}
+        first_rows: dict[int, tuple[int, int]] = {}
+        row = 0
+        for place, scheduled in enumerate(batch.sequences):
+            if scheduled.samples:
+                drafts = scheduled.draft_token_ids
+                tokens = accepted(drafts, picked[row : row + 1 + len(drafts)])
+                gained[scheduled.slot] = (tokens, slice(row, row + len(tokens)))
+                first_rows[scheduled.slot] = (place, row)
+                row += 1 + len(drafts)
+        if trees:
+            self._walk_trees(logits, failed, trees, first_rows, gained)
+        return gained
+
+    def _sample_chains(
+        self, rows: StepRows, logits: Tensor, failed: dict[int, str], trees: dict[int, DraftTree]
+    ) -> list[int]:
+        """Sample the rows of sequences without a tree; the others get -1."""
+        picked = [-1] * len(rows.slots)
+        chains = np.flatnonzero(~np.isin(rows.slots, list(trees)))
+        if len(chains):
+            some = logits[torch.from_numpy(chains).to(logits.device)]
+            part = self._sampling.sample_valid(some, rows.take(chains), failed)
+            for row, token in zip(chains.tolist(), part, strict=True):
+                picked[row] = token
+        return picked
+
+    def _walk_trees(
+        self,
+        logits: Tensor,
+        failed: dict[int, str],
+        trees: dict[int, DraftTree],
+        first_rows: dict[int, tuple[int, int]],
+        gained: dict[int, Gain],
+    ) -> None:
+        paths = self._walk(trees, first_rows, logits, failed)
+        for slot, (tokens, path) in paths.items():
+            self._drafting.keep(slot, path)
+            row = first_rows[slot][1]
+            gained[slot] = (tokens, [row, *(row + 1 + draft for draft in path)])
+
+    def _walk(
+        self,
+        trees: dict[int, DraftTree],
+        first_rows: dict[int, tuple[int, int]],
+        logits: Tensor,
+        failed: dict[int, str],
+    ) -> dict[int, tuple[list[int], list[int]]]:
+        """Follow each tree from its root as far as the target's own picks go, all trees one level at a time.
+
+        first_rows: of each slot, its place in the batch and the row of ``logits`` of its newest known token; the rows
+        of its drafts come after. Every pick sees the true tokens before it: those of the path so far are written into
+        the table. Returns for each slot the tokens gained and the drafts (indices) that the path went through.
+        """
+        found: dict[int, tuple[list[int], list[int]]] = {slot: ([], []) for slot in trees}
+        at = dict.fromkeys(trees, -1)
+        while at:
+            slots = np.array(list(at), np.int64)
+            depths = np.array([len(found[slot][0]) for slot in at], np.int64)
+            rows = [first_rows[slot][1] + 1 + node for slot, node in at.items()]
+            places = np.array([first_rows[slot][0] for slot in at], np.int64)
+            num_tokens = self._table.num_tokens[slots] + depths
+            part = logits[torch.tensor(rows, device=logits.device)]
+            picked = self._sampling.sample_valid(part, StepRows(places, slots, num_tokens), failed)
+            self._table.token_ids[slots, num_tokens] = np.maximum(picked, 0)
+            for slot, token in zip(slots.tolist(), picked, strict=True):
+                tokens, path = found[slot]
+                tokens.append(token)
+                child = trees[slot].child(at[slot], token)
+                if child is None:
+                    del at[slot]
+                else:
+                    at[slot] = child
+                    path.append(child)
+        return found
+
+    def _drawn(self, batch: Batch) -> dict[tuple[int, int], tuple[int, Tensor]]:
+        """Drafts that were drawn, by slot and by the number of tokens before them."""
+        found: dict[tuple[int, int], tuple[int, Tensor]] = {}
+        for scheduled in batch.sequences:
+            proposal = self._drafting.drawn(scheduled.slot) if scheduled.draft_token_ids else None
+            if proposal is not None:
+                start = int(self._table.num_tokens[scheduled.slot])
+                for i, draft in enumerate(scheduled.draft_token_ids):
+                    found[scheduled.slot, start + i] = (draft, proposal[i])
+        return found

@@ -27,9 +27,9 @@ from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import PluginSet, Registered, build, choose
 from fwk.plugins.selection import plugin_options
 from fwk.types import Batch, SequenceResult, StepResult
+from fwk.worker.acceptance import accepted
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.transfer import BlockStore
-from fwk.worker.verify import accepted
 from fwk_kit.testing.base import installed
 
 VOCAB = 97

@@ -1,0 +1,54 @@
+"""Build the objects that declarations name: import the class, validate its options, construct it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fwk.interfaces.declaration import Host
+from fwk.plugins.discovery import PluginSet, Registered
+from fwk.plugins.negotiation import Resolution
+from fwk.plugins.selection import NOWHERE, build, plugin_options, taking_part
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFactory:
+    """Builds plugins with the options that were given for them.
+
+    given: ``Config.plugin_options``: raw values by plugin (``family.name``), then by option.
+    resolution: the choices of the run; None in a process that makes no engine, which names plugins itself.
+    """
+
+    plugins: PluginSet
+    given: Mapping[str, Mapping[str, object]]
+    resolution: Resolution | None = None
+
+    def item(self, family: str) -> Registered:
+        """The plugin that the resolution chose from a family in use."""
+        assert self.resolution is not None, "a factory without a resolution builds named plugins only"
+        return self.resolution.item(family)
+
+    def options(self, item: Registered) -> Any:
+        """The plugin's validated options. Raises ``ConfigError`` for a value that does not fit."""
+        return plugin_options(item, self.given)
+
+    def build(self, plugin: str | Registered, context: Callable[..., object], **fields: Any) -> Any:
+        """Construct a plugin's object from ``context(**fields, options=...)``.
+
+        plugin: a declaration, or a family, which stands for its chosen plugin. context: the family's context class.
+        Raises ``PluginLoadError`` naming plugin, package and cause; the plugin's own ``FwkError`` as it is.
+        """
+        item = self.item(plugin) if isinstance(plugin, str) else plugin
+        options = self.options(item)
+        return build(item, context(**fields, options=options))
+
+    def build_all(
+        self, family: str, context: Callable[..., object], host: Host | None = NOWHERE, **fields: Any
+    ) -> Iterator[tuple[Registered, Any]]:
+        """Each plugin of a family that takes part, best rank first, with its object, built when it is asked for.
+
+        host: as for ``taking_part``. Raises ``PluginError`` before the first is built when one of them lacks something.
+        """
+        for item, options in taking_part(self.plugins, family, self.given, host):
+            yield item, build(item, context(**fields, options=options))

@@ -1,0 +1,248 @@
+"""Build a worker's parts: the models, the KV cache they share, and the runner that executes steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fwk.config import Config
+from fwk.errors import ConfigError
+from fwk.interfaces.executor import WorkerInfo
+from fwk.interfaces.lora import LoRASourceContext
+from fwk.interfaces.model import Encoder, Model
+from fwk.interfaces.parallel import ParallelGroup
+from fwk.interfaces.sampling import LogitsProcessor, SamplerSpec, SamplingContext
+from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
+from fwk.native.thread_pool import ThreadPool
+from fwk.setup.resolve import ModelSetup
+from fwk.text import ModelText
+from fwk.text.grammars import Grammars
+from fwk.worker import kv_cache
+from fwk.worker.adapters import AdapterStore, NoAdapters
+from fwk.worker.cpu_graph import TapeCapture
+from fwk.worker.drafting import Drafting, NoDrafting
+from fwk.worker.grammar import GrammarMasks, GrammarStore
+from fwk.worker.graphs import CapturedStepModel, StepModel, StepSize
+from fwk.worker.inputs import InputBuffers
+from fwk.worker.model_builder import ModelBuilder
+from fwk.worker.model_runner import ModelRunner
+from fwk.worker.pooling import PoolingRunner
+from fwk.worker.processors import ProcessorBuilder, ProcessorSwitch
+from fwk.worker.sampling import Place, SamplingPipeline
+from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.transfer import BlockStore, open_store
+
+
+@dataclass(slots=True)
+class WorkerParts:
+    """What a worker works with. The builder fills it in, so ``close`` also ends what a failed load has begun.
+
+    operations: what the engine can call, by name.
+    """
+
+    grammars: GrammarStore
+    operations: dict[str, Callable[..., Any]]
+    runner: ModelRunner | PoolingRunner | None = None
+    store: BlockStore | None = None
+    pipeline: SamplingPipeline | None = None
+
+    def close(self) -> None:
+        self.grammars.close()
+        if self.pipeline is not None:
+            self.pipeline.close()
+        if self.store is not None:
+            self.store.close()
+
+
+def device_of(kind: str, group: ParallelGroup, replica: int) -> torch.device:
+    """The device of a rank. Ranks on a CPU share it; each has a GPU of its own, those of replica 0 first."""
+    if kind != "cuda":
+        return torch.device(kind)
+    index = replica * group.size + group.rank
+    if index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"rank {group.rank} of engine {replica} needs a GPU of its own, but {torch.cuda.device_count()} can be "
+            "seen; lower --tensor-parallel-size or --data-parallel-size, or look at CUDA_VISIBLE_DEVICES"
+        )
+    return torch.device(kind, index)
+
+
+class WorkerBuilder:
+    """Builds the worker of one rank: models first, then the KV cache for their layers, then the runner."""
+
+    def __init__(self, config: Config, setup: ModelSetup, group: ParallelGroup, replica: int) -> None:
+        self._config = config
+        self._setup = setup
+        self._factory = setup.factory
+        self._group = group
+        self._device = device_of(setup.facts.host.device, group, replica)
+        if config.engine.cpu_threads is not None:
+            torch.set_num_threads(config.engine.cpu_threads)
+        self.threads = ThreadPool(torch.get_num_threads())
+        self._chosen = setup.resolution.chosen
+        self._reasons: list[str] = []
+        self._models = ModelBuilder(config, setup, group, self._device, self.threads, self._chosen, self._reasons)
+        self._compiler = self._grammar_compiler()
+        grammars = GrammarStore(self._compiler.compile)
+        self.parts = WorkerParts(
+            grammars,
+            {
+                "prepare_grammar": grammars.prepare,
+                "grammars_ready": grammars.ready,
+                "release_grammar": grammars.release,
+            },
+        )
+
+    def build(self) -> WorkerInfo:
+        """Load the model and fill in ``parts``. Raises ``FwkError``."""
+        options, opened = self._config.engine, self._setup.opened
+        is_greedy = torch.zeros(1, dtype=torch.int64, device=self._device)
+        model = self._models.build_served(is_greedy)
+        decoder = self._decoder()
+        num_blocks = self._count_blocks()
+        memory = kv_cache.allocate(self._models.attention, self._models.layers, num_blocks, self._device)
+        self._open_store(num_blocks)
+        table = SequenceTable(options.max_running_requests, opened.max_model_len, options.page_size)
+        inputs = InputBuffers(
+            table,
+            self._setup.max_step_tokens,
+            options.max_running_requests,
+            self._device,
+            prunes_last_layer=isinstance(model, Model) and model.prunes_last_layer,
+        )
+        if opened.runner == "pool":
+            assert isinstance(model, Encoder), "ModelSpec.runner is pool: load names an Encoder"
+            self.parts.runner = PoolingRunner(model=model, pooling=opened.pooling, table=table, inputs=inputs)
+            return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons))
+        assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
+        sampling = self._sampling(table)
+        drafting = self._drafting(decoder, table, inputs, sampling)
+        runner = self.parts.runner = ModelRunner(
+            model=self._step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
+            attention=self._models.attention,
+            layers=self._models.layers,
+            table=table,
+            inputs=inputs,
+            sampling=sampling,
+            drafting=drafting,
+            adapters=self._adapters(),
+        )
+        with kv_cache.unused(memory, self._models.layers):
+            runner.warm_up()
+        self._chosen["step"] = self._how_steps_run(runner.model)
+        self.parts.grammars.begin(self._compiler.build)
+        return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons), drafting.max_drafts)
+
+    def _grammar_compiler(self) -> Grammars:
+        opened = self._setup.opened
+        grammars = Grammars(self._factory, self._text, opened.config.vocab_size, opened.eos_token_ids)
+        grammars.use(self._chosen.setdefault("grammar", "none"))
+        return grammars
+
+    def _text(self) -> ModelText:
+        return ModelText(self._setup.opened.checkpoint, self._config.model, self._setup.opened.config.vocab_size)
+
+    def _decoder(self) -> SpeculativeDecoder | None:
+        """The speculative decoder, with the layers of its own model if it has one; None without one."""
+        if "speculative" not in self._setup.resolution.selections:
+            return None
+        return self._factory.build(
+            "speculative",
+            SpeculativeContext,
+            num_slots=self._config.engine.max_running_requests,
+            max_model_len=self._setup.max_model_len,
+            vocab_size=self._setup.opened.config.vocab_size,
+            load_model=self._models.build_draft,
+        )
+
+    def _count_blocks(self) -> int:
+        options = self._config.engine
+        num_blocks = kv_cache.count_blocks(
+            max_total_tokens=options.max_total_tokens,
+            fraction=options.mem_fraction_static,
+            block_size=options.page_size,
+            bytes_per_block=kv_cache.block_bytes(self._models.attention, self._models.layers),
+            device=self._device,
+            num_sharers=self._group.size * options.data_parallel_size,
+            most=options.max_running_requests * -(-self._setup.max_model_len // options.page_size),
+        )
+        return kv_cache.agree(num_blocks, self._group, self._device)
+
+    def _open_store(self, num_blocks: int) -> None:
+        """Open the cache tiers, if the prefix cache of the run uses any."""
+        store = open_store(
+            self._config, self._setup, self._chosen, self._models.layers, self._group, num_blocks=num_blocks
+        )
+        if store is not None:
+            self.parts.store = store
+            self.parts.operations |= {"find_blocks": store.save_and_find, "load_blocks": store.save_and_load}
+
+    def _sampling(self, table: SequenceTable) -> SamplingPipeline:
+        opened = self._setup.opened
+        vocab_size = opened.config.vocab_size
+
+        @cache
+        def token_bytes() -> list[bytes]:
+            return self._text().vocabulary.all_bytes(vocab_size)
+
+        context = partial(
+            SamplingContext,
+            vocab_size=vocab_size,
+            num_slots=self._config.engine.max_running_requests,
+            device=self._device,
+            eos_token_ids=opened.eos_token_ids,
+            threads=self.threads,
+            token_bytes=token_bytes,
+        )
+        processors: dict[Place, LogitsProcessor] = {Place(-1, ""): GrammarMasks(context(), self.parts.grammars, table)}
+        builder = ProcessorBuilder(self._factory, context)
+        processors |= builder.build_all()
+        sampler = self._factory.item("samplers").declaration
+        assert isinstance(sampler, SamplerSpec)
+        pipeline = SamplingPipeline(processors, self._factory.build("samplers", context), table, sampler.finishes)
+        self.parts.operations |= ProcessorSwitch(builder, pipeline).operations()
+        self.parts.pipeline = pipeline
+        return pipeline
+
+    def _drafting(
+        self, decoder: SpeculativeDecoder | None, table: SequenceTable, inputs: InputBuffers, sampling: SamplingPipeline
+    ) -> NoDrafting:
+        if decoder is None:
+            return NoDrafting()
+        return Drafting(decoder, table, inputs, self._models.attention, self._models.layers, sampling)
+
+    def _adapters(self) -> AdapterStore | NoAdapters:
+        backend = self._models.lora
+        if backend is None:
+            return NoAdapters()
+        sources = [source for _, source in self._factory.build_all("lora_sources", LoRASourceContext)]
+        store = AdapterStore(backend, sources)
+        self.parts.operations |= {"load_adapter": store.load, "unload_adapter": store.unload}
+        return store
+
+    def _step_model(self, model: Model, is_greedy: Tensor, max_tokens: int, max_drafts: int) -> StepModel:
+        if self._why_not_captured():
+            return StepModel(model, is_greedy)
+        max_seqs = self._config.engine.cuda_graph_max_bs
+        most = StepSize(max_tokens, max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
+        return CapturedStepModel(model, is_greedy, self._models.operators, TapeCapture(self.threads), most)
+
+    def _why_not_captured(self) -> str:
+        """Why steps are not even tried to be captured; empty when they are."""
+        if self._config.engine.disable_cuda_graph:
+            return "--disable-cuda-graph"
+        if self._device.type != "cpu":
+            return "steps are captured on CPUs only so far"
+        if self._group.size > 1:
+            return "ranks add up their parts through torch.distributed"
+        return ""
+
+    def _how_steps_run(self, model: StepModel) -> str:
+        """``captured``, or ``eager`` and why."""
+        refusal = model.refusal if isinstance(model, CapturedStepModel) else self._why_not_captured()
+        return f"eager ({refusal})" if refusal else "captured"

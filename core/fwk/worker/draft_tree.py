@@ -1,0 +1,32 @@
+"""The drafts of one sequence as a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class DraftTree:
+    """Drafts of one sequence as a tree: where each stands, and which others it follows.
+
+    parents: index of each draft's parent, -1 for the sequence's end; parents come first.
+    """
+
+    def __init__(self, token_ids: list[int], parents: Sequence[int]) -> None:
+        self.token_ids = token_ids
+        self.parents = list(parents[: len(token_ids)])
+        self.depths = np.zeros(len(token_ids), np.int64)  # 0 for a child of the sequence's end
+        self.sees = np.eye(len(token_ids), dtype=bool)  # [num_drafts, num_drafts]: which sees which
+        self._children: dict[tuple[int, int], int] = {}
+        for i, parent in enumerate(self.parents):
+            if not -1 <= parent < i:
+                raise ValueError(f"draft {i} of a tree names {parent} as its parent, which does not come before it")
+            if parent >= 0:
+                self.depths[i] = self.depths[parent] + 1
+                self.sees[i] |= self.sees[parent]
+            self._children.setdefault((parent, token_ids[i]), i)
+
+    def child(self, parent: int, token_id: int) -> int | None:
+        """The draft after ``parent`` that says ``token_id``."""
+        return self._children.get((parent, token_id))

@@ -1,0 +1,237 @@
+"""Build models: the served one, and one that drafts for it, from opened checkpoints to layers with weights."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from fwk.config import Config, EngineOptions
+from fwk.errors import ConfigError, ModelLoadError
+from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer
+from fwk.interfaces.lora import LoRABackend, LoRAContext
+from fwk.interfaces.model import Encoder, Model, ModelContext
+from fwk.interfaces.moe import MoEContext, MoERunner
+from fwk.interfaces.operators import OperatorContext, Operators
+from fwk.interfaces.parallel import ParallelGroup
+from fwk.interfaces.quant import QuantContext, QuantMethod
+from fwk.native.thread_pool import ThreadPool
+from fwk.plugins import Registered, choose, find
+from fwk.setup.checkpoint import OpenedModel, open_model
+from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers
+from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
+from fwk.worker.weights import TrackedWeights
+
+log = logging.getLogger(__name__)
+
+SECOND_MODEL_OPTIONS = {
+    "revision": None,
+    "task": "auto",
+    "load_format": "auto",
+    "tokenizer_path": None,
+    "chat_template": None,
+    "context_length": None,
+    "json_model_override_args": "{}",
+}
+"""The served model's own options, which mean nothing for another model."""
+
+
+class ModelBuilder:
+    """Builds models on one device, with the attention backend, operators and quantisers of the run.
+
+    chosen: plugin names by family; what is only known once layers are built (``quant``, ``moe``) is written there.
+    reasons: collects a sentence for each fallback.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        setup: ModelSetup,
+        tp: ParallelGroup,
+        device: torch.device,
+        threads: ThreadPool,
+        chosen: dict[str, str],
+        reasons: list[str],
+    ) -> None:
+        self._config = config
+        self._setup = setup
+        self._factory = setup.factory
+        self._tp = tp
+        self._device = device
+        self._dtype: torch.dtype = getattr(torch, setup.facts.dtype)
+        self._threads = threads
+        self._chosen = chosen
+        self._reasons = reasons
+        self._moe: Registered | None = None
+        self.layers: list[AttentionLayer] = []  # of all models that were built
+
+    @cached_property
+    def attention(self) -> AttentionBackend:
+        return self._factory.build(
+            "attention",
+            AttentionContext,
+            device=self._device,
+            dtype=self._dtype,
+            kv_dtype=self._setup.facts.kv_dtype,
+            block_size=self._config.engine.page_size,
+            threads=self._threads,
+        )
+
+    @cached_property
+    def operators(self) -> Operators:
+        return self._factory.build(
+            "operators", OperatorContext, device=self._device, dtype=self._dtype, threads=self._threads
+        )
+
+    @cached_property
+    def lora(self) -> LoRABackend | None:
+        """The LoRA backend; None without ``--enable-lora``."""
+        options = self._config.engine
+        if not options.enable_lora:
+            return None
+        return self._factory.build(
+            "lora",
+            LoRAContext,
+            device=self._device,
+            dtype=self._dtype,
+            max_adapters=options.max_loras_per_batch,
+            max_rank=options.max_lora_rank,
+        )
+
+    def build_served(self, is_greedy: Tensor) -> Model | Encoder:
+        """The served model. ``is_greedy``: as in ``ModelContext``.
+
+        Raises ``FwkError`` when a layer or the weights are not what the configuration promised.
+        """
+        item = self._factory.item("models")
+        context = self._context(self._setup.opened, self._config.engine)
+        context.lora = self.lora
+        context.is_greedy = is_greedy
+        model: Model | Encoder = self._factory.build(item, partial(replace, context))
+        self._report_quantization(context)
+        _check_all_read(self._setup.opened, item, context)
+        self._check_moe()
+        check_layers(self.layers, self._factory.item("attention"), self._setup.facts)
+        return model
+
+    def build_draft(self, name: str) -> Model:
+        """A model that drafts for the served one; its layers join the served model's in the KV cache.
+
+        Raises ``ConfigError`` when the two do not fit together.
+        """
+        own = self._config.model.model_copy(update={**SECOND_MODEL_OPTIONS, "model": name})
+        opened = open_model(replace(self._config, model=own), self._factory.plugins, log.info)
+        _check_draft(name, opened, self._setup)
+        facts = replace(
+            self._setup.facts, architecture=opened.config.architecture, model=opened.config, features=frozenset()
+        )
+        selection = choose(self._factory.plugins, "models", AUTO, facts)
+        item = selection.chosen
+        assert item is not None
+        self._reasons.extend(f"for the draft model {name}, {reason}" for reason in selection.reasons())
+        attention = self._factory.item("attention")
+        refusal = attention.declaration.refusal(item.declaration.facts_with(facts, None))
+        if refusal is not None:
+            raise ConfigError(f"attention backend {attention.name!r} cannot serve the draft model {name}: it {refusal}")
+        # How the served model is quantised says nothing of this one, which is computed as it is stored.
+        as_stored = self._config.engine.model_copy(
+            update={"quantization": AUTO, "quantization_exclude": (), "quantization_layers": ()}
+        )
+        context = self._context(opened, as_stored)
+        model: Model = self._factory.build(item, partial(replace, context))
+        _check_all_read(opened, item, context)
+        return model
+
+    def _context(self, opened: OpenedModel, options: EngineOptions) -> ModelContext:
+        """What the layers of a model are built from."""
+        attention = self.attention  # before any weight is read: a backend that cannot start says so
+        checkpoint_config = opened.config.raw.get("quantization_config") or {}
+        weights = TrackedWeights(opened.checkpoint.weights())
+
+        def method(item: Registered) -> QuantMethod:
+            return self._factory.build(
+                item,
+                QuantContext,
+                device=self._device,
+                dtype=self._dtype,
+                checkpoint_config=checkpoint_config,
+                threads=self._threads,
+            )
+
+        plugins, facts = self._factory.plugins, self._setup.facts
+        plain = method(find(plugins, "quant", UNQUANTISED))
+        return ModelContext(
+            config=opened.config,
+            weights=weights,
+            dtype=self._dtype,
+            device=self._device,
+            quant=ChosenQuantization(options, plugins, facts, weights, plain, method),
+            plain=plain,
+            attention=attention,
+            tp=self._tp,
+            max_model_len=self._setup.max_model_len,
+            attention_layers=self.layers,
+            moe_runner=self._moe_runner,
+            operators=self.operators,
+        )
+
+    def _moe_runner(self, context: MoEContext) -> MoERunner:
+        """A runner for one layer. Of a model whose config names no experts, the plugin is chosen with the first."""
+        if self._moe is None:
+            settled = self._setup.resolution.selections.get("moe")
+            selection = settled or choose(self._factory.plugins, "moe", AUTO, self._setup.facts)
+            assert selection.chosen is not None
+            self._moe = selection.chosen
+            self._chosen["moe"] = self._moe.name
+            if settled is None:
+                self._reasons.extend(selection.reasons())
+        return self._factory.build(self._moe, partial(replace, context))
+
+    def _report_quantization(self, context: ModelContext) -> None:
+        """Note how the layers were quantised in the end."""
+        assert isinstance(context.quant, ChosenQuantization)
+        self._chosen["quant"] = context.quant.chosen()
+        resolution = self._setup.resolution
+        check_quantizers([name for name in context.quant.used() if name != UNQUANTISED], resolution)
+        self._reasons.extend(context.quant.reasons(resolution.selections["quant"].missed()))
+
+    def _check_moe(self) -> None:
+        """Forget a MoE runner that no layer asked for. Raises ``ConfigError`` when it was named."""
+        if self._moe is not None:
+            return
+        self._chosen.pop("moe", None)
+        name = self._config.engine.moe_runner_backend
+        if name != AUTO:
+            raise ConfigError(f"--moe-runner-backend {name}: this model has no layers of experts")
+
+
+def _check_draft(name: str, opened: OpenedModel, setup: ModelSetup) -> None:
+    """Raise ``ConfigError`` when a model cannot draft for the served one."""
+    if opened.runner != "generate":
+        raise ConfigError(f"the draft model {name} is for {opened.task}: give one that generates text")
+    vocab_size = setup.opened.config.vocab_size
+    if opened.config.vocab_size != vocab_size:
+        raise ConfigError(
+            f"the draft model {name} has a vocabulary of {opened.config.vocab_size} tokens, the served model "
+            f"{vocab_size}: they must be the same"
+        )
+    if opened.max_model_len < setup.max_model_len:
+        raise ConfigError(
+            f"the draft model {name} reaches {opened.max_model_len} tokens, the served model "
+            f"{setup.max_model_len}: set --context-length {opened.max_model_len}"
+        )
+
+
+def _check_all_read(opened: OpenedModel, item: Registered, context: ModelContext) -> None:
+    """Raise ``ModelLoadError`` when a built model left tensors of the checkpoint unread."""
+    assert isinstance(context.weights, TrackedWeights)
+    left = context.weights.unread(opened.config.tie_word_embeddings)
+    if left:
+        some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
+        raise ModelLoadError(
+            f"{opened.path}: {len(left)} tensors belong to no layer of {item.name} "
+            f"({some}): this checkpoint is of another architecture than its config says"
+        )

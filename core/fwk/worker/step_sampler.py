@@ -1,0 +1,77 @@
+"""From a step's logits to its results: verified tokens, ends of outputs, errors and log-probabilities."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fwk.errors import BlameSequence
+from fwk.types import Batch, ScheduledSequence, SequenceResult, TokenLogprobs
+from fwk.worker.draft_tree import DraftTree
+from fwk.worker.inputs import StepRows
+from fwk.worker.logprobs import token_logprobs
+from fwk.worker.sampling import SamplingPipeline
+from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.verify import Verifier
+
+
+class StepSampler:
+    """Makes the result of every sequence of a step, and writes its new tokens into the table."""
+
+    def __init__(self, table: SequenceTable, sampling: SamplingPipeline, verifier: Verifier) -> None:
+        self._table = table
+        self._sampling = sampling
+        self._verifier = verifier
+
+    def sample(
+        self,
+        batch: Batch,
+        rows: StepRows,
+        logits: Tensor | None,
+        failed: dict[int, str],
+        trees: dict[int, DraftTree],
+    ) -> dict[int, SequenceResult]:
+        """Results by slot, of the sequences that sample or fail in this step.
+
+        failed: slots that a processor has refused, and why. trees: the drafts that are trees, by slot.
+        """
+        gained = self._verifier.verify(batch, rows, logits, failed, trees) if logits is not None else {}
+        wants_logprobs = logits is not None and rows.sampling_state(self._table).wants_logprobs
+        results: dict[int, SequenceResult] = {}
+        for scheduled in batch.sequences:
+            slot = scheduled.slot
+            if not scheduled.samples:
+                self._table.finish(scheduled, [])
+                if slot in failed:  # found out with the first chunk: the others are not worth computing
+                    results[slot] = SequenceResult(slot, [], error=failed[slot])
+                continue
+            tokens, at = gained[slot]
+            result = self._result(scheduled, tokens, failed)
+            if wants_logprobs and result.error is None and logits is not None:
+                kept = result.token_ids
+                result.logprobs = self._logprobs(slot, logits[at][: len(kept)], kept)
+            results[slot] = result
+        return results
+
+    def _result(self, scheduled: ScheduledSequence, tokens: list[int], failed: dict[int, str]) -> SequenceResult:
+        slot = scheduled.slot
+        if slot not in failed and -1 in tokens:
+            failed[slot] = "no token could be chosen: the logits are not numbers, or none is allowed"
+        stand = self._ends(slot, tokens, failed)
+        if slot in failed:
+            self._table.finish(scheduled, [0] * len(tokens))
+            return SequenceResult(slot, [], error=failed[slot])
+        tokens = tokens[:stand]
+        self._table.finish(scheduled, tokens)
+        return SequenceResult(slot, tokens, is_complete=stand is not None)
+
+    def _ends(self, slot: int, tokens: list[int], failed: dict[int, str]) -> int | None:
+        """How many of the tokens stand when a processor says that the output is complete with them."""
+        try:
+            return self._sampling.ends(slot, tokens) if slot not in failed else None
+        except BlameSequence as error:
+            failed[slot] = str(error)
+            return None
+
+    def _logprobs(self, slot: int, logits: Tensor, tokens: list[int]) -> list[TokenLogprobs] | None:
+        num_top = int(self._table.logprobs[slot])
+        return token_logprobs(logits, tokens, [num_top] * len(tokens)) if num_top >= 0 else None
