@@ -135,7 +135,7 @@ def test_the_page_is_up_to_date() -> None:
 def test_the_core_contains_no_features_name() -> None:
     """Whatever a plugin is called, core knows families only."""
     everyday = {"none", "torch", "local", "file", "host", "hub", "cpu"}
-    everyday |= {"dummy", "openai", "priority", "processes", "random", "session", "wheel"}
+    everyday |= {"dummy", "json", "log", "openai", "priority", "processes", "random", "session", "wheel"}
     kit = ("testing", "templates")  # they use libraries and number formats of which plugins have their names
     names = {item.name for item in discover().all() if item.family != "logits_processors"} - everyday
     # Not compilers' words for instructions, such as "-mamx-int8".

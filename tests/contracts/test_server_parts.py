@@ -17,6 +17,10 @@ class TestPrometheus(ObserverSuite):
     plugin = "prometheus"
 
 
+class TestLog(ObserverSuite):
+    plugin = "log"
+
+
 class TestOtel(ObserverSuite):
     plugin = "otel"
     options = {"otlp_traces_endpoint": "http://127.0.0.1:9/v1/traces"}

@@ -20,8 +20,51 @@ class TestTruncation(LogitsProcessorSuite):
     asks = ({"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.2})
 
 
+class TestTypical(LogitsProcessorSuite):
+    plugin = "typical"
+    asks = ({"extra": {"typical_p": 0.3}}, {"extra": {"typical_p": 0.8}})
+
+
+class TestTopNSigma(LogitsProcessorSuite):
+    plugin = "top_n_sigma"
+    asks = ({"extra": {"top_n_sigma": 0.5}}, {"extra": {"top_n_sigma": 1.0}})
+
+
+class TestTopA(LogitsProcessorSuite):
+    plugin = "top_a"
+    asks = ({"extra": {"top_a": 0.5}}, {"extra": {"top_a": 1.0}})
+
+
+class TestXtc(LogitsProcessorSuite):
+    plugin = "xtc"
+    asks = ({"extra": {"xtc_probability": 1.0, "xtc_threshold": 0.001}, "seed": 1},)
+
+
+class TestDry(LogitsProcessorSuite):
+    plugin = "dry"
+    asks = ({"extra": {"dry_multiplier": 0.8, "dry_allowed_length": 1}},)
+
+
+class TestDynamicTemperature(LogitsProcessorSuite):
+    plugin = "dynamic_temperature"
+    asks = ({"extra": {"dynatemp_range": 0.5}},)
+
+
+class TestWatermark(LogitsProcessorSuite):
+    plugin = "watermark"
+    asks = ({"extra": {"watermark": True}},)
+
+
 class TestLLGuidance(GrammarBackendSuite):
     plugin = "llguidance"
+
+
+class TestXGrammar(GrammarBackendSuite):
+    plugin = "xgrammar"
+
+
+class TestOutlines(GrammarBackendSuite):
+    plugin = "outlines"
 
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}"}]}}\n</tool_call>'

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.client import HealthProbe, dial, raw_request
-from tests.faults.fixtures import Start
-from tests.faults.rig import FAKE, Server, assert_no_leak, until
+from tests.helpers.client import HealthProbe, dial, raw_request
+from tests.helpers.rig import FAKE, Server, assert_no_leak, until
+from tests.helpers.servers import Start
 
 READ_SECONDS = 2.0
 NUM_CLIENTS = 100
