@@ -183,7 +183,7 @@ def _best(call: Callable[[], object], times: int) -> float:
 
 
 def _hidden(llm: LLM) -> int:
-    return llm.engine.executor._worker._setup.opened.config.hidden_size  # type: ignore[attr-defined]
+    return llm.engine.executor._worker._builder._setup.opened.config.hidden_size  # type: ignore[attr-defined]
 
 
 def _layers(root: Any, seen: set[int]) -> Iterator[Any]:
