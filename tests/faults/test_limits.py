@@ -58,7 +58,7 @@ WORDS: dict[str, Any] = {
     "inputs": LONG,
     "dimensions": 7,
     "parameters.truncate": CONTEXT,
-    "parameters.typical_p": 0.5,
+    "parameters.typical_p": 1.5,
     "parameters.grammar": {"type": "json", "value": {}},
     "parameters.adapter_id": "x",
 }

@@ -50,12 +50,13 @@ class HubSource(ModelSource):
 def _snapshot(name: str, cache_dir: Path, wanted: dict[str, Any]) -> Path:
     try:
         import huggingface_hub  # noqa: PLC0415 - slow to import
+        from huggingface_hub.utils import disable_progress_bars  # noqa: PLC0415 - slow to import
     except ImportError as error:
         raise ModelLoadError(
             f"model {name!r}: needs the package huggingface_hub: pip install huggingface_hub"
         ) from error
     if not sys.stderr.isatty():
-        huggingface_hub.utils.disable_progress_bars()  # a log file is no place for them
+        disable_progress_bars()  # a log file is no place for them
     try:
         return Path(huggingface_hub.snapshot_download(**wanted, cache_dir=cache_dir))
     except Exception as error:  # HTTP, sockets, disk and validation, each with its own classes
