@@ -3,6 +3,7 @@
     python -m benchmarks.revisions CHECKOUT CHECKOUT ... [--batches 1,32] [--rounds 5] [--quantization int8]
 
 Each checkout has an engine in a process of its own, which sleeps while others are measured; a round measures each once.
+A checkout's own environment (``.venv``) is used where it has one, so that its entry points are those it declares.
 Ratios are to the first, and are told apart by where the cores were in a round (``benchmarks.core_distance``).
 """
 
@@ -37,9 +38,10 @@ class Checkout:
         self.name = folder.name
         self.rows: list[dict[str, float]] = []
         path = [folder, folder / "core", *sorted((folder / "plugins").iterdir())]
+        own = folder / ".venv" / "bin" / "python"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", ENGINE, json.dumps(options)],
+            [str(own if own.exists() else sys.executable), "-c", ENGINE, json.dumps(options)],
             cwd=folder,
             env=environment,
             stdin=subprocess.PIPE,
