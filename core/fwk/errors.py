@@ -86,12 +86,14 @@ class EngineDead(FwkError):
 class BlameSequence(FwkError):
     """Raised by a worker's plugin when a failure belongs to exactly one sequence (its ``slot``).
 
-    The engine fails that sequence's request and goes on with the others.
+    The engine fails that sequence's request and goes on with the others. ``is_refusal``: what the request asks for
+    cannot be had (its limits rule out every token); its client is told so with 400, otherwise with 500.
     """
 
-    def __init__(self, slot: int, message: str) -> None:
+    def __init__(self, slot: int, message: str, is_refusal: bool = False) -> None:
         super().__init__(message)
         self.slot = slot
+        self.is_refusal = is_refusal
 
 
 def one_line_traceback(error: BaseException) -> str:

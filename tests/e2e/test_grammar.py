@@ -13,7 +13,7 @@ import pytest
 
 import fwk
 from fwk import GrammarRequest, SamplingParams
-from fwk.errors import ConfigError, InvalidRequest, PluginError, RequestFailed
+from fwk.errors import ConfigError, InvalidRequest, PluginError
 from fwk.plugins import discover
 from fwk.types import Request
 from tests.helpers.grammars import JUDGED, GrammarTestPlugins, SlowBackend
@@ -185,7 +185,7 @@ def test_other_masks_and_the_grammar_hold_together(tiny_llm: Callable[..., fwk.L
     sampling = SamplingParams(max_tokens=9, seed=1, grammar=digits, allowed_token_ids=[ord("3"), ord("4"), ord("x")])
     assert set(llm.generate([PROMPTS[0]], sampling)[0].text) <= {"3", "4"}
     sampling = SamplingParams(max_tokens=9, seed=1, grammar=digits, allowed_token_ids=[ord("x")])
-    with pytest.raises(RequestFailed, match="allowed_token_ids"):
+    with pytest.raises(InvalidRequest, match="allowed_token_ids"):
         llm.generate([PROMPTS[0]], sampling)
     assert llm.generate([PROMPTS[0]], settings(1, ["regex"]))[0].finish_reason == "stop"
 

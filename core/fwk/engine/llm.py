@@ -275,7 +275,7 @@ class LLM:
             done.prompt_logprobs = event.prompt_logprobs
         if event.error is not None:
             open_sequences.discard(key)
-            raise RequestFailed(event.error)
+            raise InvalidRequest(event.error) if event.is_refusal else RequestFailed(event.error)
         if entry.text.stop_string is not None:
             done.finish_reason, done.stop_reason = "stop", entry.text.stop_string
             self.engine.abort(*key)

@@ -170,9 +170,9 @@ class Scheduler:
                 events.append(self._finish(sequence, "abort"))
         return events
 
-    def fail(self, sequence: Sequence, error: str) -> TokenEvent:
+    def fail(self, sequence: Sequence, error: str, is_refusal: bool = False) -> TokenEvent:
         """End a sequence that could not be served; its siblings go on."""
-        return self._finish(sequence, "error", error)
+        return self._finish(sequence, "error", error, is_refusal)
 
     # A step.
 
@@ -445,7 +445,7 @@ class Scheduler:
     def _take(self, sequence: Sequence, scheduled: ScheduledSequence, result: SequenceResult) -> TokenEvent | None:
         """Append a step's tokens to a sequence; end it when one of them ends it."""
         if result.error is not None:
-            return self.fail(sequence, result.error)
+            return self.fail(sequence, result.error, result.is_refusal)
         update = append(sequence, scheduled, result, self.limits.eos_token_ids)
         self._counters.draft_tokens += len(scheduled.draft_token_ids)
         self._counters.accepted_draft_tokens += update.num_accepted_drafts
@@ -457,10 +457,12 @@ class Scheduler:
             return None
         return update.event(sequence)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> TokenEvent:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, error: str | None = None, is_refusal: bool = False
+    ) -> TokenEvent:
         """End a sequence for another reason than its tokens."""
         self._end(sequence)
-        return SequenceUpdate([], reason, error=error).event(sequence)
+        return SequenceUpdate([], reason, error=error, is_refusal=is_refusal).event(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.status is Status.RUNNING:

@@ -20,6 +20,7 @@ class SequenceUpdate:
     is_complete: bool = False
     embedding: bytes | None = None
     error: str | None = None
+    is_refusal: bool = False
 
     def event(self, sequence: Sequence) -> TokenEvent:
         """The news for the caller. All of the prompt's log-probabilities come with the first tokens."""
@@ -38,6 +39,7 @@ class SequenceUpdate:
             self.error,
             self.is_complete,
             self.embedding,
+            self.is_refusal,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fwk.errors import InvalidRequest
+from fwk.errors import FwkError, InvalidRequest, RequestFailed
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.parser import StreamParser, ToolParser
@@ -38,6 +38,12 @@ class OutputDelta:
     cached_tokens: int = 0
     num_output_tokens: int = 0  # so far
     error: str | None = None
+    is_refusal: bool = False
+
+    def failure(self) -> FwkError:
+        """What to raise for a sequence that ended with an error, or was aborted."""
+        message = self.error or "the server aborted the request"
+        return InvalidRequest(message) if self.is_refusal else RequestFailed(message)
 
 
 @dataclass(frozen=True, slots=True)

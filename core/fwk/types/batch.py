@@ -78,6 +78,7 @@ class SequenceResult(msgspec.Struct, array_like=True):
     error: str | None = None  # this sequence failed; no other did
     is_complete: bool = False  # nothing may follow its last token, which is no stop token
     embedding: bytes | None = None  # of a sequence that generates nothing: float32, little-endian
+    is_refusal: bool = False  # ``error`` is due to what the request asks for
 
     @property
     def goes_on(self) -> bool:

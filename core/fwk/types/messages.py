@@ -77,6 +77,8 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     """It ended because nothing may follow: its last token is no stop token, but part of the output."""
     embedding: bytes | None = None
     """With the last event of a request that generates nothing: float32 numbers, little-endian."""
+    is_refusal: bool = False
+    """``error`` is due to what the request asks for."""
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):

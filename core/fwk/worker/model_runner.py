@@ -88,18 +88,18 @@ class ModelRunner:
         forward.plan = self._attention.plan(forward, self._layers)
         return forward
 
-    def _begin(self, batch: Batch) -> dict[int, str]:
+    def _begin(self, batch: Batch) -> dict[int, BlameSequence]:
         """Apply the plan to the lasting state; returns the slots whose settings a logits processor refused, and why."""
         for slot in batch.freed_slots:
             self._sampling.remove(slot)
         self._drafting.forget(batch.freed_slots)
         self._table.begin(batch)
         self._adapters.begin(batch)
-        failed: dict[int, str] = {}
+        failed: dict[int, BlameSequence] = {}
         for new in batch.new:
             try:
                 self._sampling.add(new)
             except BlameSequence as error:
                 self._sampling.remove(new.slot)
-                failed[new.slot] = str(error)
+                failed[new.slot] = error
         return failed

@@ -142,7 +142,7 @@ class SamplingPipeline:
         picked = SamplingRows(is_greedy, choices.seeds, rows.num_tokens, all_greedy, unfinished)
         return self._sampler.sample(logits, picked).tolist()
 
-    def sample_valid(self, logits: Tensor, rows: StepRows, failed: dict[int, str]) -> list[int]:
+    def sample_valid(self, logits: Tensor, rows: StepRows, failed: dict[int, BlameSequence]) -> list[int]:
         """Sample every row but those of ``failed`` slots, which get -1.
 
         A sequence that a processor blames is added to ``failed``, and the others are sampled without it.
@@ -161,7 +161,7 @@ class SamplingPipeline:
             except BlameSequence as error:
                 if error.slot not in part.slots:
                     raise RuntimeError(f"slot {error.slot} is blamed, but has no part in this step: {error}") from error
-                failed[error.slot] = str(error)
+                failed[error.slot] = error
                 good = np.flatnonzero(~np.isin(rows.slots, list(failed)))
                 continue
             if good is None:

@@ -27,7 +27,7 @@ class StepSampler:
         batch: Batch,
         rows: StepRows,
         logits: Tensor | None,
-        failed: dict[int, str],
+        failed: dict[int, BlameSequence],
         trees: dict[int, DraftTree],
     ) -> dict[int, SequenceResult]:
         """Results by slot, of the sequences that sample or fail in this step.
@@ -42,7 +42,7 @@ class StepSampler:
             if not scheduled.samples:
                 self._table.finish(scheduled, [])
                 if slot in failed:  # found out with the first chunk: the others are not worth computing
-                    results[slot] = SequenceResult(slot, [], error=failed[slot])
+                    results[slot] = _failure(failed[slot])
                 continue
             tokens, at = gained[slot]
             result = self._result(scheduled, tokens, failed)
@@ -52,26 +52,34 @@ class StepSampler:
             results[slot] = result
         return results
 
-    def _result(self, scheduled: ScheduledSequence, tokens: list[int], failed: dict[int, str]) -> SequenceResult:
+    def _result(
+        self, scheduled: ScheduledSequence, tokens: list[int], failed: dict[int, BlameSequence]
+    ) -> SequenceResult:
         slot = scheduled.slot
         if slot not in failed and -1 in tokens:
-            failed[slot] = "no token could be chosen: the logits are not numbers, or none is allowed"
+            failed[slot] = BlameSequence(
+                slot, "no token could be chosen: the logits are not numbers, or none is allowed"
+            )
         stand = self._ends(slot, tokens, failed)
         if slot in failed:
             self._table.finish(scheduled, [0] * len(tokens))
-            return SequenceResult(slot, [], error=failed[slot])
+            return _failure(failed[slot])
         tokens = tokens[:stand]
         self._table.finish(scheduled, tokens)
         return SequenceResult(slot, tokens, is_complete=stand is not None)
 
-    def _ends(self, slot: int, tokens: list[int], failed: dict[int, str]) -> int | None:
+    def _ends(self, slot: int, tokens: list[int], failed: dict[int, BlameSequence]) -> int | None:
         """How many of the tokens stand when a processor says that the output is complete with them."""
         try:
             return self._sampling.ends(slot, tokens) if slot not in failed else None
         except BlameSequence as error:
-            failed[slot] = str(error)
+            failed[slot] = error
             return None
 
     def _logprobs(self, slot: int, logits: Tensor, tokens: list[int]) -> list[TokenLogprobs] | None:
         num_top = int(self._table.logprobs[slot])
         return token_logprobs(logits, tokens, [num_top] * len(tokens)) if num_top >= 0 else None
+
+
+def _failure(error: BlameSequence) -> SequenceResult:
+    return SequenceResult(error.slot, [], error=str(error), is_refusal=error.is_refusal)

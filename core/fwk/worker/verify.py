@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fwk.errors import BlameSequence
 from fwk.types import Batch
 from fwk.worker.acceptance import accepted
 from fwk.worker.draft_tree import DraftTree
@@ -32,7 +33,12 @@ class Verifier:
         self._drafting = drafting
 
     def verify(
-        self, batch: Batch, rows: StepRows, logits: Tensor, failed: dict[int, str], trees: dict[int, DraftTree]
+        self,
+        batch: Batch,
+        rows: StepRows,
+        logits: Tensor,
+        failed: dict[int, BlameSequence],
+        trees: dict[int, DraftTree],
     ) -> dict[int, Gain]:
         """What each sequence that samples gains, by slot.
 
@@ -59,7 +65,7 @@ class Verifier:
         return gained
 
     def _sample_chains(
-        self, rows: StepRows, logits: Tensor, failed: dict[int, str], trees: dict[int, DraftTree]
+        self, rows: StepRows, logits: Tensor, failed: dict[int, BlameSequence], trees: dict[int, DraftTree]
     ) -> list[int]:
         """Sample the rows of sequences without a tree; the others get -1."""
         picked = [-1] * len(rows.slots)
@@ -74,7 +80,7 @@ class Verifier:
     def _walk_trees(
         self,
         logits: Tensor,
-        failed: dict[int, str],
+        failed: dict[int, BlameSequence],
         trees: dict[int, DraftTree],
         first_rows: dict[int, tuple[int, int]],
         gained: dict[int, Gain],
@@ -90,7 +96,7 @@ class Verifier:
         trees: dict[int, DraftTree],
         first_rows: dict[int, tuple[int, int]],
         logits: Tensor,
-        failed: dict[int, str],
+        failed: dict[int, BlameSequence],
     ) -> dict[int, tuple[list[int], list[int]]]:
         """Follow each tree from its root as far as the target's own picks go, all trees one level at a time.
 

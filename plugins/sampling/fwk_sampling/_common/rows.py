@@ -48,4 +48,5 @@ def require_token(logits: Tensor, rows: Sequence[int], view: LogitsView, cause: 
         raise BlameSequence(
             int(view.slots[empty[0]]),
             f"no token is allowed: {cause}, together with the limits applied before it, rules out the whole vocabulary",
+            is_refusal=True,
         )

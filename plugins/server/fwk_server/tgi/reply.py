@@ -75,9 +75,9 @@ class GeneratedText:
     prompt_scores: list[TokenLogprobs | None] = field(default_factory=list["TokenLogprobs | None"])
 
     def add(self, delta: OutputDelta) -> None:
-        """Raises ``RequestFailed`` when the engine gave the sequence up."""
+        """Raises ``InvalidRequest`` or ``RequestFailed`` when the engine gave the sequence up."""
         if delta.finish_reason in ("error", "abort"):
-            raise RequestFailed(delta.error or "the server aborted the request")
+            raise delta.failure()
         self.texts.append(delta.text)
         self.scores += delta.logprobs or []
         self.num_tokens += len(delta.token_ids)

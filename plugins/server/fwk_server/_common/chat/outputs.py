@@ -108,10 +108,8 @@ async def collect(
 
 
 def _raise_failure(delta: OutputDelta) -> None:
-    if delta.finish_reason == "error":
-        raise RequestFailed(delta.error or "the request failed in the engine")
-    if delta.finish_reason == "abort":
-        raise RequestFailed(delta.error or "the server aborted the request")
+    if delta.finish_reason in ("error", "abort"):
+        raise delta.failure()
 
 
 async def _one(frontend: Frontend, item: GenerateInput) -> Steps:
