@@ -40,8 +40,8 @@ def parse(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest(f"the request body must be a JSON object, not {_kind(value)}")
     # Only a body with that many brackets can be that deep; few need the walk.
-    if data.count(b"{") + data.count(b"[") > MAX_DEPTH:
-        _check_depth(value)
+    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and is_too_deep(value):
+        raise InvalidRequest(f"the request body is nested more than {MAX_DEPTH} levels deep")
     json.loads(data, object_pairs_hook=_refuse_duplicates)
     return value
 
@@ -67,7 +67,8 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
         seen.add(key)
 
 
-def _check_depth(value: Any) -> None:
+def is_too_deep(value: Any) -> bool:
+    """Whether JSON is nested more than ``MAX_DEPTH`` levels deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -77,8 +78,8 @@ def _check_depth(value: Any) -> None:
             if isinstance(child, dict | list)
         ]
         if not level:
-            return
-    raise InvalidRequest(f"the request body is nested more than {MAX_DEPTH} levels deep")
+            return False
+    return True
 
 
 def validate(model: type[Model], raw: Mapping[str, Any]) -> Model:

@@ -9,7 +9,7 @@ import orjson
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import TextTools
-from fwk_server._common.body import shown, want
+from fwk_server._common.body import MAX_DEPTH, is_too_deep, shown, want
 from fwk_server._common.chat.models import MAX_MESSAGES, MAX_TEMPLATE_KWARGS_BYTES, ChatFields
 
 ROLES = {
@@ -171,4 +171,6 @@ def _tool_call(call: Any, at: str) -> dict[str, Any]:
         except orjson.JSONDecodeError:
             raise InvalidRequest(f"{where} is not valid JSON", where) from None
     want(arguments, dict, "an object, as JSON", where)
+    if is_too_deep(arguments):
+        raise InvalidRequest(f"{where} is nested more than {MAX_DEPTH} levels deep", where)
     return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
