@@ -1,0 +1,34 @@
+"""A helper process for tests: ``python -m tests.helpers.fork_jobs``; its jobs misbehave as they are told."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from fwk.errors import InvalidRequest
+from fwk.process.fork_server import ForkServer
+from fwk.process.helper import Job
+
+
+def run(job: Job) -> bytes:
+    """What ``job.kind`` says."""
+    match job.kind:
+        case "spin":
+            while True:
+                sum(range(1000))
+        case "allocate":
+            return bytes(1 << 30)
+        case "sleep":
+            time.sleep(600)
+        case "refuse":
+            raise InvalidRequest("not that one", "field")
+        case "die":
+            os._exit(3)
+    return job.body[::-1]
+
+
+if __name__ == "__main__":
+    os.read(0, len(b"null\n"))
+    target = os.dup(1)
+    os.dup2(2, 1)
+    ForkServer(0, target, lambda job: None, run).serve()
