@@ -120,7 +120,7 @@ class Server:
         if key is not None:
             self.headers = {"authorization": f"Bearer {key}"}
         self.wait_ready()
-        self.engine = psutil.Process(self.process.pid).children()[0]
+        self.engine = self.engines()[0]
         self.golden = self._golden()
         self._warm_up()
         self.settle()
@@ -142,7 +142,7 @@ class Server:
     def settle(self) -> None:
         """What it has now is its own: processes, descriptors, files, memory. Called again for another engine."""
         self._family = self.children()
-        self.engine = psutil.Process(self.process.pid).children()[0]
+        self.engine = self.engines()[0]
         self._num_fds = self._count_fds()
         self._files = self._open_files()
         self._memory = self._process().get("memory", 0.0)
@@ -160,6 +160,10 @@ class Server:
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
+
+    def engines(self) -> list[psutil.Process]:
+        """The processes with a model: not the one that compiles grammars for the API process."""
+        return [p for p in psutil.Process(self.process.pid).children() if "fwk.engine.process" in p.cmdline()]
 
     @property
     def leftovers(self) -> list[Path]:
@@ -246,7 +250,7 @@ class Server:
     def take_new_engine(self) -> None:
         """Another engine process has taken the place of a dead one: it is the one that is looked at from now on."""
         self.settle()
-        assert self._family == [self.engine], "no more processes than before"
+        assert self.engines() == [self.engine], "no more engines than before"
 
     def signal_engine(self, number: signal.Signals) -> None:
         assert self.engine is not None

@@ -290,6 +290,12 @@ class ServerOptions(Options):
         ge=0,
         le=86400,
     )
+    grammar_timeout: float = option(
+        2.0,
+        "Seconds of CPU time that compiling the grammar of one request may take; one that takes more is refused (400).",
+        gt=0,
+        le=60,
+    )
     health_monitor: bool = option(
         False,
         "Restart an engine that died or hangs; the server gives up after five deaths within a minute.",

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 
-from fwk.errors import EngineDead, InvalidRequest, NotServed, PluginError, RequestFailed
+from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import AdapterCard, EmbedInput, Frontend, GenerateInput, ModelCard, OutputDelta
 from fwk.interfaces.lora import LoRASource
 from fwk.interfaces.observer import RequestRecord
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import PluginSet, Registered
+from fwk.process.helper import MAX_WAITING, Work, current_work
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
@@ -27,6 +29,9 @@ from fwk.text import ModelText, SequenceText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import AdapterInfo, FinishReason, Request, SamplingParams, TokenEvent, cache_namespace
 from fwk.types.sampling import NOTHING_FOLLOWS, GrammarKind
+
+NUM_TEXT_THREADS = 2
+"""Threads that tokenise and render at once; those that wait for the helper process do not count."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_sampling = msgspec.msgpack.Decoder(SamplingParams).decode
@@ -97,6 +102,7 @@ class _Sequence:
             cached_tokens=event.cached_tokens,
             num_output_tokens=self.num_tokens,
             error=event.error,
+            is_refusal=event.is_refusal,
         )
 
 
@@ -161,18 +167,16 @@ class ServerFrontend(Frontend):
         self._adapter_keys: dict[str, str] = {}
         self.lora_sources: list[LoRASource] = []
         client.on_stats = observers.step_finished
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="fwk-text")
+        self._threads = ThreadPoolExecutor(NUM_TEXT_THREADS + MAX_WAITING, thread_name_prefix="fwk-text")
+        self._turns = threading.Semaphore(NUM_TEXT_THREADS)
         self._processors = {item.name: item.declaration for item in plugins.family("logits_processors")}
 
-    def prepare(self, grammar_backend: str) -> None:
-        """Build in threads what a first request would wait for, while the engines load; the backend is a guess yet.
+    def prepare(self) -> None:
+        """Build in threads what a first request would wait for, while the engines load.
 
         What fails here fails again where it is needed, and is told there.
         """
         self._threads.submit(self._model_text.prepare)
-        with contextlib.suppress(PluginError):
-            self._grammars.use(grammar_backend)
-            self._threads.submit(self._grammars.build)
 
     def use_grammars(self, name: str) -> None:
         """Check grammars with the backend that the engines have settled on."""
@@ -199,7 +203,17 @@ class ServerFrontend(Frontend):
             self._processors[item.name] = item.declaration
 
     async def run_blocking(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
+        loop, work = asyncio.get_running_loop(), Work(self._turns)
+        try:
+            return await loop.run_in_executor(self._threads, partial(self._in_turn, work, function, *args, **kwargs))
+        except asyncio.CancelledError:
+            loop.run_in_executor(None, work.cancel)
+            raise
+
+    def _in_turn(self, work: Work, function: Any, *args: Any, **kwargs: Any) -> Any:
+        current_work.set(work)
+        with self._turns:
+            return function(*args, **kwargs)
 
     def check(self, item: GenerateInput) -> GenerateInput:
         trouble = self._client.trouble()

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -26,7 +27,7 @@ from fwk.interfaces.dialect import ModelCard
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.lora import LoRASourceContext
 from fwk.plugins import PluginFactory, PluginSet, Selection, choose, option_owners
-from fwk.plugins.selection import check_strict, check_used, probable_choice
+from fwk.plugins.selection import check_strict, check_used
 from fwk.process.file_limits import allow_more_descriptors
 from fwk.process.gc import gc_paused
 from fwk.process.malloc import Heap
@@ -36,6 +37,7 @@ from fwk.server.authorization import Keys
 from fwk.server.connection import protocol
 from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
+from fwk.server.helper import new_helper, vet_grammar
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers, tool_note
@@ -138,6 +140,7 @@ class _Server:
         self._observers = Observers()
         self._admission = AdmissionController(config.server, self._client.max_open)
         self._ready: EngineReady | None = None
+        self._helper = new_helper(config)
         self._started = time.monotonic()
 
     async def run(self) -> int:
@@ -153,7 +156,7 @@ class _Server:
                 await self._lifecycles.begin(self._balancers_life)
                 frontend, app, self._plugin_switcher = self._build(opened)
                 if opened.task == "generate":
-                    frontend.prepare(probable_choice(self._plugins, "grammar", self._config.engine.grammar_backend))
+                    frontend.prepare()
                 await self._plugin_switcher.start()
             uvicorn_server = self._uvicorn(app)
             serving = asyncio.create_task(uvicorn_server.serve(sockets=[self._listener]))
@@ -166,6 +169,7 @@ class _Server:
             resting.cancel()
             return code
         finally:
+            self._helper.close()
             if frontend is not None:
                 frontend.close()
             await asyncio.to_thread(self._observers.close)
@@ -225,6 +229,8 @@ class _Server:
             frontend.add_adapter(adapter, adapter.name)
         frontend.card = replace(frontend.card, max_model_len=ready.max_model_len, vocab_size=ready.vocab_size)
         frontend.use_grammars(ready.chosen.get("grammar", "none"))
+        if frontend.grammar_kinds:
+            self._helper.start()
         for reason in self._reasons(ready):
             self._progress(f"note: {reason}")
         host, port = self._listener.getsockname()[:2]
@@ -258,7 +264,8 @@ class _Server:
         note = tool_note(parsers, text.shows_tools) if opened.task == "generate" else None
         if note is not None:
             self._progress(f"note: {note}")
-        grammars = Grammars(self._factory, lambda: text, opened.config.vocab_size, opened.eos_token_ids)
+        vet = partial(vet_grammar, self._helper, config.server.grammar_timeout)
+        grammars = Grammars(self._factory, lambda: text, opened.config.vocab_size, opened.eos_token_ids, vet)
         self._selections += [parsers.tool.selection, parsers.reasoning.selection]
         check_strict(config.plugins.strict, self._reasons(None))
         names = {"tool_parsers": parsers.tool.name, "reasoning_parsers": parsers.reasoning.name}

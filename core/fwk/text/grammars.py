@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarBackendSpec, GrammarContext
@@ -11,14 +12,19 @@ from fwk.plugins import PluginFactory, Registered, find, load_object
 from fwk.text.model_text import ModelText
 from fwk.types import GrammarRequest
 
+T = TypeVar("T")
+
 NUM_REMEMBERED = 256
-"""Grammars known to be right, so that a client that sends one with every request pays for it once."""
+MAX_REMEMBERED_BYTES = 8 * 2**20
+"""Grammars known to be right, so that a client that sends one with every request pays for it once; and the bytes of
+their sources."""
 
 
 class Grammars:
     """Compiles the grammars of requests, and refuses what cannot be compiled. Safe to use from any thread.
 
-    Without a backend until ``use`` names one.
+    Without a backend until ``use`` names one. ``vet``, given a backend's name, checks grammars elsewhere (in a process
+    that can be killed); without it, ``check`` compiles them here.
     """
 
     def __init__(
@@ -27,6 +33,7 @@ class Grammars:
         text: Callable[[], ModelText],
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
+        vet: Callable[[str, GrammarRequest], None] | None = None,
     ) -> None:
         self._factory = factory
         self._text = text
@@ -35,7 +42,9 @@ class Grammars:
         self._lock = threading.Lock()
         self._backend: GrammarBackend | None = None
         self._right: dict[GrammarRequest, None] = {}
+        self._num_bytes = 0  # of the sources in it
         self._item: Registered | None = None
+        self._vet = vet
 
     def use(self, name: str) -> None:
         """Compile with the backend that was settled on, or ``none``. Raises ``PluginLoadError`` if it is broken."""
@@ -61,6 +70,29 @@ class Grammars:
 
     def compile(self, request: GrammarRequest) -> Grammar:
         """The state before the first token. Raises ``InvalidRequest`` when there is none, or no backend for it."""
+        self._check_kind(request)
+        return self._blaming_grammar(lambda: self._built().compile(request))
+
+    def check(self, request: GrammarRequest | None) -> None:
+        """Raise ``InvalidRequest`` for a grammar that ``compile`` would refuse. May take as long as compiling it."""
+        if request is None or request in self._right:
+            return
+        self._check_kind(request)
+        if self._vet is None:
+            self._blaming_grammar(lambda: self._built().compile(request))
+        else:
+            vet = self._vet
+            self._blaming_grammar(lambda: vet(self.name, request))
+        with self._lock:
+            if request not in self._right:
+                self._right[request] = None
+                self._num_bytes += len(request.source)
+            while len(self._right) > NUM_REMEMBERED or self._num_bytes > MAX_REMEMBERED_BYTES:
+                oldest = next(iter(self._right))
+                del self._right[oldest]
+                self._num_bytes -= len(oldest.source)
+
+    def _check_kind(self, request: GrammarRequest) -> None:
         if self._item is None:
             raise InvalidRequest(
                 "this server has no grammar backend, so it cannot constrain output: "
@@ -72,20 +104,13 @@ class Grammars:
                 f"the grammar backend '{self.name}' does not do {request.kind!r}, only {', '.join(sorted(self.kinds))}",
                 "grammar",
             )
+
+    @staticmethod
+    def _blaming_grammar(action: Callable[[], T]) -> T:
         try:
-            return self._built().compile(request)
+            return action()
         except InvalidRequest as error:
             raise InvalidRequest(str(error), "grammar") from None
-
-    def check(self, request: GrammarRequest | None) -> None:
-        """Raise ``InvalidRequest`` for a grammar that ``compile`` would refuse. May take as long as compiling it."""
-        if request is None or request in self._right:
-            return
-        self.compile(request)
-        with self._lock:
-            self._right[request] = None
-            while len(self._right) > NUM_REMEMBERED:
-                del self._right[next(iter(self._right))]
 
     def build(self) -> None:
         """Build the backend, which takes tenths of a second, before a first request has to wait for it."""

@@ -22,8 +22,10 @@ from fwk.worker.sequence_table import SequenceTable
 log = logging.getLogger(__name__)
 
 NUM_THREADS = 2
-NUM_KEPT = 64
-"""Compiled grammars kept when nobody waits for them, the least recently used forgotten first."""
+NUM_KEPT = 32
+"""Compiled grammars kept when no sequence waits for them, the least recently used forgotten first.
+
+A server bounds what one of them may allocate (``fwk.server.helper``), so this bounds the cache's bytes too."""
 
 Compile = Callable[[GrammarRequest], Grammar]
 
@@ -147,7 +149,7 @@ class GrammarMasks(LogitsProcessor):
         try:
             grammar = self._store.take(params.grammar)
         except InvalidRequest as error:
-            raise BlameSequence(slot, str(error)) from None
+            raise BlameSequence(slot, str(error), is_refusal=True) from None
         self._states[slot] = _State(grammar, may_end=not params.ignore_eos)
         return True
 
@@ -175,7 +177,7 @@ class GrammarMasks(LogitsProcessor):
                 if not self._row(slot, state).any():  # complete, which only its mask told
                     state.is_complete = True
                     return i
-                raise BlameSequence(slot, f"token {token_id} was chosen, which the grammar forbids")
+                raise BlameSequence(slot, f"token {token_id} was chosen, which the grammar forbids", is_refusal=True)
             state.num_tokens += 1
             if token_id in self.context.eos_token_ids:
                 return None
@@ -194,7 +196,9 @@ class GrammarMasks(LogitsProcessor):
             if state.is_complete:
                 break
             if not _accept(slot, state, token_id):
-                raise BlameSequence(slot, f"the output holds token {token_id}, which the grammar forbids")
+                raise BlameSequence(
+                    slot, f"the output holds token {token_id}, which the grammar forbids", is_refusal=True
+                )
             state.num_tokens += 1
         if state.is_complete:
             return  # this step was launched before the output was known to be complete
@@ -224,7 +228,7 @@ class GrammarMasks(LogitsProcessor):
         try:
             state.grammar.fill_mask(mask)
         except Exception as error:
-            raise BlameSequence(slot, f"the grammar cannot go on: {error}") from error
+            raise BlameSequence(slot, f"the grammar cannot go on: {error}", is_refusal=True) from error
         mask &= self._tail
         return mask if state.may_end else mask & ~self._eos
 
@@ -272,4 +276,4 @@ def _accept(slot: int, state: _State, token_id: int) -> bool:
     try:
         return state.grammar.accept(token_id)
     except Exception as error:
-        raise BlameSequence(slot, f"the grammar cannot go on: {error}") from error
+        raise BlameSequence(slot, f"the grammar cannot go on: {error}", is_refusal=True) from error

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, one_line_traceback
@@ -15,6 +15,7 @@ from fwk.interfaces.http import CLIENT_CLOSED, ByteStream, unless_disconnected
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 ErrorBody = Callable[[int, str, str | None, str | None], dict[str, Any]]
 
 DONE = b"data: [DONE]\n\n"
@@ -51,6 +52,18 @@ async def reply(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> 
     """The JSON reply that ``work`` makes."""
     body = await unless_disconnected(request.receive, work)
     return Response(status_code=CLIENT_CLOSED) if body is None else json_response(body)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What ``work`` returns; raises ``ClientDisconnect`` as soon as the client hangs up."""
+    result = await unless_disconnected(request.receive, _boxed(work))
+    if result is None:
+        raise ClientDisconnect
+    return result[0]
+
+
+async def _boxed(work: Coroutine[Any, Any, T]) -> tuple[T]:
+    return (await work,)
 
 
 class EventStream(ByteStream):

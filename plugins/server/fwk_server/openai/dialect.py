@@ -24,7 +24,7 @@ from fwk_server._common.chat.models import (
 )
 from fwk_server._common.chat.other_names import refuse_unknown
 from fwk_server._common.documented import Reply, documented
-from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply
+from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply, unless_gone
 from fwk_server.openai import adapters, chat, completions, embeddings, tokens
 from fwk_server.openai.bodies import (
     AdaptersBody,
@@ -47,7 +47,7 @@ Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 SMALL_BODY = 2_048
 """Bodies up to this many bytes are parsed, rendered and tokenised on the event loop: a hand-over costs more."""
 
-SLOW_WORDS = (b"chat_template_kwargs", *constraints.WORDS)
+SLOW_WORDS = (b"chat_template_kwargs", b"\\u", *constraints.WORDS)
 """Unless they hold one of these: a template may then do more, or a grammar has to be compiled."""
 
 
@@ -163,4 +163,4 @@ class OpenAIDialect(Dialect):
             refuse_unknown(body.parse(data), [model, *self._frontend.processor_params], refusals.NAMES)
         if len(data) <= SMALL_BODY and not any(word in data for word in SLOW_WORDS):
             return prepare(data, *args)
-        return await self._frontend.run_blocking(prepare, data, *args)
+        return await unless_gone(request, self._frontend.run_blocking(prepare, data, *args))

@@ -15,7 +15,14 @@ from fwk.types.sampling import MAX_N, MAX_STOP_STRINGS
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
 from fwk_server._common.documented import Reply, Responses, documented
-from fwk_server._common.replies import CLIENT_CLOSED, EventStream, event, json_response, unless_disconnected
+from fwk_server._common.replies import (
+    CLIENT_CLOSED,
+    EventStream,
+    event,
+    json_response,
+    unless_disconnected,
+    unless_gone,
+)
 from fwk_server.tgi.reply import complete, events
 from fwk_server.tgi.request import Call, GenerateRequest, NotJSON, checked, prepare
 
@@ -146,8 +153,13 @@ class TGIDialect(Dialect):
         if len(data) <= SMALL_BODY:
             call = prepare(data, self._frontend, stream, caller)
         else:
-            call = await self._frontend.run_blocking(prepare, data, self._frontend, stream, caller)
-        call.item = checked(self._frontend, call.item)
+            call = await unless_gone(
+                request, self._frontend.run_blocking(prepare, data, self._frontend, stream, caller)
+            )
+        if call.item.sampling.grammar is None:
+            call.item = checked(self._frontend, call.item)
+        else:  # it is compiled
+            call.item = await unless_gone(request, self._frontend.run_blocking(checked, self._frontend, call.item))
         return call
 
     async def _reply(self, request: Request, call: Call, as_list: bool = False) -> Response:
