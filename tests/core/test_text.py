@@ -16,6 +16,7 @@ from fwk.text import ModelText
 from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
 from fwk.text.lengths import max_characters
+from fwk.text.stop_strings import StopMatcher
 from fwk.text.vocabulary import Vocabulary, byte_of_char
 from fwk.types import SamplingParams, TokenEvent
 from fwk_loaders.dummy.tokenizer import build_tokenizer
@@ -203,6 +204,31 @@ def test_stop_strings_are_found_however_the_text_is_cut(text: str, stops: list[s
 def test_overlapping_stops_take_the_one_that_begins_first() -> None:
     ids = BYTES.encode("abcabd").ids
     assert stream(BYTES, ids, stop=["cab", "bc"])[0] == "a"
+
+
+def slowly(held: str, fresh: str, stops: list[str]) -> tuple[str, tuple[int, str] | None]:
+    """What the text ends with that may begin a stop string, and the one found: each tried at every place."""
+    text = held + fresh
+    found = min(((text.find(stop) - len(held), stop) for stop in stops if stop in text), default=None)
+    begun = [stop[:i] for stop in stops for i in range(1, len(stop)) if text.endswith(stop[:i])]
+    return max(begun, key=len, default=""), found
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.text("ab]^-", min_size=1, max_size=6), min_size=1, max_size=5),
+    st.lists(st.text("ab]^-", max_size=5), max_size=12),
+)
+def test_the_automaton_finds_what_a_slow_search_finds(stops: list[str], pieces: list[str]) -> None:
+    matcher, state, held = StopMatcher(tuple(stops)), 0, ""
+    for piece in pieces:
+        wanted, first = slowly(held, piece, stops)
+        state, found = matcher.feed(state, piece)
+        assert found == first
+        if found is not None:
+            return
+        assert matcher.depth[state] == len(wanted)
+        held = wanted
 
 
 def test_min_tokens_come_before_stop_strings() -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from fwk.text.stop_strings import stop_matcher
 from fwk.text.vocabulary import Vocabulary
 from fwk.types import SamplingParams, TokenEvent
 
@@ -78,7 +79,8 @@ class SequenceText:
         self._stream: _Stream = (
             _ByteStream(vocabulary, skip) if vocabulary.is_byte_level else _TokenizerStream(tokenizer, skip)
         )
-        self._stops = sampling.stop
+        self._stops = stop_matcher(tuple(sampling.stop)) if sampling.stop else None
+        self._state = 0  # of the search for them
         self._keep_stop = sampling.include_stop_str_in_output
         self._min_tokens = sampling.min_tokens
         self._held = ""
@@ -97,12 +99,12 @@ class SequenceText:
         for i, token in enumerate(tokens):
             self.num_tokens += 1
             fresh = "" if hides_last and i == len(tokens) - 1 else self._stream.feed(token)
-            out += self._search(fresh) if self._stops else fresh
+            out += self._search(fresh) if self._stops is not None else fresh
             if self.stop_string is not None:
                 return out, i + 1
         if event.finish_reason is not None:
             rest = self._stream.end()
-            out += self._search(rest) if self._stops else rest
+            out += self._search(rest) if self._stops is not None else rest
             out += self._held
             self._held = ""
         return out, len(tokens)
@@ -111,18 +113,13 @@ class SequenceText:
         """What may be given out of the held text and ``fresh``; sets ``stop_string`` when one is complete."""
         text = self._held + fresh
         if self.num_tokens < self._min_tokens:
-            self._held = ""
+            self._held, self._state = "", 0
             return text
-        found = min(((text.find(stop), stop) for stop in self._stops if stop in text), default=None)
+        assert self._stops is not None
+        self._state, found = self._stops.feed(self._state, fresh)
+        keep = len(text) - self._stops.depth[self._state]
         if found is not None:
             position, self.stop_string = found
-            self._held = ""
-            return text[: position + (len(self.stop_string) if self._keep_stop else 0)]
-        keep = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(text)), keep, -1):
-                if text.endswith(stop[:length]):
-                    keep = length
-                    break
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+            keep = len(self._held) + position + (len(self.stop_string) if self._keep_stop else 0)
+        self._held = text[keep:] if found is None else ""
+        return text[:keep]
