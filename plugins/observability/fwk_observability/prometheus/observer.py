@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 1_000_000)
+
+_LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_LAG_PERIOD = 0.1
+"""Seconds between two looks at the clock."""
 
 # A request with several sequences is counted once, under the first of these that one of them ended with.
 _REASONS = ("error", "abort", "length", "stop")
@@ -55,6 +60,8 @@ class PrometheusObserver(Observer):
         self._finished: dict[str, int] = dict.fromkeys((*_REASONS, "other"), 0)
         self._engine = {name: Growing() for name in _COUNTERS}
         self._stats = EngineStats()
+        self._lag = Histogram(_LAG)
+        context.lifecycle.background(self._follow_loop)
         self._registry = CollectorRegistry()
         self._registry.register(_Collector(self))
 
@@ -67,6 +74,14 @@ class PrometheusObserver(Observer):
             return Response(page, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
         app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None, include_in_schema=False)
+
+    async def _follow_loop(self) -> None:
+        """Measure how late the event loop calls what is due."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LAG_PERIOD
+            await asyncio.sleep(_LAG_PERIOD)
+            self._lag.observe(loop.time() - due)
 
     def tokens_received(self, record: RequestRecord, num_tokens: int, seconds: float) -> None:
         # The record counts these tokens already, so ``last_token`` is when they came. A sequence's first tokens are
@@ -119,6 +134,7 @@ class PrometheusObserver(Observer):
             ("fwk:time_to_first_token_seconds", "From arrival to the first token.", self._first_token),
             ("fwk:inter_token_latency_seconds", "Between two tokens of a sequence.", self._between_tokens),
             ("fwk:e2e_request_latency_seconds", "From arrival to the end.", self._latency),
+            ("fwk:event_loop_lag_seconds", "How late the event loop was, asked ten times a second.", self._lag),
             ("fwk:request_prompt_tokens", "Prompt tokens per request.", self._prompt_len),
             ("fwk:request_generation_tokens", "Generated tokens per request.", self._output_len),
         ):

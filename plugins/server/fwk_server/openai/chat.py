@@ -38,7 +38,11 @@ async def complete(call: ChatCall, frontend: Frontend, tokens: TokenTexts) -> di
     reply["usage"] = usage.body()
     if call.body.prompt_logprobs is not None:
         entries = choices[0].prompt_logprobs or []
-        reply["prompt_logprobs"] = prompt_logprobs(tokens, entries, call.body.prompt_logprobs)
+        # There may be much to write: off the event loop, and as JSON already.
+        reply["prompt_logprobs"] = await frontend.run_blocking(
+            lambda num_top: orjson.Fragment(orjson.dumps(prompt_logprobs(tokens, entries, num_top))),
+            call.body.prompt_logprobs,
+        )
     if call.body.return_token_ids:
         reply["prompt_token_ids"] = call.item.prompt_token_ids
     return reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from fwk_server._common.chat.refusals import refuse_unsupported
 from fwk_server._common.chat.sampling import (
     check_choices,
     check_generate,
+    check_scores,
     checked,
     label_of,
     sampling_params,
@@ -86,6 +87,7 @@ def prepare(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
     for prompt in prompts:
         prompt.token_ids = truncated(body, frontend.card, prompt.token_ids)
     check_choices(body.n or 1, prompts, MAX_CHOICES)
+    check_scores(sampling.prompt_logprobs, (body.n or 1) * sum(len(prompt.token_ids) for prompt in prompts))
     items = [
         GenerateInput(
             prompt_token_ids=prompt.token_ids,
@@ -148,12 +150,22 @@ async def complete(call: CompletionCall, frontend: Frontend, tokens: TokenTexts)
     frame = _frame(call, frontend)
     usage = Usage(call.items, counts_output=not call.is_prompt_only)
     results = await collect(frontend, call.items, usage)
-    choices = [
-        _choice(call, prompt, index, choice, choices[0].prompt_logprobs, tokens)
-        for prompt, choices in enumerate(results)
-        for index, choice in enumerate(choices)
-    ]
-    return frame | {"choices": choices, "usage": usage.body()}
+    if call.items[0].sampling.prompt_logprobs is None:
+        choices = _choices(call, results, tokens)
+    else:
+        choices = await frontend.run_blocking(lambda: list(map(_written, _choices(call, results, tokens))))
+    return frame | {"choices": list(choices), "usage": usage.body()}
+
+
+def _choices(call: CompletionCall, results: list[list[Choice]], tokens: TokenTexts) -> Iterator[dict[str, Any]]:
+    for prompt, choices in enumerate(results):
+        for index, choice in enumerate(choices):
+            yield _choice(call, prompt, index, choice, choices[0].prompt_logprobs, tokens)
+
+
+def _written(choice: dict[str, Any]) -> orjson.Fragment:
+    """A choice as JSON already: there may be much of it, to be written off the event loop."""
+    return orjson.Fragment(orjson.dumps(choice))
 
 
 def _choice(

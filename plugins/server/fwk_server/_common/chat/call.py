@@ -20,7 +20,14 @@ from fwk_server._common.chat.models import ChatRequest
 from fwk_server._common.chat.other_names import in_our_names
 from fwk_server._common.chat.plain_tools import tools_in_text
 from fwk_server._common.chat.refusals import refuse_unsupported
-from fwk_server._common.chat.sampling import check_generate, checked, label_of, sampling_params, truncated
+from fwk_server._common.chat.sampling import (
+    check_generate,
+    check_scores,
+    checked,
+    label_of,
+    sampling_params,
+    truncated,
+)
 from fwk_server._common.chat.served import adapter_of
 from fwk_server._common.chat.tools import ToolUse, read_tools, with_answer
 
@@ -123,6 +130,7 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
         operation="chat",
         trace=caller.trace,
     )
+    check_scores(sampling.prompt_logprobs, len(item.prompt_token_ids))
     echo = messages[-1]["content"] if body.echo else ""
     call = ChatCall(body, item, echo, tools, constraint[1] if constraint is not None else None)
     if call.reads_special(frontend):

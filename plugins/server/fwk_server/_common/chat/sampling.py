@@ -9,6 +9,7 @@ from typing import Any
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput, ModelCard
 from fwk.types import SamplingParams
+from fwk.types.sampling import MAX_LOGPROBS
 from fwk_server._common.body import shown, want
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.models import GenerateRequest
@@ -31,6 +32,9 @@ _COPIED = (
     "skip_special_tokens",
     "prompt_logprobs",
 )
+MAX_SCORES = 2**18
+"""Log-probabilities of prompt tokens in one reply: a prompt of 131,072 tokens with one alternative each."""
+
 _KNOWN = frozenset(SamplingParams.__struct_fields__)
 _TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
@@ -112,6 +116,16 @@ def checked(frontend: Frontend, item: GenerateInput, names: Mapping[str, str]) -
         if message.startswith(error.param):
             message = name + message.removeprefix(error.param)
         raise InvalidRequest(message, name) from None
+
+
+def check_scores(num_top: int | None, num_tokens: int) -> None:
+    """Each prompt token of each choice has its own score and ``num_top`` others': bound the product."""
+    if num_top is not None and num_tokens * (min(num_top, MAX_LOGPROBS) + 1) > MAX_SCORES:
+        raise InvalidRequest(
+            f"prompt_logprobs of {num_tokens} prompt tokens with {num_top} alternatives each make more than "
+            f"{MAX_SCORES} log-probabilities; send fewer prompts at once, or ask for fewer alternatives",
+            "prompt_logprobs",
+        )
 
 
 def check_choices(n: int, prompts: Sequence[Any], limit: int) -> None:

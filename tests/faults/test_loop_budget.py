@@ -1,0 +1,65 @@
+"""What a request may cost the event loop: each class of attack that held it up, and what others saw meanwhile."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tests.helpers.client import Client, HealthProbe, connect, together
+from tests.helpers.rig import NOISE, Server
+
+MAX_BUSY, P99 = 0.5, 0.1
+"""Seconds that the API process may compute between two turns of its event loop, and in 99 of 100 cases."""
+
+MEGABYTE = 2**20
+STOPS = [*("a" + chr(ord("b") + i) * 1000 for i in range(15)), "a" * 1023 + "b"]
+"""The last keeps a text of "a" waiting; each of the others may begin at its end, and at no other of its places."""
+
+
+async def ask(client: Client, path: str, body: dict[str, Any]) -> int:
+    if body.get("stream"):
+        return (await client.stream(**body)).status
+    return (await client.post(body, path))[0]
+
+
+async def attack(server: Server, work: list[tuple[str, dict[str, Any]]], wanted: set[int], p99: float = P99) -> None:
+    """All requests at once; the loop keeps its budget, and memory is given back."""
+    async with connect(server) as client:
+        server.loop_times()
+        with HealthProbe(server, pause=0.01) as probe:
+            statuses = await together([ask(client, path, body) for path, body in work])
+        times = server.loop_times()
+    assert set(statuses) <= wanted, statuses
+    assert probe.statuses == {200}
+    assert times["busy"] < MAX_BUSY, times
+    assert times["busy_p99"] < p99, times
+    assert probe.slowest < MAX_BUSY + NOISE
+
+
+async def test_long_stop_strings_cost_little(tiny: Server) -> None:
+    body = {"prompt": "x", "n": 16, "max_tokens": 450, "allowed_token_ids": [ord("a")], "stop": STOPS}
+    for stream in (False, True):
+        await attack(tiny, [("/v1/completions", body | {"stream": stream})], {200}, 0.05)
+
+
+def test_the_lag_of_the_loop_is_a_metric(tiny: Server) -> None:
+    page = tiny.get("/metrics").text
+    [count] = re.findall(r"^fwk:event_loop_lag_seconds_count\S* (\S+)$", page, re.MULTILINE)
+    assert float(count) > 0
+
+
+async def test_scores_of_prompts_are_bounded(tiny: Server) -> None:
+    prompts = ["p" * 1500] * 80
+    body = {"prompt": prompts, "max_tokens": 1, "prompt_logprobs": 20}
+    async with connect(tiny) as client:
+        error = await client.refused(body)
+    assert error["param"] == "prompt_logprobs"
+    await attack(tiny, [("/v1/completions", body | {"prompt": prompts[:8]})], {200})
+
+
+async def test_many_large_bodies(tiny: Server) -> None:
+    text = {"prompt": "word " * (8 * MEGABYTE // 5), "max_tokens": 1}
+    talk = {"messages": [{"role": "user", "content": "x"}] * (8 * MEGABYTE // 40), "max_tokens": 1}
+    ids = {"prompt": [7] * (8 * MEGABYTE // 3), "max_tokens": 1}
+    work = [("/v1/completions", text), ("/v1/chat/completions", talk), ("/v1/completions", ids)] * 4
+    await attack(tiny, work, {400}, 0.35)  # two threads read them, in calls that keep the interpreter to themselves
