@@ -2,9 +2,14 @@
 
 from fwk.interfaces.command import Command
 
+chat = Command("talk to a model in the terminal", "fwk_kit.cli.chat:run")
+generate = Command("complete a prompt and exit", "fwk_kit.cli.generate:run")
 bench = Command("measure servers, the engine, start-up, this machine", "fwk_kit.cli.bench:run")
 arguments = Command("print the page of all arguments (docs/arguments.md)", "fwk_kit.cli.arguments:run")
 limits = Command("print the page of all limits of requests (docs/limits.md)", "fwk_kit.cli.limits:run")
 plugins_new = Command("begin a package with a plugin that works", "fwk_kit.cli.plugins:new")
 plugins_test = Command("run the contract of its family on an installed plugin", "fwk_kit.cli.plugins:test")
 plugins_bench = Command("compare a plugin with another of its family: parity and speed", "fwk_kit.cli.plugins:bench")
+plugins_doctor = Command(
+    "what is wrong with the installed plugins; exit code 1 if anything is", "fwk_kit.cli.plugins:doctor"
+)

@@ -190,7 +190,7 @@ def test_doctor_compares_with_a_server(tmp_path: Path) -> None:
 
 
 def test_processes_that_disagree_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fwk.cli.plugin_doctor import doctor
+    from fwk_kit.cli.plugin_doctor import doctor
 
     plugin(tmp_path, "hidden")
     monkeypatch.syspath_prepend(str(tmp_path))  # in this process only

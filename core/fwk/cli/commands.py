@@ -10,8 +10,6 @@ from fwk.interfaces.command import GROUP, Command
 
 OWN = {
     "serve": Command("serve a model over HTTP", "fwk.cli.serve:run"),
-    "generate": Command("complete a prompt and exit", "fwk.cli.generate:run"),
-    "chat": Command("talk to a model in the terminal", "fwk.cli.chat:run"),
     "plugins": Command("list, judge, test, compare and begin plugins", "fwk.cli.plugins:run"),
     "version": Command("print the version", "fwk.cli.main:version"),
 }
@@ -20,7 +18,6 @@ OWN = {
 OWN_PLUGINS = {
     "list": Command("what is installed, from which package, in which state", "fwk.cli.plugins:list_plugins"),
     "why": Command("the candidates of a family, and why each would be taken or refused", "fwk.cli.plugins:why"),
-    "doctor": Command("what is wrong with the installed plugins; exit code 1 if anything is", "fwk.cli.plugins:doctor"),
     "freeze": Command("the resolved set as JSON, for --plugins-lock", "fwk.cli.plugins:freeze"),
 }
 """Core's commands below ``fwk plugins``."""

@@ -1,4 +1,4 @@
-"""``fwk``: serve, generate, chat, plugins. Each command imports only what it needs."""
+"""``fwk``: its commands, each of which imports only what it needs."""
 
 from __future__ import annotations
 

@@ -43,18 +43,6 @@ def list_plugins(argv: Sequence[str]) -> int:
     return 0
 
 
-def doctor(argv: Sequence[str]) -> int:
-    """``fwk plugins doctor``."""
-    from fwk.cli import plugin_doctor  # noqa: PLC0415 - each command imports only what it needs
-
-    parser = Parser("fwk plugins doctor", description="What is wrong with the installed plugins.")
-    parser.add_argument("--allow-override", nargs="+", default=[], metavar="FAMILY.NAME", help="as for fwk serve")
-    parser.add_argument("--url", help="compare with the plugins of the server at this address too")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    arguments = parser.parse_args(argv)
-    return plugin_doctor.report(plugin_doctor.doctor(arguments.allow_override, arguments.url), arguments.json)
-
-
 def freeze(argv: Sequence[str]) -> int:
     """``fwk plugins freeze``."""
     from fwk.plugins.lock import frozen  # noqa: PLC0415

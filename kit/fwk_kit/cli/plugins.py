@@ -1,4 +1,4 @@
-"""``fwk plugins new``, ``test`` and ``bench``: begin a plugin, prove it, compare it."""
+"""``fwk plugins new``, ``test``, ``bench`` and ``doctor``: begin a plugin, prove it, compare it, find what is wrong."""
 
 from __future__ import annotations
 
@@ -78,3 +78,15 @@ def bench(argv: Sequence[str]) -> int:
         Path(arguments.output).write_text(as_markdown(report) if is_markdown else as_json(report))
     print(as_json(report) if arguments.json else as_markdown(report), end="")
     return 0
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """``fwk plugins doctor``."""
+    from fwk_kit.cli import plugin_doctor  # noqa: PLC0415 - each command imports only what it needs
+
+    parser = Parser("fwk plugins doctor", description="What is wrong with the installed plugins.")
+    parser.add_argument("--allow-override", nargs="+", default=[], metavar="FAMILY.NAME", help="as for fwk serve")
+    parser.add_argument("--url", help="compare with the plugins of the server at this address too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args(argv)
+    return plugin_doctor.report(plugin_doctor.doctor(arguments.allow_override, arguments.url), arguments.json)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fwk.cli.common import note, read_options
-from fwk.cli.generate import add_sampling_flags
 from fwk.cli.option_parsing import Parser
 from fwk.errors import FwkError, RequestFailed
 from fwk.process.log import set_up_log
 from fwk.types import SamplingParams
+from fwk_kit.cli.generate import add_sampling_flags
 
 Messages = list[dict[str, str]]
 Answer = Callable[[Messages], Iterator[str]]
