@@ -84,7 +84,7 @@ async def test_the_shortest_queue_gets_the_request(shortest: Server) -> None:
 
 async def test_an_engine_that_dies_takes_only_its_own_requests_with_it(spawn: Start, fake: Server) -> None:
     server = spawn(*TWO)
-    engines = psutil.Process(server.process.pid).children()
+    engines = server.engines()
     assert len(engines) == 2
     async with connect(server) as client, connect(fake) as one:
         streams = [Streamed() for _ in range(8)]
@@ -119,7 +119,7 @@ async def test_an_engine_that_dies_takes_only_its_own_requests_with_it(spawn: St
 
 async def test_an_engine_that_hangs_gets_no_requests_until_it_answers_again(spawn: Start) -> None:
     server = spawn(*TWO, "--ping-timeout", "1.5")
-    hung = psutil.Process(server.process.pid).children()[0]
+    hung = server.engines()[0]
     hung.send_signal(signal.SIGSTOP)
     until(lambda: server.get("/health").json()["status"] == "degraded", 5, "health degraded")
     async with connect(server) as client:

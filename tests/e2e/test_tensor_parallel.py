@@ -149,7 +149,7 @@ async def test_a_killed_rank_takes_the_server_down_loudly(pair: Server, tiny: Se
     said = [line for line in pair.log.splitlines() if "rank 1" in line and "ERROR" in line]
     assert said
     assert all(f"(pid {victim.pid}) was killed by signal 9 (SIGKILL)" in line for line in said)
-    until(lambda: pair.children() == [], 5, "no process is left")
+    until(lambda: pair.engines(recursive=True) == [], 5, "no process is left")
     check_ended(pair)
 
 

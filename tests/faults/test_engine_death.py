@@ -26,7 +26,7 @@ def test_killed_while_idle(spawn: Start, kind: str) -> None:
     server = spawn(*(SLOW if kind == "fake" else ()))
     server.signal_engine(signal.SIGKILL)
     check_dead(server)
-    assert server.children() == []
+    assert server.engines(recursive=True) == []
     check_ended(server)
 
 

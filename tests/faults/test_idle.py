@@ -15,11 +15,13 @@ def test_an_idle_server_uses_no_cpu(spawn: Start) -> None:
     server = spawn("--cpu-threads", "2")
     for n in (1, 4):
         assert server.post({"prompt": "once", "max_tokens": 8, "n": n}).status_code == 200
-    loaded = Path(f"/proc/{server.children()[0].pid}/maps").read_text()
+    grammar = {"prompt": "once", "max_tokens": 8, "structured_outputs": {"regex": "[ab]{2}"}}
+    assert server.post(grammar).status_code == 200, "its helper process has started, too"
+    loaded = Path(f"/proc/{server.engines()[0].pid}/maps").read_text()
     assert "libtorch" in loaded
     assert "libtriton" not in loaded, "torch's compiler was imported: 130 MB, and seconds of the start"
-    processes = [*server.children(), *(psutil.Process(child.ppid()) for child in server.children()[:1])]
-    assert len(processes) == 2
+    processes = [*server.children(), psutil.Process(server.process.pid)]
+    assert len(processes) == 3, "engine, helper and API process"
     used = [sum(process.cpu_times()[:2]) for process in processes]
     time.sleep(2)
     for process, before in zip(processes, used, strict=True):

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.client import connect, together
 from tests.helpers.engine_death import begin
-from tests.helpers.rig import FAKE, NOISE, Server, is_alive, until
+from tests.helpers.rig import FAKE, NOISE, Server, is_alive, is_helper, until
 from tests.helpers.servers import Start
 
 SLOW = (*FAKE, "--fake-step-ms", "20")
@@ -104,7 +104,7 @@ def test_a_hung_engine_is_started_again(spawn: Start) -> None:
 
 async def test_only_the_dead_one_of_two_is_started_again(spawn: Start) -> None:
     server = spawn(*SLOW, "--health-monitor", "--data-parallel-size", "2")
-    first, second = psutil.Process(server.process.pid).children()
+    first, second = server.engines()
     async with connect(server) as client:
         streams, running = await begin(client, 8, max_tokens=100)
         first.kill()
@@ -113,7 +113,7 @@ async def test_only_the_dead_one_of_two_is_started_again(spawn: Start) -> None:
         assert server.health() == 200
         until(lambda: server.get("/health").json()["status"] == "ok", RESTART_SECONDS, "both again")
         assert is_alive(second)
-        assert len(psutil.Process(server.process.pid).children()) == 2
+        assert len(server.engines()) == 2
         await together(client.complete(prompt=f"{i}", max_tokens=4) for i in range(8))
     server.engine = second
     assert server.stop() == 0
@@ -125,13 +125,14 @@ def test_a_server_whose_engines_keep_dying_ends(spawn: Start, at_once: bool) -> 
     exec as a rule.
     """
     server = spawn(*SLOW, "--health-monitor")
+    helpers = {process.pid for process in server.children() if is_helper(process)}
     seen: set[int] = set()
     listed = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
 
     def kill_what_comes() -> bool:
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             for pid in map(int, listed.read_text().split()):
-                if pid not in seen and (at_once or time.time() - psutil.Process(pid).create_time() > 0.5):
+                if pid not in seen | helpers and (at_once or time.time() - psutil.Process(pid).create_time() > 0.5):
                     seen.add(pid)
                     os.kill(pid, signal.SIGKILL)
         return not server.is_running

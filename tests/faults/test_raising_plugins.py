@@ -158,7 +158,7 @@ async def test_a_step_without_a_culprit_ends_the_engine(spawn: Start, bad: dict[
     ):
         assert part in death, "what, why, where, and what was done about it"
     assert "Traceback" not in server.log
-    until(lambda: server.children() == [], 3, "the end of the engine process")
+    until(lambda: server.engines(recursive=True) == [], 3, "the end of the engine process")
     assert server.stop() == 0
     assert not server.leftovers
 

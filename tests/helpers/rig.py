@@ -161,9 +161,9 @@ class Server:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def engines(self) -> list[psutil.Process]:
-        """The processes with a model: not the one that compiles grammars for the API process."""
-        return [p for p in psutil.Process(self.process.pid).children() if "fwk.engine.process" in p.cmdline()]
+    def engines(self, *, recursive: bool = False) -> list[psutil.Process]:
+        """The processes with a model, with their own if ``recursive``: all but the API process's helper."""
+        return [p for p in psutil.Process(self.process.pid).children(recursive) if not is_helper(p)]
 
     @property
     def leftovers(self) -> list[Path]:
@@ -279,6 +279,14 @@ class Server:
     @property
     def is_running(self) -> bool:
         return self.process.poll() is None
+
+
+def is_helper(process: psutil.Process) -> bool:
+    """Whether it is the process in which the API process compiles grammars, or a job of that."""
+    try:
+        return "fwk.server.helper_process" in process.cmdline()
+    except psutil.Error:  # it has ended
+        return False
 
 
 def is_alive(process: psutil.Process | None) -> bool:
