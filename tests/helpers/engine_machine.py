@@ -129,6 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.open: dict[tuple[str, int], list[int]] = {}
         self.wanted: dict[tuple[str, int], list[int]] = {}
         self.ended: set[tuple[str, int]] = set()
+        self.paused: set[str] = set()
 
     @rule(
         shared=st.integers(0, 30), own=st.lists(st.integers(0, 3), min_size=1, max_size=12), n=st.integers(1, 3),
@@ -161,6 +162,13 @@ class EngineMachine(RuleBasedStateMachine):
         assert (name, index) not in self.open
         assert self.engine.abort(name, index) == []  # twice is nobody's fault
 
+    @precondition(lambda self: bool(self.open))
+    @rule(data=st.data(), is_on=st.booleans())
+    def pause(self, data: st.DataObject, is_on: bool) -> None:
+        name, _ = data.draw(st.sampled_from(sorted(self.open)))
+        self.engine.scheduler.pause(name, is_on)
+        (self.paused.add if is_on else self.paused.discard)(name)
+
     @rule(policy=st.sampled_from(POLICIES))
     def switch_policy(self, policy: str) -> None:
         self.engine.scheduler.switch_policy(make_policy(policy, OPTIONS.get(policy)), policy)
@@ -169,6 +177,7 @@ class EngineMachine(RuleBasedStateMachine):
         for event in events:
             key = (event.request_id, event.index)
             assert key in self.open, "an event of a sequence that has ended"
+            assert event.request_id not in self.paused or event.finish_reason == "abort"
             self.open[key].extend(event.token_ids)
             if event.finish_reason is not None:
                 output = self.open.pop(key)
@@ -184,6 +193,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
+            for name in self.paused:  # some have ended meanwhile
+                self.engine.scheduler.pause(name, False)
+            self.paused.clear()
             for _ in range(5_000):
                 if not self.engine.has_work:
                     break

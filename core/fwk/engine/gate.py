@@ -39,6 +39,16 @@ class Gate:
         """There is nothing to run: wait a moment, if it is for this gate."""
 
 
+class PauseGate(Gate):
+    """Holds back the sequences of requests whose ids are in ``paused``."""
+
+    def __init__(self) -> None:
+        self.paused: set[str] = set()
+
+    def lets_through(self, sequence: Sequence) -> bool:
+        return sequence.request.request_id not in self.paused
+
+
 class GrammarGate(Gate):
     """Holds sequences back until every worker has compiled their grammars.
 

@@ -21,6 +21,7 @@ from fwk.types import (
     EngineStats,
     FromEngine,
     LoadAdapter,
+    Pause,
     Ping,
     Pong,
     Shutdown,
@@ -116,6 +117,8 @@ class EngineLoop:
                 self._send_events(self._engine.add(request))
             case Abort(request_id, index):
                 self._send_events(self._engine.abort(request_id, index))
+            case Pause(request_id, is_on):
+                self._engine.scheduler.pause(request_id, is_on)
             case LoadAdapter(number, name, path):
                 self._answer(number, lambda: self._engine.adapters.load(name, path))
             case UnloadAdapter(number, name):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.blocks import BlockAllocator, OutOfBlocks
-from fwk.engine.gate import Gate
+from fwk.engine.gate import Gate, PauseGate
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
 from fwk.engine.policy_runner import PolicyRunner
@@ -52,7 +52,8 @@ class Scheduler:
         self.adapters = adapters or Adapters()
         self._now = now
         self._gate = gate or Gate()
-        self._gates = (self._gate, AdapterGate(self.adapters, limits.max_running))
+        self._pauses = PauseGate()
+        self._gates = (self._pauses, self._gate, AdapterGate(self.adapters, limits.max_running))
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # by place
         self._by_request: dict[str, list[Sequence]] = {}
@@ -130,7 +131,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        num_paused = sum(len(self._by_request[request_id]) for request_id in self._pauses.paused)
+        return bool(self._running) or len(self._waiting) > num_paused
 
     def knows(self, request_id: str) -> bool:
         """Whether any sequence of the request is still waiting or running."""
@@ -169,6 +171,16 @@ class Scheduler:
                 self._counters.aborted += 1
                 events.append(self._finish(sequence, "abort"))
         return events
+
+    def pause(self, request_id: str, is_on: bool) -> None:
+        """Keep a request's sequences waiting, without blocks, until it may go on. Unknown ids are ignored."""
+        if not is_on or request_id not in self._by_request:
+            self._pauses.paused.discard(request_id)
+            return
+        self._pauses.paused.add(request_id)
+        for sequence in self._by_request[request_id]:
+            if sequence.status is Status.RUNNING:
+                self._preempt(sequence)
 
     def fail(self, sequence: Sequence, error: str, is_refusal: bool = False) -> TokenEvent:
         """End a sequence that could not be served; its siblings go on."""
@@ -478,6 +490,7 @@ class Scheduler:
         siblings.remove(sequence)
         if not siblings:
             del self._by_request[sequence.request.request_id]
+            self._pauses.paused.discard(sequence.request.request_id)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's blocks; it starts over from what the prefix cache still holds when it is back.

@@ -33,6 +33,7 @@ from fwk.types import (
     EngineStats,
     FromEngine,
     LoadAdapter,
+    Pause,
     Ping,
     Pong,
     Request,
@@ -152,6 +153,11 @@ class EngineClient:
         """Tell the engine to stop working on a request or one of its sequences."""
         if self._dead is None and not self._closing:
             self._send(Abort(request_id, index))
+
+    def pause(self, request_id: str, is_on: bool) -> None:
+        """Have the engine keep a request from running, or let it go on."""
+        if self._dead is None and not self._closing:
+            self._send(Pause(request_id, is_on))
 
     async def load_adapter(self, name: str, path: str) -> AdapterInfo:
         """Load a LoRA adapter. Raises ``InvalidRequest`` with the engine's words."""

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,9 @@ from fwk.types.sampling import NOTHING_FOLLOWS, GrammarKind
 NUM_TEXT_THREADS = 2
 """Threads that tokenise and render at once; those that wait for the helper process do not count."""
 
+MAX_UNREAD = 64
+"""Steps of a stream that wait for its client, and 8 for each sequence; with more the request is paused."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_sampling = msgspec.msgpack.Decoder(SamplingParams).decode
 
@@ -43,9 +46,15 @@ def _copied(sampling: SamplingParams) -> SamplingParams:
 
 
 class _Stream:
-    """Events of one request, from the socket's callback to the request's own task."""
+    """Events of one request, from the socket's callback to the request's own task.
 
-    def __init__(self) -> None:
+    ``pause`` is called with True when more than ``max_len`` wait to be taken, and with False when all were.
+    """
+
+    def __init__(self, max_len: int, pause: Callable[[bool], None]) -> None:
+        self._max_len = max_len
+        self._pause = pause
+        self._is_paused = False
         self._items: list[TokenEvent] = []
         self._error: EngineDead | NotServed | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -55,6 +64,9 @@ class _Stream:
             self._error = self._error or news
         else:
             self._items.extend(news)
+            if len(self._items) > self._max_len and not self._is_paused:
+                self._is_paused = True
+                self._pause(True)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -71,6 +83,9 @@ class _Stream:
             finally:
                 self._waiter = None
         items, self._items = self._items, []
+        if self._is_paused:
+            self._is_paused = False
+            self._pause(False)
         return items
 
 
@@ -299,7 +314,7 @@ class ServerFrontend(Frontend):
         if self._observers.wants_content:
             record.prompt_token_ids, content = item.prompt_token_ids, [[] for _ in range(item.n)]
         sequences = [_Sequence(i, self._model_text.follow(item.sampling), now) for i in range(item.n)]
-        stream = _Stream()
+        stream = _Stream(MAX_UNREAD + 8 * item.n, partial(self._client.pause, request.request_id))
         num_open = item.n
         self._client.submit(request, stream.put)
         self._observers.request_arrived(record)

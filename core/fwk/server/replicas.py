@@ -131,6 +131,11 @@ class Replicas:
         if request_id in self._placed:
             self._clients[self._placed[request_id].replica].abort(request_id, index)
 
+    def pause(self, request_id: str, is_on: bool) -> None:
+        """Have the request's engine keep it from running, or let it go on."""
+        if request_id in self._placed:
+            self._clients[self._placed[request_id].replica].pause(request_id, is_on)
+
     def forget(self, request_id: str) -> None:
         """The request has ended; events still on their way are dropped."""
         if request_id in self._placed:

@@ -8,7 +8,7 @@ import msgspec
 
 from fwk.types.request import AdapterInfo, FinishReason, Request, TokenLogprobs
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every incompatible change; an engine refuses a client that speaks another one."""
 
 
@@ -23,6 +23,13 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
     request_id: str
     index: int | None = None
+
+
+class Pause(msgspec.Struct, tag=True, frozen=True):
+    """Keep a request from running while its client does not read what it has (``is_on``), or let it go on."""
+
+    request_id: str
+    is_on: bool = True
 
 
 class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
@@ -161,5 +168,5 @@ class EngineFailed(msgspec.Struct, tag=True, frozen=True):
     exit_code: int | None = None
 
 
-ToEngine = AddRequest | Abort | LoadAdapter | UnloadAdapter | SwitchPlugin | Ping | Shutdown
+ToEngine = AddRequest | Abort | Pause | LoadAdapter | UnloadAdapter | SwitchPlugin | Ping | Shutdown
 FromEngine = StepOutputs | Pong | AdapterAnswer | SwitchAnswer | EngineReady | EngineFailed
