@@ -7,6 +7,13 @@ generate = Command("complete a prompt and exit", "fwk_kit.cli.generate:run")
 bench = Command("measure servers, the engine, start-up, this machine", "fwk_kit.cli.bench:run")
 arguments = Command("print the page of all arguments (docs/arguments.md)", "fwk_kit.cli.arguments:run")
 limits = Command("print the page of all limits of requests (docs/limits.md)", "fwk_kit.cli.limits:run")
+plugins_list = Command(
+    "what is installed, from which package, in which state", "fwk_kit.cli.installed_plugins:list_plugins"
+)
+plugins_why = Command(
+    "the candidates of a family, and why each would be taken or refused", "fwk_kit.cli.installed_plugins:why"
+)
+plugins_freeze = Command("the resolved set as JSON, for --plugins-lock", "fwk_kit.cli.installed_plugins:freeze")
 plugins_new = Command("begin a package with a plugin that works", "fwk_kit.cli.plugins:new")
 plugins_test = Command("run the contract of its family on an installed plugin", "fwk_kit.cli.plugins:test")
 plugins_bench = Command("compare a plugin with another of its family: parity and speed", "fwk_kit.cli.plugins:bench")

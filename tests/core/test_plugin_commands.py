@@ -19,13 +19,13 @@ from tests.helpers.packages import write_metadata
 from tests.helpers.templates import install
 
 from fwk import AttentionBackendSpec
-from fwk.cli import plugin_why
 from fwk.cli.main import main
 from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, build_config, discover, find
 from fwk.plugins.lock import check_lock, frozen
 from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
+from fwk_kit.cli import plugin_why
 from fwk_kit.cli.plugin_bench import Load, as_json, as_markdown, run
 from fwk_kit.cli.plugin_new import create, package, renamed
 from fwk_kit.testing.base import installed

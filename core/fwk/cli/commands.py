@@ -10,17 +10,10 @@ from fwk.interfaces.command import GROUP, Command
 
 OWN = {
     "serve": Command("serve a model over HTTP", "fwk.cli.serve:run"),
-    "plugins": Command("list, judge, test, compare and begin plugins", "fwk.cli.plugins:run"),
+    "plugins": Command("list, judge, test, compare and begin plugins", "fwk.cli.commands:run_plugins"),
     "version": Command("print the version", "fwk.cli.main:version"),
 }
 """Core's commands. Another package's command of the same name is refused."""
-
-OWN_PLUGINS = {
-    "list": Command("what is installed, from which package, in which state", "fwk.cli.plugins:list_plugins"),
-    "why": Command("the candidates of a family, and why each would be taken or refused", "fwk.cli.plugins:why"),
-    "freeze": Command("the resolved set as JSON, for --plugins-lock", "fwk.cli.plugins:freeze"),
-}
-"""Core's commands below ``fwk plugins``."""
 
 
 def commands(prefix: str = "", points: Sequence[EntryPoint] | None = None) -> dict[str, Command]:
@@ -29,7 +22,7 @@ def commands(prefix: str = "", points: Sequence[EntryPoint] | None = None) -> di
     prefix: ``"plugins."`` for the commands below ``fwk plugins``.
     points: instead of those that are installed.
     """
-    found = dict(OWN_PLUGINS if prefix else OWN)
+    found = {} if prefix else dict(OWN)
     for point in sorted(entry_points(group=GROUP) if points is None else points, key=lambda point: point.name):
         name = point.name.removeprefix(prefix)
         if point.name.startswith(prefix) and "." not in name:
@@ -48,6 +41,16 @@ def run(name: str, found: Mapping[str, Command], words: Sequence[str], what: str
     if not command.load:
         raise PluginError(command.summary)
     return command.function()(words)
+
+
+def run_plugins(words: Sequence[str]) -> int:
+    """``fwk plugins``: run the command below it that the first word names."""
+    found = commands("plugins.")
+    if not words or words[0] in ("-h", "--help", "help"):
+        about = "Look at the installed plugins, prove them, begin new ones."
+        print(f"usage: fwk plugins COMMAND [options]\n\n{about}\n\ncommands:\n{listing(found)}\n")
+        return 0 if words else 2
+    return run(words[0], found, words[1:], "command of fwk plugins")
 
 
 def listing(found: Mapping[str, Command]) -> str:

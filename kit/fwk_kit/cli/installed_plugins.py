@@ -1,4 +1,4 @@
-"""``fwk plugins``: look at the installed plugins, prove them, and begin new ones."""
+"""``fwk plugins list``, ``why`` and ``freeze``: look at the installed plugins."""
 
 from __future__ import annotations
 
@@ -9,28 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fwk.cli.commands import OWN_PLUGINS, commands, listing
-from fwk.cli.commands import run as run_command
 from fwk.cli.common import warn
 from fwk.cli.option_parsing import Parser
 from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, PluginSet, discover
-
-
-def run(argv: Sequence[str]) -> int:
-    """Dispatch to the command that the first word names."""
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(_usage(), end="")
-        return 0 if argv else 2
-    found = OWN_PLUGINS if argv[0] in OWN_PLUGINS else commands("plugins.")
-    return run_command(argv[0], found, argv[1:], "command of fwk plugins")
-
-
-def _usage() -> str:
-    lines = listing(commands("plugins."))
-    about = "Look at the installed plugins, prove them, begin new ones."
-    return f"usage: fwk plugins COMMAND [options]\n\n{about}\n\ncommands:\n{lines}\n"
 
 
 def list_plugins(argv: Sequence[str]) -> int:
@@ -117,7 +100,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def why(argv: Sequence[str]) -> int:
     """``fwk plugins why``."""
-    from fwk.cli import plugin_why  # noqa: PLC0415
+    from fwk_kit.cli import plugin_why  # noqa: PLC0415
 
     parser = Parser("fwk plugins why", description="A family's candidates, and why each would be taken or refused.")
     parser.add_argument("family", help="family or hook name, such as attention")
