@@ -211,7 +211,7 @@ def test_the_emulation_faults_where_the_machine_would(misuse: str, said: str, so
     assert said in done.stderr
 
 
-@pytest.mark.skipif(native.cpu_features.refused_by_compiler(("c++",)) is not None, reason="c++ does not know AMX")
+@pytest.mark.skipif(native.amx.refused_by_compiler(("c++",)) is not None, reason="c++ does not know AMX")
 @pytest.mark.parametrize(
     ("kernel", "product"),
     [

@@ -156,7 +156,7 @@ def test_rounding_that_cannot_be_had_is_refused(name: str, twins: Any, monkeypat
         ConfigError, match=f"{flag} 8bit is not possible: the native kernel does not compute in float16"
     ):
         QKVLinear(context(made, dtype=torch.float16, plugin_options=rounding(name, "8bit")), ATTENTION)
-    monkeypatch.setattr(native.build, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(native.compiler, "COMPILERS", ("no-such-compiler",))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ConfigError, match=f"{flag} 8bit is not possible: .* finds no C.. compiler"):
         QKVLinear(context(made, plugin_options=rounding(name, "8bit")), ATTENTION)

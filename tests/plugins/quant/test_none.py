@@ -52,7 +52,7 @@ def test_reads_one_matrix_that_follows_both_sides() -> None:
 def test_without_a_compiler_and_onednn_says_why_and_works(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(native.build, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(native.compiler, "COMPILERS", ("no-such-compiler",))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     plain = method(torch.float32)
