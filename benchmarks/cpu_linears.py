@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fwk import native
 from fwk.native.thread_pool import ThreadPool, operator
-from fwk_quant._common.cpu.integers import IntegerKernel, Integers, Nested
-from fwk_quant._common.cpu.kernel import FloatKernel, LinearKernel, PackedMatrix
+from fwk_quant._linear_cpu.integers import IntegerKernel, Integers, Nested
+from fwk_quant._linear_cpu.kernel import FloatKernel, LinearKernel, PackedMatrix
 
 LAYERS = 30
 SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536)]

@@ -31,7 +31,7 @@ def label_of(args: Any) -> str:
     name = type(args).__name__.strip("_").removesuffix("Struct").lower()
     if name != "linearcall":
         return name
-    from fwk_quant._common.cpu.kernel import Header
+    from fwk_quant._linear_cpu.kernel import Header
 
     header = Header.from_address(args.matrix)
     return f"linear {header.in_features} to {header.out_features}"

@@ -17,8 +17,8 @@ from fwk import native
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
-FLOATS = "quant/fwk_quant/_common/cpu/floats.cpp"
-INTEGERS = "quant/fwk_quant/_common/cpu/integers.cpp"
+FLOATS = "quant/fwk_quant/_linear_cpu/floats.cpp"
+INTEGERS = "quant/fwk_quant/_linear_cpu/integers.cpp"
 ATTENTION = "attention/fwk_attention/cpu/attention.cpp"
 
 SOURCE = """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fwk import native
 from fwk.native.thread_pool import ThreadPool
-from fwk_quant._common.cpu.integers import IntegerKernel, Integers, Nested, rounded_together
+from fwk_quant._linear_cpu.integers import IntegerKernel, Integers, Nested, rounded_together
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fwk import native
 from fwk.native.thread_pool import ThreadPool
-from fwk_quant._common.cpu.kernel import FloatKernel
+from fwk_quant._linear_cpu.kernel import FloatKernel
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 

@@ -19,8 +19,8 @@ from fwk.errors import ConfigError, ModelLoadError
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.layers import ColumnParallelLinear, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
 from fwk_quant._common import product
-from fwk_quant._common.cpu.kernel import PackedMatrix
-from fwk_quant._common.cpu.pages import SLAB
+from fwk_quant._linear_cpu.kernel import PackedMatrix
+from fwk_quant._linear_cpu.pages import SLAB
 
 ATTENTION, MLP = "model.layers.1.self_attn", "model.layers.1.mlp"
 

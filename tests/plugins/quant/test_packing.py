@@ -7,8 +7,8 @@ import torch
 
 from fwk import native
 from fwk.native.thread_pool import ThreadPool
-from fwk_quant._common.cpu.packing import PANEL, Packing
 from fwk_quant._common.integers import MIDDLE, quantise
+from fwk_quant._linear_cpu.packing import PANEL, Packing
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fwk.native.huge_pages
-from fwk_quant._common.cpu.pages import ALIGNMENT, SLAB, HugePages
+from fwk_quant._linear_cpu.pages import ALIGNMENT, SLAB, HugePages
 
 
 def test_pieces_lie_apart_and_keep_what_is_written() -> None:

@@ -9,8 +9,8 @@ import torch
 from fwk import native
 from fwk.errors import ConfigError
 from fwk.interfaces.quant import QuantContext
-from fwk_quant._common.cpu.integers import IntegerKernel
 from fwk_quant._common.options import Activations
+from fwk_quant._linear_cpu.integers import IntegerKernel
 
 logger = logging.getLogger(__name__)
 

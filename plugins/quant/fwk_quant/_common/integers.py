@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fwk_quant._common.cpu.integers import Integers, rounded_together
 from fwk_quant._common.product import multiply
+from fwk_quant._linear_cpu.integers import Integers, rounded_together
 
 if TYPE_CHECKING:
     from torch import Tensor

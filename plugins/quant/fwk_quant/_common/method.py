@@ -12,10 +12,10 @@ import torch
 from fwk.errors import ModelLoadError
 from fwk.interfaces.quant import ALL, PLAIN, LinearShape, ParamSpec, QuantContext, QuantMethod
 from fwk_quant._common.activations import integer_kernel
-from fwk_quant._common.cpu.kernel import PackedMatrix
 from fwk_quant._common.integers import MIDDLE, IntegerMatrix, pack, quantise
 from fwk_quant._common.layouts import params, unpack
 from fwk_quant._common.options import Activations
+from fwk_quant._linear_cpu.kernel import PackedMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fwk_quant._common.cpu.integers import Integers, Nested
+from fwk_quant._linear_cpu.integers import Integers, Nested
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ import torch
 from fwk.errors import ModelLoadError
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
 from fwk_quant._common.activations import integer_kernel
-from fwk_quant._common.cpu.kernel import PackedMatrix
 from fwk_quant._common.product import multiply
+from fwk_quant._linear_cpu.kernel import PackedMatrix
 from fwk_quant.gguf.blocks import BLOCK_TYPES, BlockType, Fields, factor
 
 if TYPE_CHECKING:

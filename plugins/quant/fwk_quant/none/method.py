@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fwk import native
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
-from fwk_quant._common.cpu.kernel import FloatKernel, PackedMatrix, ScreenedMatrix
+from fwk_quant._linear_cpu.kernel import FloatKernel, PackedMatrix, ScreenedMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ import torch
 
 from fwk import native
 from fwk.native.thread_pool import ThreadPool, operator
-from fwk_quant._common.cpu.packing import PANEL, Packing
+from fwk_quant._linear_cpu.packing import PANEL, Packing
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fwk import native
-from fwk_quant._common.cpu.kernel import TOO_MANY_INPUTS, Header, LinearKernel, PackedMatrix
-from fwk_quant._common.cpu.packing import Packing
+from fwk_quant._linear_cpu.kernel import TOO_MANY_INPUTS, Header, LinearKernel, PackedMatrix
+from fwk_quant._linear_cpu.packing import Packing
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ import torch
 
 from fwk import native
 from fwk.native.thread_pool import operator
-from fwk_quant._common.cpu.pages import HugePages
+from fwk_quant._linear_cpu.pages import HugePages
 
 if TYPE_CHECKING:
     from torch import Tensor

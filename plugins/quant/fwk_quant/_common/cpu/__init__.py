@@ -1,1 +1,0 @@
-"""Linear layers on a CPU by kernels of our own (``linear.cpp``): packing, and handing pointers over."""
