@@ -1,1 +1,6 @@
-"""The engine: scheduler, block accounting and the loop. One per data-parallel replica."""
+"""The engine: scheduler, KV block manager and step loop. One per data-parallel replica.
+
+Here belongs what decides which sequences run in a step and who owns which KV block, the engine process and the
+offline ``LLM``. The scheduler sees token ids and block ids: tensors belong to ``fwk.worker``, text to ``fwk.text``,
+HTTP to ``fwk.server``, and the order of requests to schedule policies, which are plugins.
+"""

@@ -1,7 +1,8 @@
 """What model files are built from. Building a layer reads its weights; calling it computes.
 
 Layers are plain objects made from a ``ModelContext``: they ask its quantisation method for the weight format, shard
-by its tensor-parallel group, and hand attention to its backend, so a model file contains none of the three.
+by its tensor-parallel group, and hand attention to its backend, so a model file contains none of the three. A layer
+that one model family alone needs belongs to that family's plugin.
 """
 
 from fwk.layers.activation import activation

@@ -1,4 +1,10 @@
-"""Finding, loading and choosing plugins."""
+"""Discovery, loading and choice of plugins, and their options.
+
+Here belong the table of families (``families``), entry points (``discovery``), what may run together
+(``selection``, ``negotiation``), versions of the interfaces (``versions``) and building what was chosen (``factory``).
+What a family's plugins implement belongs to ``fwk.interfaces``, the model and machine they are chosen for to
+``fwk.setup``; nothing here knows a plugin by name.
+"""
 
 from fwk.plugins.discovery import Broken, PluginSet, Registered, discover
 from fwk.plugins.factory import PluginFactory

@@ -1,4 +1,8 @@
-"""Text and tokens: tokenising, chat templates, incremental detokenising, stop strings."""
+"""Text and tokens: tokenising, chat templates, incremental detokenising, stop strings.
+
+Here belongs what turns text into token ids and back, for servers and ``fwk.LLM`` alike. Parsers of tool calls and
+reasoning are plugins; masks of constrained output are applied in ``fwk.worker``.
+"""
 
 from fwk.text.detokenizer import SequenceText
 from fwk.text.model_text import ModelText

@@ -1,4 +1,8 @@
-"""Plain data: what moves between the parts of fwk. No behaviour, no torch at import."""
+"""Plain data: what moves between the parts of fwk. No behaviour, no torch at import.
+
+Here belong requests, sampling parameters, batches, and the messages between API process and engine. Options belong to
+``fwk.config``, and what only one family's plugins are given to its file in ``fwk.interfaces``.
+"""
 
 from fwk.types.batch import (
     AdapterPlace,
