@@ -54,6 +54,10 @@ class TestNgramTrees(SpeculativeDecoderSuite):
     options = {"speculative_ngram_max_bfs_breadth": 3}
 
 
+class TestSuffix(SpeculativeDecoderSuite):
+    plugin = "suffix"
+
+
 class TestRadix(PrefixCacheSuite):
     plugin = "radix"
 

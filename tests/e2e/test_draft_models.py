@@ -24,6 +24,7 @@ ENGINE = {"max_total_tokens": 4096, "max_running_requests": 8, "check_blocks": T
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"speculative_algorithm": "NGRAM"},
     "tree": {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3},
+    "suffix": {"speculative_algorithm": "suffix"},
     "same model": {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "same"},
     "near model": {"speculative_algorithm": "standalone", "speculative_draft_model_path": "near"},
     "other model": {

@@ -131,6 +131,7 @@ FEATURES = [
         lambda run: run.stats.draft_tokens > 0,
         {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3},
     ),
+    Feature("suffix", lambda run: run.stats.draft_tokens > 0, {"speculative_algorithm": "suffix"}),
     Feature("LoRA", lambda run: True, adapter=True),
     _quantised("int8"),
     _quantised("int4", int4_group_size=32),

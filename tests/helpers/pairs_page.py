@@ -9,6 +9,9 @@ from tests.helpers.pairs import BY_NAME, PAIRS
 REFUSED: dict[tuple[str, str], str] = {
     ("n-gram", "draft model"): "--speculative-algorithm is given twice: ngram and standalone",
     ("draft model", "tree"): "--speculative-algorithm is given twice: standalone and ngram",
+    ("n-gram", "suffix"): "--speculative-algorithm is given twice: ngram and suffix",
+    ("draft model", "suffix"): "--speculative-algorithm is given twice: standalone and suffix",
+    ("tree", "suffix"): "--speculative-algorithm is given twice: ngram and suffix",
     ("int8 KV", "fp8 KV"): "--kv-cache-dtype is given twice: int8 and fp8_e4m3",
     ("gguf", "MoE"): "the architecture 'qwen3moe' cannot be read from GGUF",
     ("gguf", "MLA"): "the architecture 'deepseek2' cannot be read from GGUF",

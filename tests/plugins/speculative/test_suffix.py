@@ -1,0 +1,118 @@
+"""The suffix decoder's proposals, against a suffix tree written out."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext
+from fwk_speculative.suffix import SuffixOptions
+from fwk_speculative.suffix.decoder import OutputStore, SuffixDecoder, longest_match
+
+SLOTS, LENGTH = 4, 200
+
+
+class Host:
+    """A decoder with the table of a worker's sequences."""
+
+    def __init__(self, **options: Any) -> None:
+        given = SuffixOptions(speculative_adaptive=False, **options)
+        self.decoder = SuffixDecoder(SpeculativeContext(SLOTS, LENGTH, 100, cast(Any, None), given))
+        self.table = np.zeros((SLOTS, LENGTH + 1), np.int32)
+
+    def propose(self, sequences: dict[int, list[int]], most: int = 64) -> Drafts:
+        for slot, tokens in sequences.items():
+            self.table[slot, : len(tokens)] = tokens
+        lengths = np.array([len(tokens) for tokens in sequences.values()])
+        most_each = np.full(len(sequences), most)
+        view = DraftView(np.array(list(sequences)), lengths, most_each, self.table, cast(Any, None))
+        return self.decoder.propose(view)
+
+    def one(self, tokens: list[int], most: int = 64) -> list[int]:
+        return self.propose({0: tokens}, most).token_ids[0]
+
+
+def by_tree(texts: list[list[int]], end: list[int], deepest: int) -> Counter[int] | None:
+    """What followed the longest suffix of ``end`` in the texts: the counts at its node of their suffix tree."""
+    tree: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    for text in texts:
+        for start in range(len(text)):
+            for stop in range(start + 1, min(start + deepest, len(text) - 1) + 1):
+                tree[tuple(text[start:stop])][text[stop]] += 1
+    for length in range(min(deepest, len(end)), 0, -1):
+        if tuple(end[-length:]) in tree:
+            return tree[tuple(end[-length:])]
+    return None
+
+
+def test_the_first_token_is_the_trees_most_frequent() -> None:
+    rng = np.random.default_rng(0)
+    drafted = 0
+    for _ in range(300):
+        text = rng.integers(1, 6, rng.integers(2, 60)).tolist()
+        deepest = int(rng.integers(1, 8))
+        host = Host(speculative_suffix_max_match=deepest, speculative_suffix_min_probability=0.0)
+        found, counts = host.one(text), by_tree([text], text, deepest)
+        assert bool(found) == (counts is not None)
+        if counts is not None:
+            drafted += 1
+            assert counts[found[0]] == max(counts.values())
+    assert drafted > 200
+
+
+def test_outputs_of_ended_requests_are_followed() -> None:
+    host = Host()
+    host.one([50, 51, 10])  # the first output token is known: the prompt is [50, 51]
+    host.one([50, 51, 10, 11, 12, 13, 14])
+    host.decoder.forget([0])
+    assert host.one([60, 11, 12], most=2) == [13, 14]
+    assert host.one([7, 50, 51]) == [], "prompts are not kept"
+    none = Host(speculative_suffix_capacity=0)
+    none.one([50, 10])
+    none.one([50, 10, 11, 12])
+    none.decoder.forget([0])
+    assert none.one([60, 10, 11]) == []
+
+
+def test_a_draft_is_as_long_as_its_match_allows_and_as_likely_as_asked() -> None:
+    text = [1, 2, 3, 4, 5, 6, 9, 1, 2]
+    assert Host().one(text) == [3, 4], "a match of two tokens is followed by two"
+    assert Host(speculative_suffix_max_factor=2.0).one(text) == [3, 4, 5, 6]
+    assert Host(speculative_num_draft_tokens=1).one(text) == [3]
+    assert Host().one(text, most=0) == []
+    forked = [1, 2, 3, 8, 5, 1, 2, 4, 9, 1, 2]  # after 1, 2 each of two tokens came once
+    assert Host(speculative_suffix_min_probability=0.6).one(forked) == []
+    assert len(Host(speculative_suffix_min_probability=0.5).one(forked)) == 2
+
+
+def test_slots_are_used_again_and_told_apart() -> None:
+    host = Host()
+    host.propose({0: [1, 20, 21, 22], 1: [2, 30]})
+    host.decoder.forget([0])
+    host.propose({0: [3, 40, 41, 42, 43], 1: [2, 30, 31, 32]})
+    host.decoder.forget([1, 0])
+    assert host.propose({2: [9, 30, 31]}).token_ids == [[32]]
+
+
+def test_the_store_keeps_the_newest() -> None:
+    store = OutputStore(10)
+    for i in range(50):
+        store.add(np.array([i, i + 1, i + 2], np.int32))
+        text = store.text
+        places, matched = longest_match(text, np.array([i, i + 1], np.int32))
+        assert matched == 2
+        assert i + 2 in text[places]
+        assert len(text) <= 10
+    store.add(np.arange(100, 140, dtype=np.int32))
+    assert store.text.max() == 139
+    store.add(np.array([], np.int32))
+    for capacity in (0, 1):
+        OutputStore(capacity).add(np.array([1, 2], np.int32))
+
+
+@pytest.mark.parametrize(("text", "end"), [([], [1]), ([1], [1]), ([1, 2], []), ([1, 2, 3], [9])])
+def test_no_match(text: list[int], end: list[int]) -> None:
+    assert longest_match(np.array(text, np.int32), np.array(end, np.int32))[1] == 0
