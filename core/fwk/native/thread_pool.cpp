@@ -45,7 +45,7 @@ class Pool {
         pool.futex.wait([&] { return inside.load(std::memory_order_seq_cst) == 0; });
     }
 
-    // Send the helpers home; the last to leave frees the memory.
+    // Stop the helpers. The last holder to release the pool frees it.
     void close() {
         is_closed.store(true, std::memory_order_seq_cst);
         opening.wake();
@@ -73,7 +73,7 @@ class Pool {
         }
     }
 
-    // Nobody waits for a helper to come: one that finds no region open has missed it.
+    // The caller does not wait for helpers to arrive. A helper that wakes after the region has closed skips it.
     void help(int index) {
         uint32_t known = 0;
         while (true) {

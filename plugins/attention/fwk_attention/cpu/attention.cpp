@@ -1,11 +1,11 @@
 // Attention over a paged KV cache, in place.
 //
-// A task is some query tokens, one KV head with all query heads that share it, and a range of keys. Its rows (a token
-// and a query head each) go over the keys in tiles: scores S = Q K^T, an online softmax (Milakov and Gimelshein, 2018),
-// and O += P V. Sequences with few rows have their keys cut into ranges, at places that are the same for all, and
-// whoever finishes last merges them (as flash decoding does). A range of keys that several sequences share, the same
-// blocks, is one task for all of them. A row's arithmetic depends on no other row, so neighbours change no bit. Threads
-// take tasks from a counter, so a thread that lost its core delays one.
+// A task is some query tokens, one KV head with all query heads that share it (GQA), and a range of keys. Its rows, one per
+// token and query head, go over the keys in tiles: scores S = Q K^T, an online softmax (Milakov and Gimelshein, 2018), and
+// O += P V. For sequences with few rows the keys are split into ranges at fixed positions (split-KV, as in flash decoding); the
+// thread that finishes the last range merges the partial results. A range of keys whose blocks several sequences share is one
+// task for all of them. A row's arithmetic depends on no other row, so results are batch-invariant. Scheduling is dynamic: a
+// preempted thread delays one task.
 
 #include "blocks.h"
 #include "cache.h"
@@ -16,18 +16,18 @@
 
 namespace {
 
-constexpr int STORED = 16;  // tokens whose K and V are stored at a time
-constexpr int MANY = 16;    // tasks that leave no thread without work for long
-constexpr int PIECES = 8;   // of memory that are fetched at a time, 64 bytes each
-constexpr float SPAN = 8;   // binary orders by which scores may be above the one that they are compared with
-constexpr float NEARLY = 250;  // a bit less than 2^SPAN
+constexpr int TOKENS_PER_CHUNK = 16;  // tokens whose K and V are stored at a time
+constexpr int MIN_PARALLEL_TASKS = 16;  // tasks from which heads are not distributed one by one
+constexpr int PREFETCH_LINES = 8;  // cache lines per prefetch
+constexpr float SPAN = 8;  // powers of two by which a score may exceed the reference maximum before the accumulator is rescaled
+constexpr float MAX_WEIGHT_SUM = 250;  // a bit less than 2^SPAN
 
 inline int padded(int64_t size) { return int((size + 15) / 16 * 16); }
-inline int computed(int count) { return (count + GROUP - 1) / GROUP * GROUP; }  // keys of a tile that are computed
+inline int computed(int count) { return (count + GROUP - 1) / GROUP * GROUP; }  // keys of a tile, padded to whole groups
 
 thread_local Scratch scratch;
 
-// T: element of q and outcome.
+// T: element type of q and the output. S: of the cache. P: how products are computed.
 template <class T, class S, class P>
 struct Step {
     const T* q;
@@ -39,23 +39,23 @@ struct Step {
     static constexpr int N = P::PER_WORD;
     static constexpr bool IS_EXACT = N == 1;
     static constexpr bool IS_DIRECT = N * sizeof(S) == 4;  // tiles are computed with where they are
-    static constexpr int MOST = Blocks<P>::KEYS;  // keys of a tile, at most
-    static constexpr int KEYS = IS_DIRECT || MOST < TILE ? MOST : MOST / 2;  // one that is made has to fit the first cache
+    static constexpr int MAX_KEYS = Blocks<P>::KEYS;  // keys of a tile, at most
+    static constexpr int KEYS = IS_DIRECT || MAX_KEYS < TILE ? MAX_KEYS : MAX_KEYS / 2;  // a repacked tile has to fit L1
     int group = int(layer.num_heads / layer.num_kv_heads), size = int(layer.head_size), wide = padded(layer.head_size);
     int words = cache.words;
 
     // K or V of a head in a tile's groups: `words` pieces each, of as many bytes.
     struct Groups {
-        S* at[MOST / GROUP];
-        int64_t offsets[MOST / GROUP];  // of the first key in its block
+        S* at[MAX_KEYS / GROUP];
+        int64_t offsets[MAX_KEYS / GROUP];  // of the first key in its block
         int count = 0;
         int64_t stride;  // from piece to piece, in bytes
 
-        // Fetch PIECES while a tile that has so many groups is at this one.
+        // Prefetch PREFETCH_LINES lines of each group g with g % groups == group.
         void fetch(int group, int piece, int groups) const {
             for (; group < count; group += groups) {
                 const char* from = (const char*)at[group] + piece * stride;
-                for (int i = 0; i < PIECES; i++) __builtin_prefetch(from + i * stride, 0, 3);
+                for (int i = 0; i < PREFETCH_LINES; i++) __builtin_prefetch(from + i * stride, 0, 3);
             }
         }
     };
@@ -72,17 +72,17 @@ struct Step {
         const Piece& next;               // what this thread will probably compute then
         int rows, last_tile;             // place of the last tile's first key
         int32_t* queries;                // [rows, words]
-        float* scores;                   // [rows, MOST], with AMX of few rows at a time
-        int32_t* weights;                // [rows, MOST / N], likewise
-        float *sums, *row_sum, *added;    // [rows, wide], [rows, W], and of a tile
-        float *largest, *factors, *row_max;  // [rows, and up to a whole vector]
-        int32_t *keys, *values, *last;   // [MOST, words], [MOST / N, wide], [wide]: a tile made of the cache
-        float *key_scales, *value_scales;  // [MOST]
+        float* scores;                   // [rows, MAX_KEYS]; with AMX of one block of rows
+        int32_t* weights;                // [rows, MAX_KEYS / N], likewise
+        float *sums, *row_sum, *tile_sum;    // [rows, wide], [rows, W], and of a tile
+        float *running_max, *factors, *row_max;  // [rows, and up to a whole vector]
+        int32_t *keys, *values, *last;   // [MAX_KEYS, words], [MAX_KEYS / N, wide], [wide]: a repacked tile
+        float *key_scales, *value_scales;  // [MAX_KEYS]
     };
 
     static void set_number(int32_t* words, int i, float x) {
         if constexpr (N == 1) ((float*)words)[i] = x;
-        else ((uint16_t*)words)[i] = narrow(x);
+        else ((uint16_t*)words)[i] = to_bfloat16(x);
     }
 
     void run(const Piece& piece, const Piece& next) const {
@@ -91,16 +91,16 @@ struct Step {
         int tokens = 0;
         for (int m = 0; m < task.num_members; m++) tokens += members[m].count;
         const int rows = tokens * group;
-        scratch.begin(size_t(padded(rows)) * (words + MOST * 2 + wide + W * 2 + 3) * 4 +
-                      size_t(MOST) * (words + wide + 2) * 4 + wide * 4 + 64 * 14);
+        scratch.begin(size_t(padded(rows)) * (words + MAX_KEYS * 2 + wide + W * 2 + 3) * 4 +
+                      size_t(MAX_KEYS) * (words + wide + 2) * 4 + wide * 4 + 64 * 14);
         const int last_tile = task.first_key + (task.last_key - task.first_key - 1) / KEYS * KEYS;
         Work work{task, members, piece.head, next, rows, last_tile,
-                  scratch.take<int32_t>(rows * words), scratch.take<float>(rows * MOST),
-                  scratch.take<int32_t>(rows * MOST / N), scratch.take<float>(rows * wide),
+                  scratch.take<int32_t>(rows * words), scratch.take<float>(rows * MAX_KEYS),
+                  scratch.take<int32_t>(rows * MAX_KEYS / N), scratch.take<float>(rows * wide),
                   scratch.take<float>(rows * W), scratch.take<float>(rows * W), scratch.take<float>(padded(rows)),
                   scratch.take<float>(padded(rows)), scratch.take<float>(padded(rows)),
-                  scratch.take<int32_t>(MOST * words), scratch.take<int32_t>(MOST / N * wide),
-                  scratch.take<int32_t>(wide), scratch.take<float>(MOST), scratch.take<float>(MOST)};
+                  scratch.take<int32_t>(MAX_KEYS * words), scratch.take<int32_t>(MAX_KEYS / N * wide),
+                  scratch.take<int32_t>(wide), scratch.take<float>(MAX_KEYS), scratch.take<float>(MAX_KEYS)};
         int32_t* to = work.queries;
         for (int m = 0; m < task.num_members; m++)
             for (int t = 0; t < members[m].count; t++)
@@ -110,7 +110,7 @@ struct Step {
                     if constexpr (N == 2) memcpy(to, from, size * sizeof(T));
                     else P::words(from, to, size);
                 }
-        for (int r = 0; r < padded(rows); r++) work.largest[r] = work.row_max[r] = NONE;
+        for (int r = 0; r < padded(rows); r++) work.running_max[r] = work.row_max[r] = MINUS_INF;
         memset(work.row_sum, 0, size_t(rows) * W * 4);
         for (int start = task.first_key; start < task.last_key; start += KEYS) {
             if constexpr (!Blocks<P>::ARE_USED) tile(work, start);
@@ -123,8 +123,8 @@ struct Step {
         const int count = std::min(KEYS, work.task.last_key - start), columns = computed(count);
         const int64_t head = work.head;
         const int32_t* table = plan.table + work.members->seq * plan.table_width;
-        const int32_t *keys[MOST / W], *next_keys[MOST / W];
-        Values values[MOST / GROUP + 1];
+        const int32_t *keys[MAX_KEYS / W], *next_keys[MAX_KEYS / W];
+        Values values[MAX_KEYS / GROUP + 1];
         const int key_stride = layer.is_tiled && IS_DIRECT ? int(layer.block_size) : GROUP;
         int num_values = 0;
         for (int g = 0; g < columns / GROUP; g++) {
@@ -133,7 +133,7 @@ struct Step {
             const int32_t *k = work.keys + g * GROUP * words, *v = work.values + g * GROUP / N * wide;
             const int32_t *next_k = k, *next_v = v;
             if (!layer.is_tiled) {
-                lay_rows(work, table, place, present, g);
+                pack_rows(work, table, place, present, g);
             } else {
                 const int64_t block = table[place / layer.block_size], offset = place % layer.block_size;
                 S *from_k = cache.at(block, head, false), *from_v = cache.at(block, head, true);
@@ -162,7 +162,7 @@ struct Step {
                 next_keys[g * (GROUP / W) + i] = next_k + i * W;
             }
             if (present >= N) values[num_values++] = {v, next_v, present / N};
-            if (present % N) {  // the other half of the last words is nobody's
+            if (present % N) {  // zero the unused half of the last words
                 const int32_t* from = v + present / N * wide;
                 int32_t* to = work.last;
                 for (int i = 0; i < wide; i++) to[i] = from[i] & 0xffff;
@@ -172,7 +172,7 @@ struct Step {
         const Columns all{keys, next_keys, key_stride};
         const bool is_first = start == work.task.first_key;
         const bool is_usual = !is_first && count == KEYS && is_whole(work, start, count, 0);
-        if (!is_usual || !weigh_at_once(work, all)) {
+        if (!is_usual || !softmax_in_registers(work, all)) {
             int column = 0;
             score_columns<COLS>(work, all, columns / W, column);
             score_columns<2>(work, all, columns / W, column);
@@ -180,8 +180,8 @@ struct Step {
             online_softmax(work, start, count, 0, work.rows);
         }
         int at = 0;
-        for (; at + COLS * W <= wide; at += COLS * W) weigh_columns<COLS>(work, values, num_values, at, is_first);
-        for (; at < wide; at += W) weigh_columns<1>(work, values, num_values, at, is_first);
+        for (; at + COLS * W <= wide; at += COLS * W) accumulate_pv_columns<COLS>(work, values, num_values, at, is_first);
+        for (; at < wide; at += W) accumulate_pv_columns<1>(work, values, num_values, at, is_first);
     }
 
     Groups groups_of(const Task& task, int64_t head, int start, bool is_value) const {
@@ -201,16 +201,16 @@ struct Step {
         return groups;
     }
 
-    // A tile by AMX, some rows at a time. What is read next is fetched to the first cache: few lines are on their way at
-    // a time, and from the second cache they would be once more.
+    // A tile by AMX, a block of rows at a time. The next operands are prefetched to L1: few prefetches are in flight at a
+    // time, and lines in L2 would take a second one.
     void tile_by_blocks(Work& work, int start) const {
         const int count = std::min(KEYS, work.task.last_key - start), groups = computed(count) / GROUP;
         const bool is_first = start == work.task.first_key, is_last = start == work.last_tile;
         const bool is_single = work.rows <= Blocks<P>::ROWS;
-        const int32_t* operands[MOST / GROUP];
+        const int32_t* operands[MAX_KEYS / GROUP];
         for (int g = 0; g < groups && !layer.is_tiled; g++) {
             const int32_t* table = plan.table + work.members->seq * plan.table_width;
-            lay_rows(work, table, start + g * GROUP, std::min(GROUP, count - g * GROUP), g);
+            pack_rows(work, table, start + g * GROUP, std::min(GROUP, count - g * GROUP), g);
         }
         const Groups keys = groups_of(work.task, work.head, start, false);
         const Groups values = groups_of(work.task, work.head, start, true);
@@ -226,7 +226,7 @@ struct Step {
         const int stride = find_keys(work, keys, groups, operands, fetch_values);
         const Columns columns{operands, nullptr, stride};
         if constexpr (IS_QUANTISED<S>) copy_scales(work, keys, values);
-        if (!is_single) lay_values(work, values, count, fetch_keys);
+        if (!is_single) pack_values(work, values, count, fetch_keys);
         for (int row = 0; row < work.rows; row += Blocks<P>::ROWS) {
             const int rows = std::min(Blocks<P>::ROWS, work.rows - row), end = row + rows;
             int seen = seen_by(work, end - 1, start, count);
@@ -238,7 +238,7 @@ struct Step {
             if (end < work.rows) Blocks<P>::score(rows, queries, words, columns, some, work.scores, fetch_none);
             else Blocks<P>::score(rows, queries, words, columns, some, work.scores, fetch_values);
             online_softmax(work, start, seen, row, end);
-            if (is_single) lay_values(work, values, count, fetch_keys);
+            if (is_single) pack_values(work, values, count, fetch_keys);
             auto accumulate_pv = [&](const auto& fetch) {
                 Blocks<P>::accumulate_pv(rows, work.weights, work.values, some, wide, words, sums, is_first, fetch);
             };
@@ -249,13 +249,13 @@ struct Step {
 
     // A tile's V in one piece: a step over keys takes two groups, which may lie in two blocks.
     template <class F>
-    void lay_values(Work& work, const Groups& values, int count, const F& fetch) const {
+    void pack_values(Work& work, const Groups& values, int count, const F& fetch) const {
         const int groups = computed(count) / GROUP, group_words = GROUP / N * wide;
         for (int g = 0; g < groups && layer.is_tiled; g++) {
             const char* from = (const char*)values.at[g];
             int32_t* to = work.values + g * group_words;
             for (int w = 0; w < words; w++, from += values.stride, to += GROUP) {
-                if (!IS_DIRECT && w % PIECES == 0) fetch(g, w);
+                if (!IS_DIRECT && w % PREFETCH_LINES == 0) fetch(g, w);
                 P::words((const S*)from, to, GROUP);
             }
         }
@@ -270,7 +270,7 @@ struct Step {
         return std::min(work.members->place + row / group + 1 - start, count);
     }
 
-    // A tile's K, where it is or made of what is there; words from row to row.
+    // A tile's K, in place or repacked. Returns the words between rows.
     template <class F>
     int find_keys(Work& work, const Groups& keys, int count, const int32_t** found, const F& fetch) const {
         const bool is_there = IS_DIRECT && layer.is_tiled;
@@ -279,7 +279,7 @@ struct Step {
             found[g] = is_there ? (const int32_t*)keys.at[g] : made;
             if (is_there || !layer.is_tiled) continue;
             for (int w = 0; w < words; w++) {
-                if (!IS_DIRECT && w % PIECES == 0) fetch(g, w);
+                if (!IS_DIRECT && w % PREFETCH_LINES == 0) fetch(g, w);
                 P::words((const S*)((const char*)keys.at[g] + w * keys.stride), made + w * GROUP, GROUP);
             }
         }
@@ -320,48 +320,48 @@ struct Step {
         for (; column + C <= num_vectors; column += C) {
             const Columns some{keys.at + column, keys.next + column, keys.stride};
             score_rows<P, C>(work.rows, work.queries, words, some, words, [&](int row, const vf (&sums)[C]) {
-                for (int i = 0; i < C; i++) store(work.scores + row * MOST + (column + i) * W, sums[i]);
+                for (int i = 0; i < C; i++) store(work.scores + row * MAX_KEYS + (column + i) * W, sums[i]);
             });
         }
     }
 
-    // Scores of a tile that is seen whole become weights in registers, as they would by `online_softmax`. False, and nothing is
-    // done, if some may be too far above what they are compared with.
-    bool weigh_at_once(Work& work, const Columns& keys) const {
+    // Online softmax of a tile without masked keys, while its scores are in registers; the same result as `online_softmax`.
+    // Returns false, having changed nothing, if a score may exceed the running maximum by more than SPAN.
+    bool softmax_in_registers(Work& work, const Columns& keys) const {
         const float scale = layer.scale * LOG2_E;
-        vf most = splat(NONE);
+        vf lane_max = splat(MINUS_INF);
         for (int column = 0; column < KEYS / W; column += COLS) {
             const Columns some{keys.at + column, keys.next + column, keys.stride};
-            auto put = [=, &most, &work](int row, const vf (&sums)[COLS]) {
-                const float middle = work.largest[row];
-                vf total = column ? load(work.added + row * W) : vf{};
-                auto accumulate_pv = [&](int i) {
-                    const vf e = exp2_of<IS_EXACT>(sums[i / W] * scale - middle);
+            auto put = [=, &lane_max, &work](int row, const vf (&sums)[COLS]) {
+                const float reference = work.running_max[row];
+                vf total = column ? load(work.tile_sum + row * W) : vf{};
+                auto weight_of = [&](int i) {
+                    const vf e = vexp2<IS_EXACT>(sums[i / W] * scale - reference);
                     total += e;
                     return e;
                 };
 #pragma GCC unroll 8
                 for (int i = 0; i < COLS * W; i += N * W)
-                    P::pack(work.weights + (row * MOST + column * W + i) / N, i, COLS * W, accumulate_pv);
-                store(work.added + row * W, total);
-                most = larger(total, most);
+                    P::pack(work.weights + (row * MAX_KEYS + column * W + i) / N, i, COLS * W, weight_of);
+                store(work.tile_sum + row * W, total);
+                lane_max = vmax(total, lane_max);
             };
             score_rows<P, COLS>(work.rows, work.queries, words, some, words, put);
         }
-        if (max_of(most) > NEARLY) return false;
-        for (int i = 0; i < work.rows * W; i += W) store(work.row_sum + i, load(work.row_sum + i) + load(work.added + i));
+        if (reduce_max(lane_max) > MAX_WEIGHT_SUM) return false;
+        for (int i = 0; i < work.rows * W; i += W) store(work.row_sum + i, load(work.row_sum + i) + load(work.tile_sum + i));
         return true;
     }
 
     template <int C>
-    void weigh_columns(Work& work, const Values* values, int num_values, int at, bool is_first) const {
-        Values part[MOST / GROUP + 1];
+    void accumulate_pv_columns(Work& work, const Values* values, int num_values, int at, bool is_first) const {
+        Values part[MAX_KEYS / GROUP + 1];
         for (int i = 0; i < num_values; i++) part[i] = {values[i].at + at, values[i].next + at, values[i].rows};
-        weigh_rows<P, C>(work.rows, work.weights, part, num_values, wide, work.sums + at, wide, is_first);
+        accumulate_pv_rows<P, C>(work.rows, work.weights, part, num_values, wide, work.sums + at, wide, is_first);
     }
 
-    // Make a group's tile of rows. Words of keys that are not there are zero.
-    void lay_rows(Work& work, const int32_t* table, int64_t place, int present, int g) const {
+    // Repack a group's keys and values from rows to a tile. Words of missing keys are zero.
+    void pack_rows(Work& work, const int32_t* table, int64_t place, int present, int g) const {
         int32_t *k = work.keys + g * GROUP * words, *v = work.values + g * GROUP / N * wide;
         memset(k, 0, GROUP * words * 4);
         memset(v, 0, GROUP / N * wide * 4);
@@ -373,8 +373,8 @@ struct Step {
                 memcpy(work.value_scales + g * GROUP + j, cache.scales(from_v) + offset * 4, 4);
             }
             for (int i = 0; i < size; i++) {
-                set_number(k + i / N * GROUP, j * N + i % N, widen(from_k[offset * size + i]));
-                set_number(v + j / N * wide, i * N + j % N, widen(from_v[offset * size + i]));
+                set_number(k + i / N * GROUP, j * N + i % N, to_float(from_k[offset * size + i]));
+                set_number(v + j / N * wide, i * N + j % N, to_float(from_v[offset * size + i]));
             }
         }
     }
@@ -397,30 +397,30 @@ struct Step {
             int64_t key = start + j, at = key;
             if (key >= member.past) {
                 if (!sees[key - member.past]) {
-                    s[j] = NONE;
+                    s[j] = MINUS_INF;
                     continue;
                 }
                 at = plan.positions[t - offset + key - member.past];
             }
-            if (layer.window && at <= position - layer.window) s[j] = NONE;
+            if (layer.window && at <= position - layer.window) s[j] = MINUS_INF;
         }
     }
 
-    // Scores of a tile become weights: compared with one that was the largest, until another is SPAN above it (as in
-    // FlashAttention-4), because floats are as precise there. Three passes, so that rows do not wait for one another's
-    // largest score.
+    // Online softmax over one tile. The running maximum is only updated when a score exceeds it by SPAN (as in
+    // FlashAttention-4), which saves rescaling the accumulator; floats are as precise there. Three passes over the rows, to
+    // avoid the latency of one row's maximum.
     void online_softmax(Work& work, int start, int count, int first, int last) const {
         const bool is_scaled = IS_QUANTISED<S> || layer.soft_cap != 0;
         const float scale = is_scaled ? 1.0f : layer.scale * LOG2_E;  // to units of the binary logarithm
         const int columns = computed(count);
         hide(work, start, count, first, last);
-        find_peaks(work, scale, columns, first, last);
+        find_row_max(work, scale, columns, first, last);
         for (int r = first; r < last; r += W) {
-            const vf none = splat(NONE), before = load(work.largest + r), peak = load(work.row_max + r);
+            const vf none = splat(MINUS_INF), before = load(work.running_max + r), peak = load(work.row_max + r);
             const vf top = peak > before + SPAN ? peak : before;
-            store(work.factors + r, before == none ? vf{} : exp2_of<true>(before - top));
-            store(work.largest + r, top);
-            store(work.row_max + r, top == none ? vf{} : top);  // all hidden so far: any finite number serves
+            store(work.factors + r, before == none ? vf{} : vexp2<true>(before - top));
+            store(work.running_max + r, top);
+            store(work.row_max + r, top == none ? vf{} : top);  // all masked so far: any finite number serves
         }
         for (int r = first; r < last && start > work.task.first_key; r++)
             for (int i = r * wide; i < (r + 1) * wide && work.factors[r] != 1.0f; i += W)
@@ -429,31 +429,31 @@ struct Step {
         else exponents(work, scale, columns, first, last);
     }
 
-    void find_peaks(Work& work, float scale, int columns, int first, int last) const {
+    void find_row_max(Work& work, float scale, int columns, int first, int last) const {
         int row = first;
         for (; row + W <= last && columns == KEYS; row += W)
-            store(work.row_max + row, largest_of<KEYS>(work.scores + (row - first) * MOST, MOST) * scale);
+            store(work.row_max + row, rows_max_of<KEYS>(work.scores + (row - first) * MAX_KEYS, MAX_KEYS) * scale);
         for (; row < last; row++) {
-            const float* s = work.scores + (row - first) * MOST;
-            vf most = load(s);
-            for (int i = W; i < columns; i += W) most = larger(load(s + i), most);
-            work.row_max[row] = max_of(most) * scale;
+            const float* s = work.scores + (row - first) * MAX_KEYS;
+            vf lane_max = load(s);
+            for (int i = W; i < columns; i += W) lane_max = vmax(load(s + i), lane_max);
+            work.row_max[row] = reduce_max(lane_max) * scale;
         }
     }
 
     __attribute__((always_inline)) void exponents(Work& work, float scale, int columns, int first, int last) const {
         for (int r = first; r < last; r++) {
-            const float* s = work.scores + (r - first) * MOST;
-            const float middle = work.row_max[r];
+            const float* s = work.scores + (r - first) * MAX_KEYS;
+            const float reference = work.row_max[r];
             vf total{};
-            auto accumulate_pv = [&](int i) {
-                const vf e = exp2_of<IS_EXACT>(load(s + i) * scale - middle);
+            auto weight_of = [&](int i) {
+                const vf e = vexp2<IS_EXACT>(load(s + i) * scale - reference);
                 total += e;
                 if constexpr (!IS_QUANTISED<S>) return e;
-                return e == vf{} ? vf{} : e * load(work.value_scales + i);  // nothing is seen of what hidden ones hold
+                return e == vf{} ? vf{} : e * load(work.value_scales + i);  // masked keys may hold NaN
             };
-            int32_t* weights = work.weights + (r - first) * (MOST / N);
-            for (int i = 0; i < columns; i += N * W) P::pack(weights + i / N, i, columns, accumulate_pv);
+            int32_t* weights = work.weights + (r - first) * (MAX_KEYS / N);
+            for (int i = 0; i < columns; i += N * W) P::pack(weights + i / N, i, columns, weight_of);
             store(work.row_sum + r * W, load(work.row_sum + r * W) * work.factors[r] + total);
         }
     }
@@ -467,7 +467,7 @@ struct Step {
         return !plan.tree && starts_whole && start + count <= first.place + row / group + 1;
     }
 
-    // Scale scores that want more than one factor for all, and set those that are not seen to NONE.
+    // Apply per-key scales and the soft cap to scores, and set masked ones to MINUS_INF.
     void hide(Work& work, int start, int count, int row, int last) const {
         if (is_whole(work, start, count, row)) return;
         const Tokens& first = *work.members;
@@ -476,11 +476,11 @@ struct Step {
         const int columns = computed(count);
         int low = 0, high = count;
         for (int r = row; r < last; r++) {
-            float* s = work.scores + (r - row) * MOST;
+            float* s = work.scores + (r - row) * MAX_KEYS;
             if (is_scaled) scale_row(work, s, columns);
             if (!is_shared) range(first, r / group, start, count, low, high);
-            for (int j = 0; j < std::min(low, columns); j++) s[j] = NONE;
-            for (int j = std::max(high, 0); j < columns; j++) s[j] = NONE;
+            for (int j = 0; j < std::min(low, columns); j++) s[j] = MINUS_INF;
+            for (int j = std::max(high, 0); j < columns; j++) s[j] = MINUS_INF;
             if (needs_tree) hide_by_tree(first, r / group, start, count, s);
         }
     }
@@ -489,7 +489,7 @@ struct Step {
         for (int i = 0; i < columns; i += W) {
             vf x = load(s + i) * layer.scale;
             if (IS_QUANTISED<S>) x *= load(work.key_scales + i);
-            if (layer.soft_cap != 0) x = capped(x, layer.soft_cap);
+            if (layer.soft_cap != 0) x = soft_capped(x, layer.soft_cap);
             store(s + i, x * LOG2_E);
         }
     }
@@ -505,13 +505,13 @@ struct Step {
             const int rows = member.count * group;
             for (int r = 0; r < rows; r++, row++) {
                 const float* sums = work.sums + row * wide;
-                const float weight = sum_of(load(work.row_sum + row * W));
+                const float weight = reduce_add(load(work.row_sum + row * W));
                 if (member.part < 0) {
                     write(member, work.head, r, sums, 1.0f / weight);
                 } else {
                     float* to = place(member.part, r);
                     memcpy(to, sums, wide * 4);
-                    to[wide] = work.largest[row];
+                    to[wide] = work.running_max[row];
                     to[wide + 1] = weight;
                 }
             }
@@ -528,14 +528,14 @@ struct Step {
     void merge(const Tokens& member, int64_t head, int row, F part) const {
         float merged[wide] __attribute__((aligned(64)));
         memset(merged, 0, wide * 4);
-        float top = NONE, total = 0;
+        float top = MINUS_INF, total = 0;
         for (int p = 0; p < member.num_parts; p++) {
             const float x = part(p)[wide];
             if (!(x <= top)) top = x;
         }
         for (int p = 0; p < member.num_parts; p++) {
             const float* x = part(p);
-            if (x[wide] == NONE && x[wide + 1] == 0) continue;
+            if (x[wide] == MINUS_INF && x[wide + 1] == 0) continue;
             const float scale = std::exp2(x[wide] - top);
             total += x[wide + 1] * scale;
             for (int i = 0; i < wide; i += W) store(merged + i, load(merged + i) + load(x + i) * scale);
@@ -547,13 +547,13 @@ struct Step {
         T* to = out + ((member.first + row / group) * layer.num_heads + head * group + row % group) * size;
         int i = 0;
         for (; i + W <= size; i += W) store(to + i, load(sums + i) * scale);
-        for (; i < size; i++) put(to + i, sums[i] * scale);
+        for (; i < size; i++) store_one(to + i, sums[i] * scale);
     }
 
     void all(fwk::PoolThread& m) const {
         const int heads = int(layer.num_kv_heads);
         const bool are_few = !Blocks<P>::ARE_USED || plan.num_tokens * group <= plan.num_tasks * W;  // rows of a task
-        if (are_few && plan.num_tasks >= MANY)  // heads of a task lie side by side
+        if (are_few && plan.num_tasks >= MIN_PARALLEL_TASKS)  // heads of a task lie side by side
             return m.parallel_for_ordered(plan.num_tasks, [&](int64_t i, int64_t next) {
                 const Task *task = plan.tasks + i, *after = plan.tasks + next;
                 for (int head = 0; head < heads; head++)
@@ -573,8 +573,8 @@ void attend(const Attend& a, fwk::PoolThread& m) {
     const Layer& layer = *a.layer;
     const Plan& plan = *a.plan;
     const Cache<S, P> cache{(S*)a.cache, layer};
-    m.parallel_for_ordered((plan.num_tokens + STORED - 1) / STORED, [&](int64_t i, int64_t) {
-        for (int64_t t = i * STORED; t < std::min((i + 1) * STORED, plan.num_tokens); t++) {
+    m.parallel_for_ordered((plan.num_tokens + TOKENS_PER_CHUNK - 1) / TOKENS_PER_CHUNK, [&](int64_t i, int64_t) {
+        for (int64_t t = i * TOKENS_PER_CHUNK; t < std::min((i + 1) * TOKENS_PER_CHUNK, plan.num_tokens); t++) {
             const int64_t block = plan.slots[t] / layer.block_size, offset = plan.slots[t] % layer.block_size;
             for (int64_t h = 0; h < layer.num_kv_heads; h++) {
                 cache.put((const T*)a.k + t * a.k_stride + h * layer.head_size, block, offset, h, false);

@@ -42,16 +42,16 @@ struct Cache {
         S* to = at(block, head, is_value);
         if constexpr (IS_QUANTISED<S>) {
             float numbers[size];
-            for (int i = 0; i < size; i++) numbers[i] = widen(x[i]);
-            int32_t largest = 0;  // bits without the sign: what is not a number has the largest
+            for (int i = 0; i < size; i++) numbers[i] = to_float(x[i]);
+            int32_t max_bits = 0;  // bits without the sign: what is not a number has the largest
             for (int i = 0; i < size; i++) {
                 int32_t bits;
                 memcpy(&bits, numbers + i, 4);
-                largest = std::max(largest, bits & 0x7fffffff);
+                max_bits = std::max(max_bits, bits & 0x7fffffff);
             }
-            float most;
-            memcpy(&most, &largest, 4);
-            float scale = most / S::LARGEST;
+            float max_abs;
+            memcpy(&max_abs, &max_bits, 4);
+            float scale = max_abs / S::LARGEST;
             if (scale < 1e-30f) scale = 1e-30f;
             memcpy(scales(to) + offset * 4, &scale, 4);
             if (scale - scale != 0) memset(numbers, 0, sizeof(numbers));  // the scale says all there is to say

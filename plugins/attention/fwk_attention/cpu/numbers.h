@@ -10,16 +10,17 @@
 namespace {
 
 using namespace fwk;
+using fwk::to_float;  // overloaded below
 
-constexpr float NONE = -std::numeric_limits<float>::infinity();
+constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
 constexpr float LOG2_E = 1.44269504088896341f;
 
 // cap * tanh(x / cap)
-inline vf capped(vf x, float cap) {
+inline vf soft_capped(vf x, float cap) {
     const vf y = x / cap;
     const vi negative = y < vf{};
     const vf size = negative ? -y : y;
-    const vf e = exp2_of<true>(size * (-2.0f * LOG2_E));
+    const vf e = vexp2<true>(size * (-2.0f * LOG2_E));
     const vf t = (1.0f - e) / (1.0f + e);
     // Near zero the quotient would lose digits that the series has.
     const vf s = size * size;
@@ -30,16 +31,16 @@ inline vf capped(vf x, float cap) {
 
 // The largest of N numbers of each of W rows, which begin `stride` numbers apart.
 template <int N>
-inline vf largest_of(const float* rows, int stride) {
-    auto most_of = [&](int r) {
-        vf most = load(rows + r * stride);
+inline vf rows_max_of(const float* rows, int stride) {
+    auto row_max_of = [&](int r) {
+        vf lane_max = load(rows + r * stride);
 #pragma GCC unroll 8
-        for (int i = W; i < N; i += W) most = larger(load(rows + r * stride + i), most);
-        return most;
+        for (int i = W; i < N; i += W) lane_max = vmax(load(rows + r * stride + i), lane_max);
+        return lane_max;
     };
 #ifdef __AVX512F__
     auto merge = [](vf a, vf b, auto first, auto second) {
-        return larger((vf)first((__m512)a, (__m512)b), (vf)second((__m512)a, (__m512)b));
+        return vmax((vf)first((__m512)a, (__m512)b), (vf)second((__m512)a, (__m512)b));
     };
     auto by_quarters = [&](vf a, vf b) {
         return merge(a, b, [](__m512 x, __m512 y) { return _mm512_shuffle_f32x4(x, y, 0x88); },
@@ -49,7 +50,7 @@ inline vf largest_of(const float* rows, int stride) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
         auto pair = [&](int r) {
-            return merge(most_of(r), most_of(r + 1), [](__m512 x, __m512 y) { return _mm512_unpacklo_ps(x, y); },
+            return merge(row_max_of(r), row_max_of(r + 1), [](__m512 x, __m512 y) { return _mm512_unpacklo_ps(x, y); },
                          [](__m512 x, __m512 y) { return _mm512_unpackhi_ps(x, y); });
         };
         fours[i] = merge(pair(i * 4), pair(i * 4 + 2),
@@ -58,34 +59,18 @@ inline vf largest_of(const float* rows, int stride) {
     }
     return by_quarters(by_quarters(fours[0], fours[1]), by_quarters(fours[2], fours[3]));
 #else
-    vf largest{};
-    for (int r = 0; r < W; r++) largest[r] = max_of(most_of(r));
-    return largest;
+    vf maxima{};
+    for (int r = 0; r < W; r++) maxima[r] = reduce_max(row_max_of(r));
+    return maxima;
 #endif
 }
-
-inline float widen(float x) { return x; }
-inline float widen(uint16_t x) {
-    uint32_t bits = uint32_t(x) << 16;
-    float y;
-    memcpy(&y, &bits, 4);
-    return y;
-}
-inline uint16_t narrow(float x) {  // to the nearest, ties to even
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
-    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-inline void put(uint16_t* p, float x) { *p = narrow(x); }
-inline void put(float* p, float x) { *p = x; }
 
 struct Int8 {
     int8_t bits;
     static constexpr float LARGEST = 127;
     static inline Int8 of(float x) { return {int8_t(std::nearbyint(x))}; }
 };
-inline float widen(Int8 x) { return x.bits; }
+inline float to_float(Int8 x) { return x.bits; }
 
 struct Fp8 {  // e4m3 without infinities
     uint8_t bits;
@@ -102,7 +87,7 @@ struct Fp8 {  // e4m3 without infinities
         return {uint8_t((size < 0.015625f ? small - zero : normal) | sign >> 24 & 0x80)};
     }
 };
-inline float widen(Fp8 x) {
+inline float to_float(Fp8 x) {
     const uint32_t bits = uint32_t(x.bits & 0x80) << 24 | uint32_t(x.bits & 0x7f) << 20;
     float y;
     memcpy(&y, &bits, 4);
@@ -122,7 +107,7 @@ struct Floats {  // one number a word
     template <class S>
     static void words(const S* from, int32_t* to, int n) {
         float* out = (float*)to;
-        for (int i = 0; i < n; i++) out[i] = widen(from[i]);
+        for (int i = 0; i < n; i++) out[i] = to_float(from[i]);
     }
 };
 

@@ -8,9 +8,10 @@
 namespace {
 
 constexpr int TILE = 128;  // keys at a time, at most
-constexpr int ROWS = 6;    // rows of a product kept in registers at a time
+constexpr int ROWS = 6;  // rows of a product kept in registers at a time
 constexpr int COLS = W == 16 ? 4 : 2;  // vectors of a product's row kept in registers at a time
-constexpr int FETCHING = 24;  // rows that fetch what comes next, each for itself: memory drops what it has no time for
+// Rows that prefetch the next tile, redundantly: the memory system drops prefetches it has no slot for.
+constexpr int PREFETCH_ROWS = 24;
 
 struct Columns {  // vectors of columns of K
     const int32_t* const* at;    // where each starts
@@ -20,7 +21,7 @@ struct Columns {  // vectors of columns of K
 
 inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// put(row, C vectors) for each row of A[R, words] K. Inlined, its loop lacks registers.
+// put(row, C vectors) for each row of A[R, words] K. Not inlined, to avoid register spills in the loop.
 template <class P, int R, int C, class F>
 __attribute__((noinline)) void score(int row, const int32_t* a, int lda, Columns keys, int words, F put) {
     vf sum[R][C];
@@ -30,10 +31,10 @@ __attribute__((noinline)) void score(int row, const int32_t* a, int lda, Columns
         for (int i = 0; i < C; i++) sum[r][i] = vf{};
     constexpr int HALF = ROWS / 2;  // rows that one register and a multiple of another reach
     const int32_t* const other = a + HALF * lda;
-    const bool fetches = R < ROWS || row < FETCHING;
+    const bool prefetches = R < ROWS || row < PREFETCH_ROWS;
     for (int k = 0; k < words; k++) {
 #pragma GCC unroll 8
-        for (int i = 0; i < C && fetches; i++) fetch(keys.next[i] + k * keys.stride);
+        for (int i = 0; i < C && prefetches; i++) fetch(keys.next[i] + k * keys.stride);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             const auto x = P::word((r < HALF ? a : other) + r % HALF * int64_t(lda) + k);
@@ -57,11 +58,11 @@ struct Values {  // some rows of words of V, one after another, and the same of 
     int rows;
 };
 
-// O[R, C * W] = O + weights[R, ...] V, or without the former when it is the first.
+// O[R, C * W] += weights[R, ...] V; for the first tile O is not read.
 template <class P, int R, int C>
 void accumulate_pv(int row, const int32_t* weights, const Values* values, int num_values, int ldv, float* o, int ldo,
            bool is_first) {
-    const bool fetches = R < ROWS || row < FETCHING;
+    const bool prefetches = R < ROWS || row < PREFETCH_ROWS;
     vf sum[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -71,7 +72,7 @@ void accumulate_pv(int row, const int32_t* weights, const Values* values, int nu
         const int32_t *b = values->at, *next = values->next;
         for (int k = 0; k < values->rows; k++, b += ldv, next += ldv, weights++) {
 #pragma GCC unroll 8
-            for (int i = 0; i < C && fetches; i++) fetch(next + i * W);
+            for (int i = 0; i < C && prefetches; i++) fetch(next + i * W);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 const auto x = P::word(weights + r * (TILE / P::PER_WORD));
@@ -87,14 +88,14 @@ void accumulate_pv(int row, const int32_t* weights, const Values* values, int nu
 }
 
 template <class P, int C, int R = ROWS>
-void weigh_rows(int rows, const int32_t* weights, const Values* values, int num_values, int ldv, float* o, int ldo,
+void accumulate_pv_rows(int rows, const int32_t* weights, const Values* values, int num_values, int ldv, float* o, int ldo,
                 bool is_first, int row = 0) {
     for (; row + R <= rows; row += R) {
         const int32_t* own = weights + row * (TILE / P::PER_WORD);
         accumulate_pv<P, R, C>(row, own, values, num_values, ldv, o + row * ldo, ldo, is_first);
     }
     if constexpr (R > 1)
-        if (row < rows) weigh_rows<P, C, R - 1>(rows, weights, values, num_values, ldv, o, ldo, is_first, row);
+        if (row < rows) accumulate_pv_rows<P, C, R - 1>(rows, weights, values, num_values, ldv, o, ldo, is_first, row);
 }
 
 }  // namespace

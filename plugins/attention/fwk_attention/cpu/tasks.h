@@ -18,8 +18,8 @@ struct Tokens {  // query tokens of one sequence in a task
     int32_t count;       // query tokens
     int32_t place;       // of the first query token in its sequence
     int32_t past;        // keys that are there since earlier steps: a tree mask says who sees the others
-    int32_t part;        // where to put an unmerged outcome; -1: the task has all keys
-    int32_t first_part;  // of the parts to be merged with
+    int32_t part;        // index of its partial result; -1: the task has all keys
+    int32_t first_part;  // of the sequence's partial results
     int32_t num_parts;
 };
 
@@ -62,9 +62,9 @@ struct Question {  // what a plan is made for
     const int32_t* query_start;  // [num_seqs + 1]
     const int32_t* seq_lens;     // [num_seqs]
     const int32_t* table;        // [num_seqs, table_width]
-    const uint8_t* wanted;       // [num_tokens] whether a token's outcome is; null: all are
+    const uint8_t* wanted;       // [num_tokens] whether a token's output is needed; null: all are
     int64_t num_seqs, table_width, block_size, group, window, is_tree;
-    int64_t max_rows, few_rows, range;  // rows of a task; up to so many, keys are cut into ranges of so many
+    int64_t max_rows, few_rows, range;  // rows of a task; up to few_rows, keys are split into ranges of `range`
 };
 
 struct Answer {
@@ -78,7 +78,7 @@ void plan_attention(const Question* question, Tokens* members, Task* tasks, Answ
     const int64_t blocks = ask.range % ask.block_size ? 0 : ask.range / ask.block_size;  // of a range
     Answer found{};
     int32_t num_members = 0;
-    struct Cut {  // a sequence whose keys are cut: where its unmerged outcomes go
+    struct Cut {  // a sequence whose keys are split, and where its partial results go
         Tokens member;
         int64_t low, high, shared;  // ranges; those before ``shared`` are all in its past
     };
@@ -115,11 +115,11 @@ void plan_attention(const Question* question, Tokens* members, Task* tasks, Answ
             }
         }
     }
-    // Whoever has the same blocks in a range reads them together.
-    int64_t most = 0;
-    for (const Cut& cut : cuts) most = std::max(most, cut.shared);
+    // Sequences with the same blocks in a range (a shared prefix) share one task.
+    int64_t max_shared = 0;
+    for (const Cut& cut : cuts) max_shared = std::max(max_shared, cut.shared);
     std::unordered_map<uint64_t, std::vector<size_t>> alike;
-    for (int64_t r = 0; r < most; r++) {
+    for (int64_t r = 0; r < max_shared; r++) {
         alike.clear();
         for (size_t i = 0; i < cuts.size(); i++) {
             if (r >= cuts[i].shared) continue;

@@ -75,7 +75,7 @@ void by_rows(PoolThread& m, int64_t rows, int64_t size, F f) {
 template <class T>
 void norm_row(const T* x, T* residual, T* out, const void* weight, int64_t size, float eps, bool rounds_last) {
     vf squares = {};
-    over_row(size, [&](int64_t i, auto load, auto store) {
+    for_each_vector(size, [&](int64_t i, auto load, auto store) {
         vf v = load(x + i);
         if (residual) {
             v = rounded<T>(load(residual + i) + v);
@@ -84,8 +84,8 @@ void norm_row(const T* x, T* residual, T* out, const void* weight, int64_t size,
         squares += v * v;
     });
     const T* from = residual ? residual : x;
-    const float scale = 1.0f / std::sqrt(sum_of(squares) / float(size) + eps);
-    over_row(size, [&](int64_t i, auto load, auto store) {
+    const float scale = 1.0f / std::sqrt(reduce_add(squares) / float(size) + eps);
+    for_each_vector(size, [&](int64_t i, auto load, auto store) {
         const vf normed = load(from + i) * scale;
         store(out + i, rounds_last ? normed * load((const float*)weight + i)
                                    : rounded<T>(normed) * load((const T*)weight + i));
@@ -112,7 +112,7 @@ void rotate(const void* args, PoolThread& m) {
         const int64_t token = row / a.heads;
         const T *cos = (const T*)a.cos + token * a.rotary_size, *sin = (const T*)a.sin + token * a.rotary_size;
         T* x = (T*)a.x + token * a.x_stride + row % a.heads * a.head_stride;
-        over_row(half, [&](int64_t i, auto load, auto store) {
+        for_each_vector(half, [&](int64_t i, auto load, auto store) {
             const vf left = load(x + i), right = load(x + half + i);
             store(x + i, rounded<T>(left * load(cos + i)) + right * load(sin + i));
             store(x + half + i, rounded<T>(right * load(cos + half + i)) + left * load(sin + half + i));
@@ -141,7 +141,7 @@ void gate(const void* args, PoolThread& m) {
         const int64_t row = part / parts, first = part % parts * step;
         const T *x = (const T*)a.x + row * a.x_stride + first, *up = x + a.size;
         T* out = (T*)a.out + row * a.size + first;
-        over_row(std::min(step, a.size - first), [&](int64_t i, auto load, auto store) {
+        for_each_vector(std::min(step, a.size - first), [&](int64_t i, auto load, auto store) {
             store(out + i, rounded<T>(activated(load(x + i), a.activation)) * load(up + i));
         });
     });
@@ -156,7 +156,7 @@ void take_rows(const void* args, PoolThread& m) {
         if (a.scale == 1.0f) {
             memcpy(to, from, a.size * sizeof(T));
         } else {
-            over_row(a.size, [&](int64_t i, auto load, auto store) { store(to + i, load(from + i) * a.scale); });
+            for_each_vector(a.size, [&](int64_t i, auto load, auto store) { store(to + i, load(from + i) * a.scale); });
         }
     });
 }
@@ -166,7 +166,7 @@ void scale(const void* args, PoolThread& m) {
     const Scale& a = *(const Scale*)args;
     by_rows(m, a.rows, a.size, [&](int64_t row) {
         T* x = (T*)a.x + row * a.x_stride;
-        over_row(a.size, [&](int64_t i, auto load, auto store) { store(x + i, load(x + i) * a.factor); });
+        for_each_vector(a.size, [&](int64_t i, auto load, auto store) { store(x + i, load(x + i) * a.factor); });
     });
 }
 

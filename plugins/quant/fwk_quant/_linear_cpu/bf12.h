@@ -1,10 +1,9 @@
-// Products with matrices of bfloat16 that take 12 bits a number, and lose nothing.
+// Products with bfloat16 matrices that are losslessly compressed to 12 bits per number.
 //
-// Exponents of weights that are used together lie close together: 4 bits tell them apart, as Zhang et al. found for whole
-// models ("70% Size, 100% Accuracy", DFloat11, 2025), who give the frequent ones fewer bits. Here all take as many, so
-// that vectors of them are unpacked at the pace of memory: of a panel, code 15 is the largest exponent, 14 the next, and
-// code 0 an exponent of 0 (zeros). What lies below code 1 is stored as a zero, and comes with a list: of usual weights one
-// in ten thousand, or fewer.
+// The exponents of a layer's weights span a small range, as Zhang et al. found ("70% Size, 100% Accuracy", DFloat11, 2025), who
+// use a variable-length code. Here the code has a fixed length of 4 bits, so that vectors are decompressed at memory
+// bandwidth: within a panel code 15 is the largest exponent, 14 the next, and code 0 is exponent 0 (zeros). Weights with a
+// smaller exponent than code 1 are stored as zero and listed separately (`Rare`): usually at most one in ten thousand.
 //
 // Four words of an output (eight inputs) become three. In halves of 16 bits, the first is
 //     sign 0, fraction 1 (7 bits), sign 1, fraction 0 (7 bits)
@@ -18,8 +17,8 @@
 
 namespace kernel {
 
-constexpr int QUAD = 4;         // words that are packed together
-constexpr int PACKED_QUAD = 3;  // into so many
+constexpr int QUAD = 4;         // words that are compressed together
+constexpr int PACKED_QUAD = 3;  // words of a compressed quad
 constexpr int CODES = 16;
 
 inline uint16_t swapped(uint16_t x) { return uint16_t(x << 8 | x >> 8); }
@@ -69,7 +68,7 @@ inline void take_quad(const uint16_t* rows, int64_t stride, int outputs, int64_t
 }
 
 // Three words of W outputs from the halves of four, PANEL words apart. Returns which of them are rare.
-inline vw shorten_quad(const uint16_t* from, uint16_t top, uint16_t until, uint16_t* to) {
+inline vw compress_quad(const uint16_t* from, uint16_t top, uint16_t until, uint16_t* to) {
     vw rest[QUAD], codes = {}, rare = {};
     UNROLL for (int j = 0; j < QUAD; j++) {
         const vw x = *(const vw*)(from + j * 2 * PANEL), exponent = x & EXPONENT;
@@ -91,8 +90,9 @@ inline bool is_any(vw x) {
     return all;
 }
 
-// The exponents of a panel's codes and how many rare weights it has; then its words and these.
-inline void shorten_panel(const Shorten& call, int64_t panel) {
+// First call (no words): write a panel's exponent table and count its rare weights. Second call: write its words and rare
+// weights.
+inline void compress_panel(const Compress& call, int64_t panel) {
     const int outputs = int(std::min<int64_t>(PANEL, call.out_features - panel * PANEL));
     const uint16_t* weight = call.weight + panel * PANEL * call.stride;
     uint16_t* exponents = call.exponents + panel * 2 * CODES;
@@ -124,7 +124,7 @@ inline void shorten_panel(const Shorten& call, int64_t panel) {
         uint32_t words[QUAD][PANEL];
         take_quad(weight + first, call.stride, outputs, count, words);
         vw found = {};
-        for (int i = 0; i < 2 * PANEL; i += 2 * W) found |= shorten_quad((const uint16_t*)words + i, top, until, to + i);
+        for (int i = 0; i < 2 * PANEL; i += 2 * W) found |= compress_quad((const uint16_t*)words + i, top, until, to + i);
         if (!is_any(found)) continue;
         for (int64_t i = 0; i < count; i++)
             for (int o = 0; o < outputs; o++) {
@@ -134,8 +134,8 @@ inline void shorten_panel(const Shorten& call, int64_t panel) {
     }
 }
 
-// A row as it was.
-inline void lengthen_row(const Matrix& m, int64_t row, uint16_t* to) {
+// Decompress one row.
+inline void decompress_row(const Matrix& m, int64_t row, uint16_t* to) {
     const int64_t panel = row / PANEL, output = row % PANEL;
     const uint16_t* words = (const uint16_t*)((const int32_t*)m.words + panel * m.num_words * PANEL + output);
     const uint16_t* exponents = m.exponents + panel * 2 * CODES;
@@ -160,15 +160,15 @@ inline void unpack_quad(const int32_t* w, __m512i exponents, __m512bh* to) {
     }
 }
 
-// out[R, C * W] = x[R, words] times the panel's columns, whose words in 16 bits are left in `wide`, if it is given.
+// out[R, C * W] = x[R, words] times the panel's columns, whose decompressed words are stored to `wide` unless null.
 template <int S, int R>
-void short_tile(const char* x, int64_t x_stride, const int32_t* w, const uint16_t* exponents, int64_t words, float* out,
-                Ahead ahead, int32_t* wide) {
+void bf12_tile(const char* x, int64_t x_stride, const int32_t* w, const uint16_t* exponents, int64_t words, float* out,
+                Prefetch prefetch, int32_t* wide) {
     const __m512i table = _mm512_loadu_si512(exponents);
     vf sum[R][C];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) sum[r][c] = vf{};
     for (int64_t k = 0; k < words; k += QUAD, w += PACKED_QUAD * PANEL) {
-        UNROLL for (int i = 0; i < PACKED_QUAD; i++) ahead.fetch();
+        UNROLL for (int i = 0; i < PACKED_QUAD; i++) prefetch.fetch();
         __m512bh own[C][QUAD];
         UNROLL for (int c = 0; c < C; c++) unpack_quad(w + c * W, table, own[c]);
         if (wide)
@@ -183,11 +183,11 @@ void short_tile(const char* x, int64_t x_stride, const int32_t* w, const uint16_
 }
 
 template <int S, int R = FLOAT_ROWS>
-void short_tiles(int rows, const char* x, int64_t x_stride, const int32_t* w, const uint16_t* exponents, int64_t words,
-                 float* out, Ahead ahead, int32_t* wide) {
+void bf12_tiles(int rows, const char* x, int64_t x_stride, const int32_t* w, const uint16_t* exponents, int64_t words,
+                 float* out, Prefetch prefetch, int32_t* wide) {
     if constexpr (R > 1)
-        if (rows < R) return short_tiles<S, R - 1>(rows, x, x_stride, w, exponents, words, out, ahead, wide);
-    short_tile<S, R>(x, x_stride, w, exponents, words, out, ahead, wide);
+        if (rows < R) return bf12_tiles<S, R - 1>(rows, x, x_stride, w, exponents, words, out, prefetch, wide);
+    bf12_tile<S, R>(x, x_stride, w, exponents, words, out, prefetch, wide);
 }
 #endif
 

@@ -1,12 +1,12 @@
 // Products with matrices of float32 or bfloat16. A word of a matrix is one float, or two bfloat16 of neighbouring inputs.
 #pragma once
 
-#include "vectors.h"
+#include "panels.h"
 
 namespace kernel {
 
 constexpr int FLOAT_ROWS = W == 16 ? 12 : 6;  // rows of a tile kept in registers
-constexpr int SIDE = W == 16 ? 4 : 1;         // of many rows, those that lie side by side, word by word
+constexpr int SIDE = W == 16 ? 4 : 1;         // rows that are interleaved word by word, when there are many
 
 struct Single {  // float32
     static constexpr int PARTS = 1;
@@ -40,7 +40,7 @@ struct Pair {  // bfloat16, widened; x has become float32
 #endif
 
 #if defined(__AVX512F__)
-// Words of four rows, `stride` bytes apart, to one another's side, as far as whole vectors go; how many there were.
+// Interleave the words of four rows, `stride` bytes apart, as far as whole vectors go. Returns the number of words.
 inline int64_t four_side_by_side(const char* x, int64_t stride, int64_t words, char* to) {
     static_assert(SIDE == 4, "as many rows as words of a vector");
     int64_t k = 0;
@@ -55,13 +55,13 @@ inline int64_t four_side_by_side(const char* x, int64_t stride, int64_t words, c
 #endif
 
 // out[R, C * W] = x[R, words] times the panel's columns; S rows of x lie side by side.
-// Every sum goes over the inputs in order, so that a row's outcome does not depend on its neighbours.
+// Every sum goes over the inputs in order, so that a row's result does not depend on the other rows.
 template <class F, int S, int R>
-void float_tile(const char* x, int64_t x_stride, const int32_t* w, int64_t words, float* out, Ahead ahead) {
+void float_tile(const char* x, int64_t x_stride, const int32_t* w, int64_t words, float* out, Prefetch prefetch) {
     vf sum[R][C];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) sum[r][c] = vf{};
     for (int64_t k = 0; k < words; k++, w += PANEL) {
-        ahead.fetch();
+        prefetch.fetch();
         UNROLL for (int p = 0; p < F::PARTS; p++) {
             const auto w0 = F::part(load(w), p), w1 = F::part(load(w + W), p);
             UNROLL for (int r = 0; r < R; r++) {
@@ -76,10 +76,10 @@ void float_tile(const char* x, int64_t x_stride, const int32_t* w, int64_t words
 
 template <class F, int S, int R = FLOAT_ROWS>
 void float_tiles(int rows, const char* x, int64_t x_stride, const int32_t* w, int64_t words, float* out,
-                 Ahead ahead) {
+                 Prefetch prefetch) {
     if constexpr (R > 1)
-        if (rows < R) return float_tiles<F, S, R - 1>(rows, x, x_stride, w, words, out, ahead);
-    float_tile<F, S, R>(x, x_stride, w, words, out, ahead);
+        if (rows < R) return float_tiles<F, S, R - 1>(rows, x, x_stride, w, words, out, prefetch);
+    float_tile<F, S, R>(x, x_stride, w, words, out, prefetch);
 }
 
 }  // namespace kernel

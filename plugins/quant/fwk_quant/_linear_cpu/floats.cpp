@@ -21,7 +21,7 @@ struct Floats {
 
     static int64_t row_bytes(const Matrix& m) { return words_of(m) * F::PARTS * 4; }
 
-    // `side` rows lie side by side, of which these are the first.
+    // Interleave `rows` rows word by word, `side` rows apart.
     template <class T>
     static void prepare(const Matrix& m, const T* x, int64_t x_stride, int64_t rows, int64_t side, char* to) {
         constexpr int64_t COUNT = F::PARTS == 1 ? 4 / sizeof(T) : 1;  // numbers of a word
@@ -41,7 +41,7 @@ struct Floats {
     template <class T>
     static void put_word(const T* x, char* to) {
         if (F::PARTS == 1) memcpy(to, x, 4);
-        else *(float*)to = widen_one(*x);
+        else *(float*)to = to_float(*x);
     }
 
     // Whether rows of x are read where they lie.
@@ -50,7 +50,7 @@ struct Floats {
         return (SIDE == 1 || call.rows <= ROWS) && F::PARTS == 1 && is_whole<T>(*call.matrix);
     }
 
-    // Whether the words of a row of x are those of the matrix, with none to be filled up.
+    // Whether a row of x needs no padding to the words of the matrix.
     template <class T>
     static bool is_whole(const Matrix& m) {
         return words_of(m) * 4 == int64_t(m.in_features * sizeof(T));
@@ -64,25 +64,25 @@ struct Floats {
         Panel(const Matrix& m, int64_t panel, bool) : words((const int32_t*)m.words + panel * m.num_words * PANEL),
                                                       count(m.num_words) {}
 
-        void multiply(int rows, Rows x, int column, float* out, Ahead ahead) const {
-            if (x.side == 1) return float_tiles<F, 1>(rows, x.first, x.stride, words + column, count, out, ahead);
-            float_tiles<F, SIDE>(rows, x.first, x.stride, words + column, count, out, ahead);
+        void multiply(int rows, Rows x, int column, float* out, Prefetch prefetch) const {
+            if (x.side == 1) return float_tiles<F, 1>(rows, x.first, x.stride, words + column, count, out, prefetch);
+            float_tiles<F, SIDE>(rows, x.first, x.stride, words + column, count, out, prefetch);
         }
     };
 };
 
 #if defined(__AVX512BF16__) && !defined(FWK_TILES)
-#define FWK_SHORT_FLOATS 1
+#define FWK_BF12 1
 
-thread_local Spare unpacked;
+thread_local ThreadMemory unpacked;
 
-struct ShortFloats : Floats<Pair> {
+struct Bf12 : Floats<Pair> {
     struct Panel {
         const int32_t* words;
         const uint16_t* exponents;
         const Rare *rare, *end;
         int64_t count;
-        int32_t* wide;                // of many tiles, the words in 16 bits: the first leaves them for the others
+        int32_t* wide;                // for several tiles, the decompressed words: the first tile stores them for the others
         mutable bool is_wide = false;
 
         Panel(const Matrix& m, int64_t panel, bool is_repeated)
@@ -90,26 +90,26 @@ struct ShortFloats : Floats<Pair> {
               rare(m.rare + m.rare_starts[panel]), end(m.rare + m.rare_starts[panel + 1]), count(words_of(m)),
               wide(is_repeated ? (int32_t*)unpacked.take(count * PANEL * 4) : nullptr) {}
 
-        void multiply(int rows, Rows x, int, float* out, Ahead ahead) const {
-            if (x.side == 1) tiles<1>(rows, x, out, ahead);
-            else tiles<SIDE>(rows, x, out, ahead);
+        void multiply(int rows, Rows x, int, float* out, Prefetch prefetch) const {
+            if (x.side == 1) tiles<1>(rows, x, out, prefetch);
+            else tiles<SIDE>(rows, x, out, prefetch);
         }
 
         template <int S>
-        void tiles(int rows, Rows x, float* out, Ahead ahead) const {
-            const Ahead slower{ahead.at, ahead.bytes * PACKED_QUAD / QUAD};  // there are more rows of words than ahead
+        void tiles(int rows, Rows x, float* out, Prefetch prefetch) const {
+            const Prefetch slower{prefetch.at, prefetch.bytes * PACKED_QUAD / QUAD};  // there are more words
             if (is_wide) float_tiles<Pair, S>(rows, x.first, x.stride, wide, count, out, slower);
-            else short_tiles<S>(rows, x.first, x.stride, words, exponents, count, out, ahead, wide);
+            else bf12_tiles<S>(rows, x.first, x.stride, words, exponents, count, out, prefetch, wide);
             is_wide = wide;
             for (const Rare* one = rare; one < end; one++) {
                 const char* numbers = x.first + one->input / 2 * S * 4 + one->input % 2 * 2;
-                const float value = widen_one(one->value);
+                const float value = to_float(one->value);
                 float* to = out + one->output;
                 for (int left = rows; left > 0; left -= S, numbers += S * x.stride)
                     for (int r = 0; r < std::min(S, left); r++, to += PANEL) {
                         uint16_t number;
                         memcpy(&number, numbers + r * 4, 2);
-                        *to += widen_one(number) * value;
+                        *to += to_float(number) * value;
                     }
             }
         }
@@ -118,7 +118,7 @@ struct ShortFloats : Floats<Pair> {
 #endif
 
 #if defined(FWK_TILES)
-// Of bfloat16, also for a single row: the order in which a row is summed is AMX's own, and is to be that of all rows.
+// bfloat16 by AMX, for single rows too: AMX has its own order of summation, and all rows must use the same.
 struct FloatBlocks : Floats<Single> {
     static constexpr int ROWS = fwk::tiles::BLOCK, COLUMNS = PANEL, SIDE = 1;
     static constexpr bool ARE_BLOCKS = true;
@@ -131,17 +131,17 @@ struct FloatBlocks : Floats<Single> {
     struct Panel : Floats<Single>::Panel {
         using Floats<Single>::Panel::Panel;
 
-        void multiply(int rows, Rows x, int, float* out, Ahead) const {
+        void multiply(int rows, Rows x, int, float* out, Prefetch) const {
             float_block(rows, x.first, x.stride, words, count, out, [] {});
         }
 
         template <class O>
-        void multiply_beside(int rows, Rows x, float* out, Next next, O& outcome) const {
+        void multiply_interleaved(int rows, Rows x, float* out, NextPanel next, O& pending) const {
             const int64_t steps = count / fwk::tiles::SIDE, share = (ROWS + steps - 1) / steps;
-            Lines lines(next, count * 2, steps);
+            PanelPrefetch lines(next, count * 2, steps);
             float_block(rows, x.first, x.stride, words, count, out, [&] {
                 lines.fetch();
-                outcome.put(share);
+                pending.put(share);
             });
         }
     };
@@ -151,15 +151,15 @@ typedef FloatBlocks Bfloats;
 typedef Floats<Pair> Bfloats;
 #endif
 
-#if defined(FWK_SHORT_FLOATS)
-thread_local Spare lengthened;
+#if defined(FWK_BF12)
+thread_local ThreadMemory decompressed;
 
-// The words in 16 bits of a panel of 12.
-const int32_t* lengthen_panel(const Matrix& m, int64_t panel) {
+// Decompress a panel of bf12 to bfloat16.
+const int32_t* decompress_panel(const Matrix& m, int64_t panel) {
     const int32_t* from = (const int32_t*)m.words + panel * m.num_words * PANEL;
     const __m512i table = _mm512_loadu_si512(m.exponents + panel * 2 * CODES);
     const int64_t count = m.num_words / PACKED_QUAD * QUAD;
-    int32_t* words = (int32_t*)lengthened.take(count * PANEL * 4);
+    int32_t* words = (int32_t*)decompressed.take(count * PANEL * 4);
     for (int32_t* to = words; to < words + count * PANEL; from += PACKED_QUAD * PANEL, to += QUAD * PANEL)
         for (int c = 0; c < PANEL; c += W) {
             __m512bh own[QUAD];
@@ -179,8 +179,8 @@ template <class F>
 void with_numbers(const Matrix& m, int64_t panel, F f) {
     const int32_t* words = (const int32_t*)m.words + panel * m.num_words * PANEL;
     if (m.format == FLOAT32) return f([=](int64_t i, int c) { return (vf)load(words + i * PANEL + c * W); });
-#if defined(FWK_SHORT_FLOATS)
-    if (m.format == BFLOAT16_IN_12) words = lengthen_panel(m, panel);
+#if defined(FWK_BF12)
+    if (m.format == BFLOAT16_IN_12) words = decompress_panel(m, panel);
 #endif
     f([=](int64_t i, int c) {
         const vi word = load(words + i / 2 * PANEL + c * W);
@@ -201,8 +201,8 @@ void linear(const void* args, fwk::PoolThread& thread) {
     const fwk::tiles::Region region;
     run_blocks<FloatBlocks, uint16_t>(call, thread);
 #else
-#if defined(FWK_SHORT_FLOATS)
-    if (call.matrix->format == BFLOAT16_IN_12) return run<ShortFloats, uint16_t>(call, thread);
+#if defined(FWK_BF12)
+    if (call.matrix->format == BFLOAT16_IN_12) return run<Bf12, uint16_t>(call, thread);
 #endif
     run<Floats<Pair>, uint16_t>(call, thread);
 #endif
@@ -224,13 +224,13 @@ void linear_largest(const void* args, fwk::PoolThread& thread) {
 #if defined(FWK_TILES)
     const fwk::tiles::Region region;
 #endif
-#if defined(FWK_SHORT_FLOATS)
-    if (call.linear.matrix->format == BFLOAT16_IN_12) return run_largest<ShortFloats, uint16_t>(call, thread);
+#if defined(FWK_BF12)
+    if (call.linear.matrix->format == BFLOAT16_IN_12) return run_largest<Bf12, uint16_t>(call, thread);
 #endif
     run_largest<Bfloats, uint16_t>(call, thread);
 }
 
-// Rows up to which `linear_largest` leaves something out; 0 where products of 8-bit integers are slow.
+// Rows up to which `linear_largest` skips panels; 0 where products of 8-bit integers are slow.
 int64_t linear_screened_rows() {
 #if defined(__AVX2__)
     return kernel::SCREENED_ROWS;
@@ -239,19 +239,19 @@ int64_t linear_screened_rows() {
 #endif
 }
 
-// Whether bfloat16 may be in 12 bits.
-int64_t linear_is_short() {
-#if defined(FWK_SHORT_FLOATS)
+// Whether bfloat16 weights may be compressed to 12 bits.
+int64_t linear_has_bf12() {
+#if defined(FWK_BF12)
     return 1;
 #else
     return 0;
 #endif
 }
 
-void linear_shorten(const void* args, fwk::PoolThread& thread) {
+void linear_compress(const void* args, fwk::PoolThread& thread) {
     using namespace kernel;
-    const Shorten& call = *(const Shorten*)args;
-    thread.parallel_for((call.out_features + PANEL - 1) / PANEL, [&](int64_t panel) { shorten_panel(call, panel); });
+    const Compress& call = *(const Compress*)args;
+    thread.parallel_for((call.out_features + PANEL - 1) / PANEL, [&](int64_t panel) { compress_panel(call, panel); });
 }
 
 void linear_rows(const void* args, fwk::PoolThread& thread) {
@@ -259,7 +259,7 @@ void linear_rows(const void* args, fwk::PoolThread& thread) {
     const Matrix& matrix = *call.matrix;
     if (matrix.format == BFLOAT16_IN_12) {
         thread.parallel_for_ordered(call.count, [&](int64_t i, int64_t) {
-            kernel::lengthen_row(matrix, call.indices[i], (uint16_t*)call.y + i * matrix.in_features);
+            kernel::decompress_row(matrix, call.indices[i], (uint16_t*)call.y + i * matrix.in_features);
         });
         return;
     }

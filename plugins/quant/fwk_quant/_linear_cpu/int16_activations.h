@@ -1,9 +1,8 @@
 // Products of x in 16 bits with matrices of 8-bit integers of one scale an output, where AMX computes them.
 //
-// Rounded to 8 bits, x takes a scale for every few inputs, and what is then to be done with sums of few products takes
-// longer than AMX does for them. So here a number of x is 256 h + l, signed bytes both, with one scale for the row: twice
-// the products, summed up over all inputs, exactly; numbers down to a hundredth of a row's largest lose no more than by
-// bfloat16.
+// With 8-bit activations x needs a scale per group of inputs, and applying the scales to sums of few products takes longer than
+// the AMX products. So here a number of x is 256 h + l with signed bytes h and l, and one scale per row: twice the products,
+// accumulated exactly over all inputs. Numbers down to a hundredth of a row's maximum are as precise as in bfloat16.
 #pragma once
 
 #include "fwk/tiles.h"
@@ -12,15 +11,15 @@
 #if defined(FWK_TILES)
 namespace kernel {
 
-constexpr int FINE_ROWS = fwk::tiles::SIDE;  // of a block: h of so many, then l of them
-constexpr int HIGHEST = 127 * 256 + 127;
+constexpr int INT16_ROWS = fwk::tiles::SIDE;  // of a block: h of each row, then l
+constexpr int MAX_VALUE = 127 * 256 + 127;
 
-// Rows of x, `side` of which lie together: their h, their l, their scales, and for either what the matrix' zero times its
-// sum has to be taken off.
-struct FineRows {
+// Layout of `side` rows of x: h of all, l of all, scales, and for h and l the correction for the zero point of the matrix:
+// minus the zero point times their sum.
+struct Int16Rows {
     int64_t bytes, side;
 
-    FineRows(const Matrix& m, int64_t together) : bytes((m.in_features + 63) / 64 * 64), side(together) {}
+    Int16Rows(const Matrix& m, int64_t together) : bytes((m.in_features + 63) / 64 * 64), side(together) {}
     int64_t row_bytes() const { return 2 * bytes + 12; }
     const char* low(const char* first) const { return first + side * bytes; }
     float* scales(const char* first) const { return (float*)(first + 2 * side * bytes); }
@@ -28,34 +27,36 @@ struct FineRows {
 };
 
 template <class T>
-void round_fine(const Matrix& m, const T* x, const FineRows& form, int64_t row, char* first) {
+void quantise_int16(const Matrix& m, const T* x, const Int16Rows& form, int64_t row, char* first) {
     const int64_t size = m.in_features;
-    auto top = sizes(x) & 0;
-    for (int64_t i = 0; i < size; i += W) top = some(x, i, size, [&](const T* from) { return larger(top, sizes(from)); });
-    const float most = largest(top);
-    const bool is_usable = most > 1e-30f && most <= 3e38f;
-    const vf inverse = splat(is_usable ? HIGHEST / most : 0.0f);
-    form.scales(first)[row] = most * (is_usable ? 1.0f / HIGHEST : 0.0f);  // not a number where one of x is not finite
+    auto top = magnitude_bits(x) & 0;
+    for (int64_t i = 0; i < size; i += W)
+        top = load_padded(x, i, size, [&](const T* from) { return vmax(top, magnitude_bits(from)); });
+    const float max_abs = from_magnitude_bits(top);
+    const bool is_usable = max_abs > 1e-30f && max_abs <= 3e38f;
+    const vf inverse = splat(is_usable ? MAX_VALUE / max_abs : 0.0f);
+    form.scales(first)[row] = max_abs * (is_usable ? 1.0f / MAX_VALUE : 0.0f);  // not a number where one of x is not finite
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
     char *high = first + row * form.bytes, *low = high + form.side * form.bytes;
     vi sums[2] = {};
     for (int64_t i = 0; i < form.bytes; i += W) {
-        const vi whole = some(x, i, size, [&](const T* from) { return (vi)fma(widen(from), inverse, magic) - (vi)magic; });
+        const vi whole =
+            load_padded(x, i, size, [&](const T* from) { return (vi)fma(load(from), inverse, magic) - (vi)magic; });
         const vi upper = (whole + 128) >> 8;
         *(vb*)(high + i) = __builtin_convertvector(upper, vb);
         *(vb*)(low + i) = __builtin_convertvector(whole, vb);
         sums[0] += upper, sums[1] += whole - (upper << 8);
     }
-    for (int part : {0, 1}) form.starts(first, part)[row] = -int32_t(m.zero) * sum_of(sums[part]);
+    for (int part : {0, 1}) form.starts(first, part)[row] = -int32_t(m.zero) * reduce_add(sums[part]);
 }
 
-inline vf fine_outcome(vi high, vi low, vf factor, float scale) {
+inline vf int16_result(vi high, vi low, vf factor, float scale) {
     return fma(as_float(high), splat(256.0f), as_float(low)) * (factor * splat(scale));
 }
 
 // out[R, PANEL] = x[R] times a panel.
 template <int R>
-void fine_tile(const OpenPanel& panel, const FineRows& form, const char* x, float* out, Ahead ahead) {
+void int16_tile(const OpenPanel& panel, const Int16Rows& form, const char* x, float* out, Prefetch prefetch) {
     const int64_t words = panel.m.num_words, stride = form.row_bytes();
     const int32_t* w = panel.words;
     vi high[R][C], low[R][C];
@@ -64,7 +65,7 @@ void fine_tile(const OpenPanel& panel, const FineRows& form, const char* x, floa
         low[r][c] = splat(*form.starts(x + r * stride, 1));
     }
     for (int64_t k = 0; k < words; k++, w += PANEL) {
-        ahead.fetch();
+        prefetch.fetch();
         const vi bytes[C] = {load(w), load(w + W)};
         UNROLL for (int r = 0; r < R; r++) {
             const int32_t upper = four(x + r * stride + k * 4), lower = four(form.low(x + r * stride) + k * 4);
@@ -77,26 +78,26 @@ void fine_tile(const OpenPanel& panel, const FineRows& form, const char* x, floa
     Factors factors;
     panel.read(0, factors);
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++)
-        store(out + r * PANEL + c * W, fine_outcome(high[r][c], low[r][c], load(factors.scale + c * W),
+        store(out + r * PANEL + c * W, int16_result(high[r][c], low[r][c], load(factors.scale + c * W),
                                                     *form.scales(x + r * stride)));
 }
 
 template <int R>
-void fine_tiles(int rows, const OpenPanel& panel, const FineRows& form, const char* x, float* out, Ahead ahead) {
+void int16_tiles(int rows, const OpenPanel& panel, const Int16Rows& form, const char* x, float* out, Prefetch prefetch) {
     if constexpr (R > 1)
-        if (rows < R) return fine_tiles<R - 1>(rows, panel, form, x, out, ahead);
-    fine_tile<R>(panel, form, x, out, ahead);
+        if (rows < R) return int16_tiles<R - 1>(rows, panel, form, x, out, prefetch);
+    int16_tile<R>(panel, form, x, out, prefetch);
 }
 
-// out[rows, PANEL] = x[rows] times a panel, to the bit as fine_tile does. beside() comes once for each 64 inputs.
-template <class Beside>
-inline void fine_block(int rows, const OpenPanel& panel, const FineRows& form, const char* x, float* out,
-                       const Beside& beside) {
+// out[rows, PANEL] = x[rows] times a panel, with the same bits as int16_tile. interleaved() is called once per 64 inputs.
+template <class Interleaved>
+inline void int16_block(int rows, const OpenPanel& panel, const Int16Rows& form, const char* x, float* out,
+                       const Interleaved& interleaved) {
     namespace tiles = fwk::tiles;
-    alignas(64) int32_t sums[2 * FINE_ROWS * PANEL];
+    alignas(64) int32_t sums[2 * INT16_ROWS * PANEL];
     tiles::begin_both(rows, PANEL, tiles::SIDE);
     tiles::steps<tiles::Bytes>(form.bytes / 64, form.bytes, PANEL * 4, [&](int64_t i) {
-        beside();
+        interleaved();
         const int32_t* left = panel.words + i * tiles::SIDE * PANEL;
         return tiles::Operands{x + i * 64, left, left + tiles::SIDE};
     });
@@ -108,21 +109,21 @@ inline void fine_block(int rows, const OpenPanel& panel, const FineRows& form, c
     for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < PANEL; c += W)
             store(out + r * PANEL + c,
-                  fine_outcome(load(sums + r * PANEL + c) + splat(high[r]),
-                               load(sums + (FINE_ROWS + r) * PANEL + c) + splat(low[r]), load(factors.scale + c), scales[r]));
+                  int16_result(load(sums + r * PANEL + c) + splat(high[r]),
+                               load(sums + (INT16_ROWS + r) * PANEL + c) + splat(low[r]), load(factors.scale + c), scales[r]));
 }
 
-struct FineTiles {
+struct Int16Tiles {
     static constexpr int ROWS = INTEGER_ROWS, COLUMNS = PANEL, SIDE = 1;
     static constexpr bool ARE_BLOCKS = false;
     static constexpr int64_t SHARED_ROWS = INT64_MAX;
 
-    static int64_t row_bytes(const Matrix& m) { return FineRows(m, 1).row_bytes(); }
+    static int64_t row_bytes(const Matrix& m) { return Int16Rows(m, 1).row_bytes(); }
 
     template <class T>
     static void prepare(const Matrix& m, const T* x, int64_t x_stride, int64_t rows, int64_t side, char* to) {
-        const FineRows form(m, side);
-        for (int64_t r = 0; r < rows; r++) round_fine(m, x + r * x_stride, form, r, to);
+        const Int16Rows form(m, side);
+        for (int64_t r = 0; r < rows; r++) quantise_int16(m, x + r * x_stride, form, r, to);
     }
 
     template <class T>
@@ -136,28 +137,28 @@ struct FineTiles {
         Panel(const Matrix& m, int64_t index, bool)
             : panel{m, Rounded(m), index, (const int32_t*)m.words + index * m.num_words * PANEL, nullptr} {}
 
-        void multiply(int rows, Rows x, int, float* out, Ahead ahead) const {
-            fine_tiles<ROWS>(rows, panel, FineRows(panel.m, 1), x.first, out, ahead);
+        void multiply(int rows, Rows x, int, float* out, Prefetch prefetch) const {
+            int16_tiles<ROWS>(rows, panel, Int16Rows(panel.m, 1), x.first, out, prefetch);
         }
     };
 };
 
-struct FineBlocks : FineTiles {
-    static constexpr int ROWS = FINE_ROWS, SIDE = FINE_ROWS;
+struct Int16Blocks : Int16Tiles {
+    static constexpr int ROWS = INT16_ROWS, SIDE = INT16_ROWS;
     static constexpr bool ARE_BLOCKS = true;
     static constexpr int64_t SHARED_ROWS = 16;
 
-    struct Panel : FineTiles::Panel {
-        using FineTiles::Panel::Panel;
+    struct Panel : Int16Tiles::Panel {
+        using Int16Tiles::Panel::Panel;
 
         template <class O>
-        void multiply_beside(int rows, Rows x, float* out, Next next, O& outcome) const {
-            const FineRows form(panel.m, SIDE);
+        void multiply_interleaved(int rows, Rows x, float* out, NextPanel next, O& pending) const {
+            const Int16Rows form(panel.m, SIDE);
             const int64_t steps = form.bytes / 64, share = (ROWS + steps - 1) / steps;
-            Lines lines(next, panel.m.num_words * 2, steps);
-            fine_block(rows, panel, form, x.first, out, [&] {
+            PanelPrefetch lines(next, panel.m.num_words * 2, steps);
+            int16_block(rows, panel, form, x.first, out, [&] {
                 lines.fetch();
-                outcome.put(share);
+                pending.put(share);
             });
         }
     };

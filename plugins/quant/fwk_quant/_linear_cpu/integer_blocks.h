@@ -1,4 +1,4 @@
-// Products of 8-bit integers with matrices of integers by AMX, for so many rows that opening a panel pays.
+// Products of 8-bit integers with matrices of integers by AMX, for enough rows to amortise opening a panel.
 #pragma once
 
 #include "fwk/tiles.h"
@@ -30,10 +30,10 @@ inline void add_group(int rows, const OpenPanel& panel, const char* x, int64_t g
     }
 }
 
-// out[rows, PANEL] = x[rows] times a panel that is open, to the bit as integer_tile does: a group's products by AMX,
-// and beside them what else is to be done with the group before. beside() comes once for each group.
-template <int BITS, bool IS_WHOLE, class Beside>
-inline void integer_block(int rows, const OpenPanel& panel, const char* x, float* out, const Beside& beside) {
+// out[rows, PANEL] = x[rows] times an open panel, with the same bits as integer_tile. AMX computes the products of a group
+// while vector instructions apply the scales of the group before. interleaved() is called once per group.
+template <int BITS, bool IS_WHOLE, class Interleaved>
+inline void integer_block(int rows, const OpenPanel& panel, const char* x, float* out, const Interleaved& interleaved) {
     namespace tiles = fwk::tiles;
     const Matrix& m = panel.m;
     const Rounded form = panel.form;
@@ -48,7 +48,7 @@ inline void integer_block(int rows, const OpenPanel& panel, const char* x, float
             const int32_t* left = panel.words + g * words * PANEL;
             return tiles::Operands{x + g * m.group, left, left + tiles::SIDE};
         });
-        beside();
+        interleaved();
         if (g > 0) add_group<IS_WHOLE>(rows, panel, x, g - 1, factors(g - 1), before, out);
         tiles::write(products, PANEL * 4);
         std::swap(products, before);

@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "matrix.h"
-#include "vectors.h"
+#include "panels.h"
 
 namespace kernel {
 
@@ -29,7 +29,7 @@ struct Rounded {
     float* total(const char* row) const { return sums(row) + groups; }
 };
 
-// In three passes, so that groups do not wait for one another's largest number.
+// Three passes over the groups, to avoid the latency of one group's maximum.
 template <class T>
 void round_row(const Matrix& m, const T* x, char* to) {
     const Rounded form(m);
@@ -37,16 +37,16 @@ void round_row(const Matrix& m, const T* x, char* to) {
     float *scales = form.scales(to), *inverses = form.sums(to);
     for (int64_t g = 0; g < form.groups; g++) {
         const int64_t start = g * group, end = std::min(start + group, size);
-        auto top = sizes(x + start) & 0;
+        auto top = magnitude_bits(x + start) & 0;
         for (int64_t i = start; i < end; i += W)
-            top = some(x, i, end, [&](const T* from) { return larger(top, sizes(from)); });
-        scales[g] = largest(top);
+            top = load_padded(x, i, end, [&](const T* from) { return vmax(top, magnitude_bits(from)); });
+        scales[g] = from_magnitude_bits(top);
     }
     for (int64_t g = 0; g < form.groups; g++) {
-        const float most = scales[g];
-        const bool is_usable = most > 1e-30f && most <= 3e38f;
-        inverses[g] = is_usable ? 127.0f / most : 0.0f;
-        scales[g] = most * (is_usable ? 1 / 127.0f : 0.0f);  // not a number where one of x is not finite
+        const float max_abs = scales[g];
+        const bool is_usable = max_abs > 1e-30f && max_abs <= 3e38f;
+        inverses[g] = is_usable ? 127.0f / max_abs : 0.0f;
+        scales[g] = max_abs * (is_usable ? 1 / 127.0f : 0.0f);  // not a number where one of x is not finite
     }
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
     float whole_sum = 0;
@@ -55,11 +55,11 @@ void round_row(const Matrix& m, const T* x, char* to) {
         const vf inverse = splat(inverses[g]);
         vi sum = vi{};
         for (int64_t i = start; i < start + group; i += W) {
-            const vi bits = some(x, i, end, [&](const T* from) { return (vi)fma(widen(from), inverse, magic); });
+            const vi bits = load_padded(x, i, end, [&](const T* from) { return (vi)fma(load(from), inverse, magic); });
             *(vb*)(to + i) = __builtin_convertvector(bits, vb);
             sum += bits - (vi)magic;
         }
-        const int32_t total = sum_of(sum);
+        const int32_t total = reduce_add(sum);
         if (m.zero_kind == CONSTANT) form.starts(to)[g] = -int32_t(m.zero) * total;
         else form.sums(to)[g] = float(total);
         whole_sum += scales[g] * float(total);
@@ -80,19 +80,19 @@ struct Bits;
 
 template <>
 struct Bits<8> {
-    static constexpr int WORDS = 1, COUNT = 1, HIGHEST = 255;
+    static constexpr int WORDS = 1, COUNT = 1, MAX_VALUE = 255;
     static inline vi get(const int32_t* w, int) { return load(w); }
 };
 
 template <>
 struct Bits<4> {
-    static constexpr int WORDS = 1, COUNT = 2, HIGHEST = 15;
+    static constexpr int WORDS = 1, COUNT = 2, MAX_VALUE = 15;
     static inline vi get(const int32_t* w, int i) { return (i ? load(w) >> 4 : load(w)) & 0x0f0f0f0f; }
 };
 
 template <>
 struct Bits<6> {
-    static constexpr int WORDS = 3, COUNT = 4, HIGHEST = 63;
+    static constexpr int WORDS = 3, COUNT = 4, MAX_VALUE = 63;
     static inline vi get(const int32_t* w, int i) {
         const vi low = Bits<4>::get(w + i / 2 * PANEL, i % 2), high = load(w + 2 * PANEL);
         return low | ((i < 2 ? high << (4 - 2 * i) : high >> (2 * i - 4)) & 0x30303030);
@@ -101,14 +101,14 @@ struct Bits<6> {
 
 template <>
 struct Bits<5> {
-    static constexpr int WORDS = 5, COUNT = 8, HIGHEST = 31;
+    static constexpr int WORDS = 5, COUNT = 8, MAX_VALUE = 31;
     static inline vi get(const int32_t* w, int i) {
         const vi low = Bits<4>::get(w + i / 2 * PANEL, i % 2), high = load(w + 4 * PANEL);
         return low | ((i < 4 ? high << (4 - i) : high >> (i - 4)) & 0x10101010);
     }
 };
 
-// Scales and offsets of a panel as float32: what the sum of x's integers is to be multiplied with comes on top.
+// Scales and offsets of a panel as float32. The offset multiplies the sum of x's integers.
 struct Factors {
     float scale[PANEL], offset[PANEL];
 };
@@ -128,15 +128,15 @@ inline void read_factors(const Matrix& m, int64_t at, int64_t nest, Factors& to)
     }
 }
 
-// Whether integers become bytes beside their products, which other units of the processor compute.
+// Whether a tile unpacks integers to bytes itself, in parallel with the products, which run on other execution ports.
 #if defined(__AVX512VNNI__)
-constexpr bool UNPACKS_BESIDE = true;
+constexpr bool UNPACKS_IN_PLACE = true;
 #else
-constexpr bool UNPACKS_BESIDE = false;
+constexpr bool UNPACKS_IN_PLACE = false;
 #endif
 
-// A panel as tiles read it. For several of them it is opened: factors are read once, and integers of less than 8 bits become
-// bytes, unless tiles do that as well.
+// A panel as tiles read it. For several tiles it is opened first: factors are read once, and integers of less than 8 bits are
+// unpacked to bytes unless UNPACKS_IN_PLACE.
 struct OpenPanel {
     const Matrix& m;
     const Rounded form;
@@ -169,9 +169,9 @@ inline vf scaled(vf sum, const Factors* factors, int column, bool has_starts, fl
 
 // out[R, C * W] = x[R] times the columns of a panel, from `column` on. IS_OPEN: it has been opened.
 template <int BITS, bool IS_OPEN, bool IS_WHOLE, int R>
-void integer_tile(const OpenPanel& panel, const char* x, int column, float* out, Ahead ahead) {
+void integer_tile(const OpenPanel& panel, const char* x, int column, float* out, Prefetch prefetch) {
     typedef Bits<BITS> B;
-    constexpr bool IS_WIDE = IS_OPEN && !UNPACKS_BESIDE;
+    constexpr bool IS_WIDE = IS_OPEN && !UNPACKS_IN_PLACE;
     constexpr int STEP = (IS_WIDE ? B::COUNT : B::WORDS) * PANEL;
     const Matrix& m = panel.m;
     const Rounded form = panel.form;
@@ -195,14 +195,14 @@ void integer_tile(const OpenPanel& panel, const char* x, int column, float* out,
         }
         const int64_t first = g * group_steps, end = std::min(first + group_steps, steps);
         for (int64_t k = first; k < end; k++, w += STEP) {
-            UNROLL for (int i = 0; i < B::WORDS; i++) ahead.fetch();
+            UNROLL for (int i = 0; i < B::WORDS; i++) prefetch.fetch();
             UNROLL for (int i = 0; i < B::COUNT; i++) {
                 vi bytes[C];
                 UNROLL for (int c = 0; c < C; c++) bytes[c] = IS_WIDE ? load(w + i * PANEL + c * W) : B::get(w + c * W, i);
                 UNROLL for (int r = 0; r < R; r++) {
                     const int32_t numbers = four(x + r * stride + (k * B::COUNT + i) * 4);
                     UNROLL for (int c = 0; c < C; c++)
-                        products[r][c] = dot<B::HIGHEST>(products[r][c], bytes[c], numbers);
+                        products[r][c] = dot<B::MAX_VALUE>(products[r][c], bytes[c], numbers);
                 }
             }
         }
@@ -221,10 +221,10 @@ void integer_tile(const OpenPanel& panel, const char* x, int column, float* out,
 }
 
 template <int BITS, bool IS_OPEN, bool IS_WHOLE, int R = INTEGER_ROWS>
-void integer_tiles(int rows, const OpenPanel& panel, const char* x, int column, float* out, Ahead ahead) {
+void integer_tiles(int rows, const OpenPanel& panel, const char* x, int column, float* out, Prefetch prefetch) {
     if constexpr (R > 1)
-        if (rows < R) return integer_tiles<BITS, IS_OPEN, IS_WHOLE, R - 1>(rows, panel, x, column, out, ahead);
-    integer_tile<BITS, IS_OPEN, IS_WHOLE, R>(panel, x, column, out, ahead);
+        if (rows < R) return integer_tiles<BITS, IS_OPEN, IS_WHOLE, R - 1>(rows, panel, x, column, out, prefetch);
+    integer_tile<BITS, IS_OPEN, IS_WHOLE, R>(panel, x, column, out, prefetch);
 }
 
 }  // namespace kernel

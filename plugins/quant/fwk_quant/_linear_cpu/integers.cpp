@@ -7,7 +7,7 @@
 
 namespace kernel {
 
-thread_local Spare panel_memory;
+thread_local ThreadMemory panel_memory;
 
 template <int BITS>
 struct Integers {
@@ -32,7 +32,7 @@ struct Integers {
         OpenPanel panel;
         bool is_open, is_whole;
 
-        Panel(const Matrix& m, int64_t index, bool is_for_many, bool is_wide = BITS < 8 && !UNPACKS_BESIDE)
+        Panel(const Matrix& m, int64_t index, bool is_for_many, bool is_wide = BITS < 8 && !UNPACKS_IN_PLACE)
             : panel{m, Rounded(m), index, (const int32_t*)m.words + index * m.num_words * PANEL, nullptr},
               is_open(is_for_many),
               is_whole(MAY_BE_WHOLE && m.scale_every >= panel.form.groups) {
@@ -53,22 +53,22 @@ struct Integers {
             return to - steps * B::COUNT * PANEL;
         }
 
-        void multiply(int rows, Rows x, int column, float* out, Ahead ahead) const {
-            if (is_open) return multiply_as<true>(rows, x, column, out, ahead);
-            multiply_as<false>(rows, x, column, out, ahead);
+        void multiply(int rows, Rows x, int column, float* out, Prefetch prefetch) const {
+            if (is_open) return multiply_as<true>(rows, x, column, out, prefetch);
+            multiply_as<false>(rows, x, column, out, prefetch);
         }
 
         template <bool IS_OPEN>
-        void multiply_as(int rows, Rows x, int column, float* out, Ahead ahead) const {
+        void multiply_as(int rows, Rows x, int column, float* out, Prefetch prefetch) const {
             if constexpr (MAY_BE_WHOLE)
-                if (is_whole) return integer_tiles<BITS, IS_OPEN, true>(rows, panel, x.first, column, out, ahead);
-            integer_tiles<BITS, IS_OPEN, false>(rows, panel, x.first, column, out, ahead);
+                if (is_whole) return integer_tiles<BITS, IS_OPEN, true>(rows, panel, x.first, column, out, prefetch);
+            integer_tiles<BITS, IS_OPEN, false>(rows, panel, x.first, column, out, prefetch);
         }
     };
 };
 
 #if defined(FWK_TILES)
-constexpr int64_t BLOCK_ROWS = 8;  // rows from which blocks are worth their panels' opening; the sums are the same
+constexpr int64_t MIN_BLOCK_ROWS = 8;  // rows from which blocks are worth their panels' opening; the sums are the same
 
 template <int BITS>
 struct IntegerBlocks : Integers<BITS> {
@@ -80,15 +80,15 @@ struct IntegerBlocks : Integers<BITS> {
         Panel(const Matrix& m, int64_t index, bool) : Integers<BITS>::Panel(m, index, true, BITS < 8) {}
 
         template <class O>
-        void multiply_beside(int rows, Rows x, float* out, Next next, O& outcome) const {
+        void multiply_interleaved(int rows, Rows x, float* out, NextPanel next, O& pending) const {
             const int64_t groups = this->panel.form.groups, share = (ROWS + groups - 1) / groups;
-            Lines lines(next, this->panel.m.num_words * 2, groups);
-            const auto beside = [&] {
+            PanelPrefetch lines(next, this->panel.m.num_words * 2, groups);
+            const auto interleaved = [&] {
                 lines.fetch();
-                outcome.put(share);
+                pending.put(share);
             };
-            if (this->is_whole) return integer_block<BITS, true>(rows, this->panel, x.first, out, beside);
-            integer_block<BITS, false>(rows, this->panel, x.first, out, beside);
+            if (this->is_whole) return integer_block<BITS, true>(rows, this->panel, x.first, out, interleaved);
+            integer_block<BITS, false>(rows, this->panel, x.first, out, interleaved);
         }
     };
 };
@@ -96,17 +96,17 @@ struct IntegerBlocks : Integers<BITS> {
 
 #if defined(FWK_TILES)
 template <class T>
-void run_fine(const Linear& call, fwk::PoolThread& thread) {
-    if (call.rows < BLOCK_ROWS) return run<FineTiles, T>(call, thread);
+void run_int16(const Linear& call, fwk::PoolThread& thread) {
+    if (call.rows < MIN_BLOCK_ROWS) return run<Int16Tiles, T>(call, thread);
     const fwk::tiles::Region region;
-    run_blocks<FineBlocks, T>(call, thread);
+    run_blocks<Int16Blocks, T>(call, thread);
 }
 #endif
 
 template <int BITS>
 void run_typed(const Linear& call, fwk::PoolThread& thread) {
 #if defined(FWK_TILES)
-    if (call.rows >= BLOCK_ROWS) {
+    if (call.rows >= MIN_BLOCK_ROWS) {
         const fwk::tiles::Region region;
         if (call.is_bfloat16) return run_blocks<IntegerBlocks<BITS>, uint16_t>(call, thread);
         return run_blocks<IntegerBlocks<BITS>, float>(call, thread);
@@ -140,7 +140,7 @@ void rows_typed(const LinearRows& call, fwk::PoolThread& thread) {
                     const float number = float(bytes >> 8 * b & 255), scale = factors.scale[lane];
                     const float y = m.zero_kind == CONSTANT ? (number - float(m.zero)) * scale
                                                             : number * scale + factors.offset[lane];
-                    narrow_one(to + at + k * 4 + b, y);
+                    store_one(to + at + k * 4 + b, y);
                 }
             }
         }
@@ -162,7 +162,8 @@ void linear(const void* args, fwk::PoolThread& thread) {
     const Linear& call = *(const Linear*)args;
     if (call.rows == 0) return;
 #if defined(FWK_TILES)
-    if (call.matrix->int16_activations) return call.is_bfloat16 ? run_fine<uint16_t>(call, thread) : run_fine<float>(call, thread);
+    if (call.matrix->int16_activations)
+        return call.is_bfloat16 ? run_int16<uint16_t>(call, thread) : run_int16<float>(call, thread);
 #endif
     if (call.matrix->format == INT8) return run_typed<8>(call, thread);
     if (call.matrix->format == INT4) return run_typed<4>(call, thread);
@@ -182,7 +183,7 @@ void linear_rows(const void* args, fwk::PoolThread& thread) {
 // Bytes of a row of x once it is prepared.
 int64_t linear_row_bytes(const Matrix* matrix) {
 #if defined(FWK_TILES)
-    if (matrix->int16_activations) return kernel::FineTiles::row_bytes(*matrix);
+    if (matrix->int16_activations) return kernel::Int16Tiles::row_bytes(*matrix);
 #endif
     return kernel::Rounded(*matrix).size();
 }

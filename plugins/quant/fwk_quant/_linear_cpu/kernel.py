@@ -29,10 +29,10 @@ WORDS_A_STEP = 16
 SIDE = 16
 """Of more rows, those that may be prepared side by side: there is room for a whole number of these."""
 
-SHORT = 6
+BF12 = 6
 """The format of bfloat16 in 12 bits."""
 
-SHORT_INPUTS, SHORT_WORDS = 32, 12
+BF12_INPUTS, BF12_WORDS = 32, 12
 """Inputs that are packed as a whole there, and into how many words: so many that AMX could multiply them, too."""
 
 RARE = 512
@@ -61,7 +61,7 @@ class LinearCall(ctypes.Structure):
     """``Linear`` of ``matrix.h``."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("matrix", "x", "y", "bias", "spare")),
+        *((name, ctypes.c_void_p) for name in ("matrix", "x", "y", "bias", "scratch")),
         *((name, ctypes.c_int64) for name in ("rows", "x_stride", "y_stride", "is_bfloat16")),
     ]
 
@@ -81,7 +81,7 @@ class _Largest(ctypes.Structure):
     _fields_ = [("linear", LinearCall), *((name, ctypes.c_void_p) for name in ("screen", "is_greedy", "bounds"))]
 
 
-class _Shorten(ctypes.Structure):
+class _Compress(ctypes.Structure):
     _fields_ = [
         ("weight", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("out_features", "in_features", "stride", "num_words")),
@@ -135,8 +135,8 @@ class ScreenedMatrix:
 class LinearKernel:
     """Multiplies by packed matrices on the threads of ``threads``.
 
-    A row's outcome depends on no other row of the batch, on no number of threads, and on no chance: the same bits come
-    out alone or among others.
+    Deterministic and batch-invariant: a row's result has the same bits alone and in any batch, on any number of
+    threads.
     """
 
     source: ClassVar[Path]
@@ -176,9 +176,9 @@ class LinearKernel:
         rows, header = x.shape[0], ctypes.addressof(matrix.header)
         y = torch.empty(rows, out_features, dtype=x.dtype)
         prepared = (rows + SIDE - 1) // SIDE * SIDE if rows > MAX_FEW_ROWS else 0
-        spare = torch.empty(prepared * self._row_bytes(header), dtype=torch.uint8)
+        scratch = torch.empty(prepared * self._row_bytes(header), dtype=torch.uint8)
         call = LinearCall(
-            *(header, x.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr(), spare.data_ptr()),
+            *(header, x.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr(), scratch.data_ptr()),
             *(rows, x.stride(0), out_features, x.dtype == torch.bfloat16),
         )
         self._threads.run(*as_call(call), is_small=rows * out_features * in_features < SMALL)
@@ -207,16 +207,16 @@ class FloatKernel(LinearKernel):
         """shortens: keep bfloat16 in 12 bits a number, without loss, where the instruction set is fast at it."""
         super().__init__(threads, instructions)
         library = native.load(self.source, instructions)
-        self._shorten = operator(library, "linear_shorten") if shortens and library.linear_is_short() else None
+        self._compress = operator(library, "linear_compress") if shortens and library.linear_has_bf12() else None
         self._screen = operator(library, "linear_screen")
         self._largest = operator(library, "linear_largest")
         self.screened_rows: int = library.linear_screened_rows()
 
     def pack(self, weight: Tensor) -> PackedMatrix:
         """weight: [out_features, in_features] of one of ``formats``, which is not kept."""
-        short = self._short(weight) if self._shorten is not None and weight.dtype == torch.bfloat16 else None
-        if short is not None:
-            return short
+        packed = self._pack_bf12(weight) if self._compress is not None and weight.dtype == torch.bfloat16 else None
+        if packed is not None:
+            return packed
         words = self.packing.words(weight, WORDS_A_STEP * 4 // weight.element_size())
         size = (weight.shape[0], weight.shape[1])
         header = Header(
@@ -256,31 +256,31 @@ class FloatKernel(LinearKernel):
 
         return self._multiply(screened.matrix, x, None, as_call)
 
-    def _short(self, weight: Tensor) -> PackedMatrix | None:
+    def _pack_bf12(self, weight: Tensor) -> PackedMatrix | None:
         """bfloat16 in 12 bits a number (``bf12.h``); None where too many do not fit."""
-        assert self._shorten is not None
+        assert self._compress is not None
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         size = (weight.shape[0], weight.shape[1])
-        panels, num_words = -(-size[0] // PANEL), -(-size[1] // SHORT_INPUTS) * SHORT_WORDS
+        panels, num_words = -(-size[0] // PANEL), -(-size[1] // BF12_INPUTS) * BF12_WORDS
         exponents = self.packing.pages.empty((panels, PANEL), torch.int16)
         starts = torch.zeros(panels + 1, dtype=torch.int64)
-        call = _Shorten(
+        call = _Compress(
             *(weight.data_ptr(), *size, weight.stride(0), num_words, exponents.data_ptr(), starts[1:].data_ptr()),
         )
-        self._threads.run(self._shorten, call)
+        self._threads.run(self._compress, call)
         starts = starts.cumsum(0)
         if int(starts[-1]) * RARE > weight.numel():
             return None
         words = self.packing.pages.empty((panels, num_words, PANEL), torch.int32)
         rare = torch.zeros(int(starts[-1]), dtype=torch.int64)
         call.words, call.rare_starts, call.rare = words.data_ptr(), starts.data_ptr(), rare.data_ptr()
-        self._threads.run(self._shorten, call)
+        self._threads.run(self._compress, call)
         header = Header(
             words=words.data_ptr(),
             out_features=size[0],
             in_features=size[1],
             num_words=num_words,
-            format=SHORT,
+            format=BF12,
             exponents=exponents.data_ptr(),
             rare_starts=starts.data_ptr(),
             rare=rare.data_ptr(),

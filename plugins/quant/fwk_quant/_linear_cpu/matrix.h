@@ -1,4 +1,4 @@
-// What the operator is called with.
+// Arguments of the linear operators.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct Matrix {
     const uint16_t* exponents;   // BFLOAT16_IN_12: [panels, 32], of its codes, twice
     const int64_t* rare_starts;  // [panels + 1]
     const Rare* rare;            // by panel, then by input
-    int64_t int16_activations;             // INT8 of one scale an output, CONSTANT: x is rounded to 16 bits, with one scale a row
+    int64_t int16_activations;   // INT8 with one scale per output, CONSTANT: x is rounded to 16 bits, with one scale a row
 };
 
 struct Linear {
@@ -46,12 +46,12 @@ struct Linear {
     const void* x;     // [rows, in_features], of the type of y
     void* y;           // [rows, out_features]
     const void* bias;  // [out_features] of the type of y, or null
-    char* spare;       // [rows to a whole 16, linear_row_bytes], for rows that threads share
+    char* scratch;       // [rows to a whole 16, linear_row_bytes], for rows that threads share
     int64_t rows, x_stride, y_stride;  // strides in elements
     int64_t is_bfloat16;               // x, y and bias; otherwise they are float32
 };
 
-struct Shorten {  // bfloat16 to 12 bits: first only exponents and rare_counts are written, then the others
+struct Compress {  // bfloat16 to 12 bits: first only exponents and rare_counts are written, then the others
     const uint16_t* weight;
     int64_t out_features, in_features, stride, num_words;
     uint16_t* exponents;
@@ -65,11 +65,11 @@ struct Screen {  // a matrix' numbers again, an output's rounded with one scale 
     const Matrix* matrix;
     int32_t* words;  // [panels, num_words, 32]: four neighbouring inputs, 128 added to each; 0 past the last
     float* scales;   // [panels, 32]
-    float* errors;   // [panels, 32]: times the norm of x, how far at most a product with the rounded numbers is off
+    float* errors;   // [panels, 32]: bound of a product's error, as a multiple of the norm of x
     int64_t num_words;
 };
 
-struct Largest {  // y of which the largest of a row is sure, and what equals it, while is_greedy holds 1; else all of it
+struct Largest {  // with *is_greedy only each row's maximum (and what equals it) is exact in y; otherwise all of y
     Linear linear;
     const Screen* screen;
     const int64_t* is_greedy;

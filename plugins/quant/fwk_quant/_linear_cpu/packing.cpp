@@ -21,7 +21,7 @@ void pack_panel(const Pack& call, int64_t panel) {
     T* to = (T*)call.to + panel * PANEL * call.entries;
     const int64_t left = call.rows - panel * PANEL;
     const int rows = left < PANEL ? int(left) : PANEL;
-    T block[ENTRIES * PANEL] = {};  // rows that are not there are zeros
+    T block[ENTRIES * PANEL] = {};  // missing rows are zeros
     for (int64_t first = 0; first < call.entries; first += ENTRIES) {
         const int64_t rest = call.entries - first;
         const int count = rest < ENTRIES ? int(rest) : ENTRIES;
@@ -76,25 +76,25 @@ template <class T>
 void quantise_group(const Quantise& call, int64_t index) {
     const T* from = (const T*)call.weight + index * call.group;
     int8_t* to = call.numbers + index * call.group;
-    float least = 0, most = 0;
-#pragma omp simd reduction(min : least) reduction(max : most)
+    float min_value = 0, max_value = 0;
+#pragma omp simd reduction(min : min_value) reduction(max : max_value)
     for (int64_t i = 0; i < call.group; i++) {
         const float x = from[i].wide();
-        least = x < least ? x : least;
-        most = x > most ? x : most;
+        min_value = x < min_value ? x : min_value;
+        max_value = x > max_value ? x : max_value;
     }
     T& stored = ((T*)call.scales)[index];
     float zero = 0, low, high;
     float scale;
     if (call.zeros) {
         low = 0, high = float((1 << call.bits) - 1);
-        scale = usable<T>((most - least) / high, stored);
-        zero = std::nearbyint(-least / scale);
+        scale = usable<T>((max_value - min_value) / high, stored);
+        zero = std::nearbyint(-min_value / scale);
         zero = zero < low ? low : zero > high ? high : zero;
         call.zeros[index] = uint8_t(zero);
     } else {
         high = float((1 << (call.bits - 1)) - 1), low = -high;
-        scale = usable<T>((-least > most ? -least : most) / high, stored);
+        scale = usable<T>((-min_value > max_value ? -min_value : max_value) / high, stored);
     }
     const int middle = int(call.middle);
     const int64_t count = call.group;  // `to` may be written to anywhere, as far as a compiler knows

@@ -1,9 +1,8 @@
 // From logits to tokens, a row at a time: temperature, top_k, top_p and min_p, then inverse CDF.
 //
-// A row's logits are read once for the maxima of classes of token ids: of the greatest k of these, each stands for an
-// entry at least as large, so that they bound the k-th largest entry. With top_k one more reading gathers the few
-// entries above that bound. Otherwise all are weighed; where a nucleus ends is narrowed down by summing up the weights
-// above several thresholds at a time.
+// A row's logits are read once for the maxima of blocks of token ids. The k-th largest block maximum is a lower bound of the
+// k-th largest logit, so with top_k a second pass gathers the few entries above it. Otherwise the weights of all entries are
+// computed, and the end of the nucleus is found by a search with several thresholds per pass.
 
 #include <algorithm>
 #include <cmath>
@@ -37,11 +36,11 @@ namespace {
 
 using namespace fwk;
 
-constexpr float NONE = -std::numeric_limits<float>::infinity();
+constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
 constexpr float LOG2_E = 1.44269504088896341f;
-constexpr int CHUNK = 1024;   // entries that are read before their maxima, one for each lane, are put away
-constexpr int THRESHOLDS = 7;  // that a nucleus is compared with at a time
-constexpr int64_t FEW = 256;   // entries that are better sorted than counted once more
+constexpr int CHUNK = 1024;          // entries of a block, which has one maximum per lane
+constexpr int THRESHOLDS = 7;        // per pass of the search for the end of a nucleus
+constexpr int64_t MAX_SORTED = 256;  // entries from which down sorting is faster than another pass
 
 constexpr float LOWEST = -std::numeric_limits<float>::max();
 
@@ -58,12 +57,12 @@ class Row {
     // Token id, or -1 for a row with NaN or +inf, or without a finite logit.
     int64_t pick(const T* logits, int64_t n, const Settings& wanted) {
         x = logits, count = n, settings = &wanted;
-        if (!survey()) return -1;
+        if (!scan()) return -1;
         if (wanted.temperature == 0) return first_of_largest();
         scale = LOG2_E / wanted.temperature;
         lowest = wanted.min_logit * LOG2_E;
         if (wanted.top_k > 0 && wanted.top_k < n) return pick_of(largest(wanted.top_k));
-        return pick_of_all(wanted.top_p < 1 ? nucleus_end() : NONE);
+        return pick_of_all(wanted.top_p < 1 ? nucleus_end() : MINUS_INF);
     }
 
   private:
@@ -78,68 +77,59 @@ class Row {
     std::vector<double> sums;
 
     // W logits from this place on; what lies past the end is -inf.
-    vf at(int64_t i) const {
+    vf load_at(int64_t i) const {
         if (i + W <= count) return load(x + i);
         T rest[W];
         for (int j = 0; j < W; j++) rest[j] = i + j < count ? x[i + j] : minus_infinity();
         return load(rest);
     }
-    static T minus_infinity() { return sizeof(T) == 2 ? T(0xff80) : T(NONE); }
+    static T minus_infinity() { return sizeof(T) == 2 ? T(0xff80) : T(MINUS_INF); }
 
     // f(place, numbers) for all logits from one place to another.
     template <class F>
     void each(int64_t from, int64_t to, F f) const {
         for (; from + W <= to; from += W) f(from, load(x + from));
-        if (from < to) f(from, at(from));
+        if (from < to) f(from, load_at(from));
     }
 
-    bool survey() {
+    bool scan() {
         maxima.resize((count + CHUNK - 1) / CHUNK * W);
         vi worst{};  // bits without the sign: what is not a number has the largest
-        vf all = splat(NONE);
+        vf all = splat(MINUS_INF);
         for (int64_t i = 0; i < count; i += CHUNK) {
-            vf most[4] = {splat(NONE), splat(NONE), splat(NONE), splat(NONE)};
-            auto take = [&](vf& most, vf y) {
+            vf lane_max[4] = {splat(MINUS_INF), splat(MINUS_INF), splat(MINUS_INF), splat(MINUS_INF)};
+            auto take = [&](vf& lane_max, vf y) {
                 const vi size = (vi)y & 0x7fffffff;
                 worst = size > worst ? size : worst;
-                most = larger(y, most);
+                lane_max = vmax(y, lane_max);
             };
             int64_t j = i;
             const int64_t end = std::min(i + CHUNK, count);
             for (; j + 4 * W <= end; j += 4 * W)
 #pragma GCC unroll 4
-                for (int k = 0; k < 4; k++) take(most[k], load(x + j + k * W));
-            each(j, end, [&](int64_t, vf y) { take(most[0], y); });
-            const vf both = larger(larger(most[0], most[1]), larger(most[2], most[3]));
+                for (int k = 0; k < 4; k++) take(lane_max[k], load(x + j + k * W));
+            each(j, end, [&](int64_t, vf y) { take(lane_max[0], y); });
+            const vf both = vmax(vmax(lane_max[0], lane_max[1]), vmax(lane_max[2], lane_max[3]));
             store(maxima.data() + i / CHUNK * W, both);
-            all = larger(both, all);
+            all = vmax(both, all);
         }
         for (int j = 0; j < W; j++)
             if (worst[j] > 0x7f800000) return false;
-        top = max_of(all);
+        top = reduce_max(all);
         return top - top == 0;
     }
 
     int64_t first_of_largest() const {
         for (int64_t i = 0; i < count; i += CHUNK) {
-            const float* most = maxima.data() + i / CHUNK * W;
-            if (std::find(most, most + W, top) == most + W) continue;
+            const float* lane_max = maxima.data() + i / CHUNK * W;
+            if (std::find(lane_max, lane_max + W, top) == lane_max + W) continue;
             for (int64_t j = i;; j++)
                 if (number(j) == top) return j;
         }
         return -1;
     }
 
-    float number(int64_t i) const {
-        if constexpr (sizeof(T) == 4) {
-            return x[i];
-        } else {
-            const uint32_t bits = uint32_t(x[i]) << 16;
-            float y;
-            memcpy(&y, &bits, 4);
-            return y;
-        }
-    }
+    float number(int64_t i) const { return to_float(x[i]); }
     double weight(float value) const { return std::exp2(double(value - top) * scale); }
     vf log_weights(vf y) const { return (y - top) * scale; }
 
@@ -167,7 +157,7 @@ class Row {
             std::nth_element(ranked.begin(), ranked.begin() + (k - 1), ranked.end(), std::greater<float>());
             bound = std::max(bound, ranked[k - 1]);
         }
-        gather(bound, -NONE);
+        gather(bound, -MINUS_INF);
         if (k < int64_t(entries.size())) {
             std::nth_element(entries.begin(), entries.begin() + (k - 1), entries.end(), is_larger);
             const float last = entries[k - 1].value;
@@ -217,18 +207,18 @@ class Row {
         for (int64_t i = 0; i < count; i += CHUNK) {
             vf sum{};
             each(i, std::min(i + CHUNK, count), [&](int64_t j, vf y) {
-                const vf w = exp2_of<true>(log_weights(y));
+                const vf w = vexp2<true>(log_weights(y));
                 store(weights.data() + j, w);
                 sum += w;
             });
-            total += sum_of(sum);
+            total += reduce_add(sum);
         }
         const double share = total * settings->top_p;
         // Entries from ``high`` on hold less than the share, those from ``low`` on at least as much (but for what is
         // too small to count).
-        float low = std::max(top - 64 / scale, LOWEST), high = std::nextafter(top, -NONE);
+        float low = std::max(top - 64 / scale, LOWEST), high = std::nextafter(top, -MINUS_INF);
         double held = 0;
-        for (int64_t between = count, before = 0; between > FEW && between != before;) {
+        for (int64_t between = count, before = 0; between > MAX_SORTED && between != before;) {
             before = between;
             narrow(share, low, high, held, between);
         }
@@ -262,7 +252,7 @@ class Row {
                 }
                 number[THRESHOLDS + 1] -= y >= high;
             });
-            for (int k = 0; k <= THRESHOLDS; k++) sums[k] += sum_of(sum[k]);
+            for (int k = 0; k <= THRESHOLDS; k++) sums[k] += reduce_add(sum[k]);
             for (int k = 0; k <= THRESHOLDS + 1; k++)
                 for (int j = 0; j < W; j++) counts[k] += number[k][j];
         }
@@ -277,14 +267,14 @@ class Row {
     int64_t pick_of_all(float cutoff) {
         auto kept = [&](vf y) {
             const vf d = log_weights(y);
-            return (y >= cutoff) & (d >= lowest) ? exp2_of<true>(d) : vf{};
+            return (y >= cutoff) & (d >= lowest) ? vexp2<true>(d) : vf{};
         };
         sums.clear();
         double total = 0;
         for (int64_t i = 0; i < count; i += CHUNK) {
             vf sum{};
             each(i, std::min(i + CHUNK, count), [&](int64_t, vf y) { sum += kept(y); });
-            sums.push_back(sum_of(sum));
+            sums.push_back(reduce_add(sum));
             total += sums.back();
         }
         double rest = std::min(settings->draw * total, std::nextafter(total, 0.0));

@@ -73,7 +73,7 @@ inline void load(const void* from, int64_t stride) {
     for (int r = 0; r < to.rows; r++) memcpy(to.data[r], (const char*)from + r * stride, to.bytes);
 }
 
-inline void settle() {}
+inline void compiler_barrier() {}
 
 template <int TILE>
 inline void store(void* to, int64_t stride) {

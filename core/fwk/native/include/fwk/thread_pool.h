@@ -1,13 +1,13 @@
 // The threads that compute a native operator together.
 //
-// An operator is `extern "C" void op(const void* args, fwk::PoolThread& m)`. The threads of a thread pool run it at once, inside a
-// region, which may hold one operator or a whole recorded step. All it writes for others it writes in `parallel_for`, which
-// it calls as often, in the same order and with the same n for every thread. What it computes must not depend on `size`
+// An operator is `extern "C" void op(const void* args, fwk::PoolThread& m)`. All threads of a pool run it at the same time, inside
+// a region, which holds one operator or a whole recorded step. It may write shared data only inside `parallel_for`, and must
+// make the same calls of it, in the same order and with the same n, on every thread. What it computes must not depend on `size`
 // or on which thread computed what.
 //
-// A call of `parallel_for` is over when all its chunks are done, however many threads have come by then: who is late finds
-// nothing to do, and an operator that is over is left out. So between two calls an operator may only read, and what it
-// reads there may be a later operator's already; no chunk is given to a thread that has read such.
+// A call of `parallel_for` ends when all its chunks are done, no matter how many threads took part. A late thread finds no
+// chunk left and skips operators that have ended. So between two calls an operator may only read, and a late thread may read
+// what a later operator wrote; such a thread gets no chunk of the earlier operator.
 
 #pragma once
 
@@ -23,13 +23,13 @@
 
 namespace fwk {
 
-constexpr int SPINS = 2000;  // turns of waiting before the core is offered to others: some 30 microseconds
-constexpr int YIELDS = 20;   // offers before the thread sleeps
+constexpr int SPINS = 2000;  // iterations before the first yield: some 30 microseconds
+constexpr int YIELDS = 20;   // yields before the thread sleeps
 
-// Where threads wait for what others bring about.
+// Waiting for a condition that another thread makes true: spin, then yield, then sleep.
 class Futex {
   public:
-    // Return once `is_over()`. Whoever makes it so stores that with memory_order_seq_cst and calls `wake`.
+    // Return once `is_over()`. The thread that makes it true stores with memory_order_seq_cst, then calls `wake`.
     template <class F>
     void wait(F is_over) {
         for (int i = 0; i < SPINS; i++) {
@@ -91,18 +91,18 @@ struct PoolThread {
     ThreadPool* pool;
     uint64_t at;  // the next call of `parallel_for`, as it stands in `now` before a chunk is taken
 
-    // f(i) once for every i in [0, n), n < 2^32, each by whichever thread is free; what any of them wrote is then seen
-    // by all. Without a core a thread delays the chunk it has, and none otherwise.
+    // f(i) once for every i in [0, n), n < 2^32, dynamically scheduled. On return all threads see all writes. A thread that is
+    // preempted delays only the chunk it holds.
     template <class F>
     void parallel_for(int64_t n, F f) {
         take(n, n, [&](int64_t i, int64_t) { f(i); });
     }
 
-    // parallel_for of f(i, next) that cost about the same and whose data lie in order: a thread takes some neighbours at a
-    // time, fewer the fewer are left, and without a core delays these; next is the one that it will probably take then.
-    // Of two threads one goes up from the first, the other down from the last: so each reads one piece of memory, and
-    // mostly what it wrote itself.
-    // after() comes when a thread has had some of them, before others may read what they wrote.
+    // parallel_for with guided scheduling, for f(i, next) of similar cost on data that lies in order: a thread takes several
+    // neighbouring chunks at a time, fewer as fewer are left. next: the chunk this thread will probably take next, to prefetch.
+    // Of two threads one counts up and the other down, so each reads one contiguous range, mostly what it wrote itself, which
+    // avoids moving cache lines between cores.
+    // after() is called when a thread has finished what it took, before other threads may read what it wrote.
     template <class F, class After>
     void parallel_for_ordered(int64_t n, F f, After after) {
         const int64_t step = size == 2 && index ? -1 : 1;
@@ -152,7 +152,7 @@ struct PoolThread {
         pool->futex.wait([&] { return pool->now.load(std::memory_order_acquire) >> CALL != call; });
     }
 
-    // By whoever did the last chunk of a call: nobody else has one, so nobody counts.
+    // Called by the thread that finished the last chunk. No other thread holds a chunk, so `done` is not contended.
     void pass(uint64_t next) {
         pool->done.store(0, std::memory_order_relaxed);
         pool->now.store(next, std::memory_order_seq_cst);

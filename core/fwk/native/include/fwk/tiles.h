@@ -38,8 +38,8 @@ inline void load(const void* from, int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TILE));
 }
 
-// What was written before is in memory, where `load` reads: a compiler is not told so by each load.
-inline void settle() { asm volatile("" ::: "memory"); }
+// Compiler barrier: earlier writes reach memory before `load` reads it, because the asm statement of a load names no memory.
+inline void compiler_barrier() { asm volatile("" ::: "memory"); }
 
 template <int TILE>
 inline void store(void* to, int64_t stride) {
@@ -66,7 +66,7 @@ struct Bytes {  // signed ones of rows, unsigned ones of columns, to int32
 #if defined(FWK_TILES)
 namespace fwk::tiles {
 
-constexpr int SIDE = 16;        // rows of a tile, its words in a row, and its columns
+constexpr int SIDE = 16;         // rows of a tile, its words in a row, and its columns
 constexpr int BLOCK = 2 * SIDE;  // rows of a block, and its columns
 
 struct Layout {  // as the instruction reads it
@@ -92,7 +92,7 @@ struct Shape {
 };
 static thread_local Shape shape;  // of the block that this thread's tiles are laid out for; of no rows: they are not
 
-// Whoever multiplies blocks holds one: this thread's tiles are given back with it, so that nobody saves them in vain.
+// Scope of a kernel's use of tiles. Its end releases this thread's tiles, so that context switches do not save them.
 struct Region {
     ~Region() {
         if (!shape.upper) return;
@@ -129,12 +129,12 @@ inline void begin(int rows, int columns, int words) {
     begin(upper, rows - upper, columns, words);
 }
 
-// The same of twice so many rows, 1 to 16 each, of which the second ones begin where the seventeenth is.
+// A block of two halves with `rows` (1 to 16) rows each. The second half starts at row 16.
 inline void begin_both(int rows, int columns, int words) { begin(rows, rows, columns, words); }
 
 // The block becomes what lies at `from`; strides are bytes from row to row.
 inline void read(const void* from, int64_t stride) {
-    settle();
+    compiler_barrier();
     const char *upper = (const char*)from, *lower = upper + SIDE * stride;
     load<0>(upper, stride);
     if (shape.is_wide()) load<1>(upper + 64, stride);
@@ -164,10 +164,10 @@ inline void steps_of(int64_t count, int64_t x_stride, int64_t stride, const At& 
     }
 }
 
-// Add the products of so many steps, whose operands at(i) tells, and does not write. Strides are bytes from row to row.
+// Accumulate `count` steps, whose operands at(i) returns. at(i) must not write to them. Strides are in bytes between rows.
 template <class Numbers, class At>
 inline void steps(int64_t count, int64_t x_stride, int64_t stride, const At& at) {
-    settle();
+    compiler_barrier();
     if (shape.is_tall() && shape.is_wide()) return steps_of<Numbers, true, true>(count, x_stride, stride, at);
     if (shape.is_wide()) return steps_of<Numbers, false, true>(count, x_stride, stride, at);
     if (shape.is_tall()) return steps_of<Numbers, true, false>(count, x_stride, stride, at);
@@ -207,7 +207,7 @@ inline void for_tiles(const F& f) {
 template <class Numbers, int N, bool IS_FEW, class Rows, class Columns>
 inline void strip_steps(int64_t count, int64_t x_stride, int64_t stride, const Rows& rows, const Columns& columns) {
     constexpr int X = IS_FEW ? 5 : 4, Y = IS_FEW ? 7 : 6;
-    settle();
+    compiler_barrier();
     for (int64_t i = 0; i < count; i++) {
         load<X>(rows(i), x_stride);
         for_tiles<N>([&](auto tile) {
@@ -224,7 +224,7 @@ inline void zero_strip() {
 
 template <int N>
 inline void read_strip(const float* from, int64_t stride) {
-    settle();
+    compiler_barrier();
     for_tiles<N>([=](auto tile) { load<tile.value>(from + tile.value * SIDE, stride); });
 }
 
