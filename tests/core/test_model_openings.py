@@ -95,15 +95,6 @@ def test_auto_leaves_a_backend_that_lacks_what_a_layer_needs(tmp_path: Path) -> 
         fwk.LLM(str(tmp_path), plugins=beside(spec), attention_backend="cpu", model_impl="sinking")
 
 
-class Skipping(Tensors):
-    """Remembers what need not be read."""
-
-    skipped: set[str]
-
-    def skip(self, name: str) -> None:
-        self.skipped = {*getattr(self, "skipped", ()), name}
-
-
 class Recording:
     """A backend that is asked with, and without, tensors of the step."""
 
@@ -120,7 +111,7 @@ class Recording:
 def test_layers_say_what_they_need(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama")
     model = RunnableModel(tmp_path)
-    weights = Skipping({"a.k_scale": torch.ones(1)})
+    weights = Tensors({"a.k_scale": torch.ones(1)})
     context = make_context(model.context.config, weights)
     backend = Recording()
     context.attention = backend  # type: ignore[assignment]

@@ -135,6 +135,7 @@ class RunnableModel:
         spec = choose(discover(), "models", implementation, facts).chosen
         assert spec is not None
         assert isinstance(spec.declaration, ModelSpec)
+        self.spec = spec.name
         config = ModelConfig.from_dict(spec.declaration.normalised(raw), str(folder))
         self.weights = Tensors.of_folder(folder)
         self.context = make_context(config, self.weights, dtype=dtype, tp=tp)

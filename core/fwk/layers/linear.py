@@ -11,7 +11,7 @@ import torch
 from fwk.interfaces.lora import LoRAPart
 from fwk.interfaces.parallel import SingleRank
 from fwk.interfaces.quant import LayerFormat, QuantMethod, Weights
-from fwk.layers.sharding import WHOLE, Part, Shard, load, output_shard
+from fwk.layers.sharding import WHOLE, Part, SegmentShards, Shard, load, output_cut, output_shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class _Linear:
         context: ModelContext,
         parts: Sequence[Part],
         in_features: int,
-        output_shards: Sequence[Shard],
+        output_shards: Sequence[Shard | SegmentShards],
         input_shard: Shard,
         method: QuantMethod | None,
     ) -> None:
@@ -94,7 +94,7 @@ class ColumnParallelLinear(_Linear):
         bias: bool = False,
         method: QuantMethod | None = None,
     ) -> None:
-        shards = [output_shard(part, context.tp) for part in parts]
+        shards = [output_cut(part, context.tp) for part in parts]
         super().__init__(context, parts, in_features, shards, WHOLE, method)
         self.bias = self._read_bias(context) if bias else None
 

@@ -28,6 +28,9 @@ class Routing:
     scale: factor on the weights.
     num_groups, top_groups: experts come only from the groups whose best expert is among the best (DeepSeek-V2).
     in_float32: whether the router multiplies in float32, whatever the model's dtype.
+    is_sigmoid: scores are each expert's own sigmoid instead of a softmax over all.
+    has_correction: ``gate.e_score_correction_bias`` is added to the scores that choose, not to those that weigh; a
+        group is then as good as its best two experts (DeepSeek-V3).
     """
 
     num_experts: int
@@ -37,6 +40,8 @@ class Routing:
     num_groups: int = 1
     top_groups: int = 1
     in_float32: bool = False
+    is_sigmoid: bool = False
+    has_correction: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.num_experts:
@@ -50,25 +55,32 @@ class Routing:
                 f"each token cannot have {self.top_k} experts out of {self.top_groups} of {self.num_groups} groups"
             )
 
-    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Router logits [num_tokens, num_experts] to expert ids and float32 weights, [num_tokens, top_k] each."""
-        scores = torch.softmax(logits, -1, dtype=torch.float32)
+    def choose(self, logits: Tensor, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Router logits [num_tokens, num_experts] to expert ids and float32 weights, [num_tokens, top_k] each.
+
+        correction: [num_experts] float32, where the routing has one.
+        """
+        scores = logits.float().sigmoid() if self.is_sigmoid else torch.softmax(logits, -1, dtype=torch.float32)
+        ranks = scores if correction is None else scores + correction
         if self.top_groups < self.num_groups:
-            groups = scores.unflatten(-1, (self.num_groups, -1))
-            best = groups.amax(-1).topk(self.top_groups, -1).indices
+            groups = ranks.unflatten(-1, (self.num_groups, -1))
+            worth = groups.amax(-1) if correction is None else groups.topk(2, -1).values.sum(-1)
+            best = worth.topk(self.top_groups, -1).indices
             is_out = torch.ones(groups.shape[:-1], dtype=torch.bool, device=scores.device).scatter_(-1, best, False)
-            scores = groups.masked_fill(is_out.unsqueeze(-1), 0.0).flatten(-2)
-        weights, ids = scores.topk(self.top_k, -1)
+            ranks = groups.masked_fill(is_out.unsqueeze(-1), 0.0 if correction is None else -torch.inf).flatten(-2)
+        ids = ranks.topk(self.top_k, -1).indices
+        weights = scores.gather(-1, ids)
         if self.normalises:
-            weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if self.is_sigmoid else 0.0))
         return ids, weights * self.scale if self.scale != 1.0 else weights
 
 
 class MoE:
-    """Router ``gate`` and ``experts`` below ``prefix``; the experts are run by the chosen MoE runner.
+    """Router ``gate`` (or the layer ``router``) and ``experts`` below ``prefix``, run by the chosen MoE runner.
 
-    The checkpoint holds ``experts.N.{gate,up,down}_proj``. The router stays plain: it is small, and decides. Neither it
-    nor the experts, which see other tokens than the batch holds, can be changed by LoRA adapters.
+    The checkpoint holds ``experts.N.{gate,up,down}_proj``, or other ``names`` of the three. The router stays plain: it
+    is small, and decides. Neither it nor the experts, which see other tokens than the batch holds, can be changed by
+    LoRA adapters.
     """
 
     def __init__(
@@ -79,13 +91,21 @@ class MoE:
         *,
         intermediate_size: int,
         activation: str | None = None,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        router: str | None = None,
     ) -> None:
         config = context.config
         self.tp, self.routing = context.tp, routing
         shape = (routing.num_experts, config.hidden_size)
         dtype = torch.float32 if routing.in_float32 else context.dtype
-        self.router = context.weights.tensor(f"{prefix}.gate.weight", shape).to(context.device, dtype)
-        experts = _Experts(replace(context, lora=None), f"{prefix}.experts", routing.num_experts, intermediate_size)
+        self.router = context.weights.tensor(f"{router or f'{prefix}.gate'}.weight", shape).to(context.device, dtype)
+        self.correction: Tensor | None = None
+        if routing.has_correction:
+            bias = context.weights.tensor(f"{prefix}.gate.e_score_correction_bias", (routing.num_experts,))
+            self.correction = bias.to(context.device, torch.float32)
+        experts = _Experts(
+            replace(context, lora=None), f"{prefix}.experts", routing.num_experts, intermediate_size, names
+        )
         self.runner = context.moe_runner(
             MoEContext(
                 num_experts=routing.num_experts,
@@ -102,14 +122,22 @@ class MoE:
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size], unchanged, to the same shape; the same on all ranks."""
         logits = F.linear(x.to(self.router.dtype), self.router)
-        expert_ids, weights = self.routing.choose(logits)
+        expert_ids, weights = self.routing.choose(logits, self.correction)
         return self.tp.all_reduce(self.runner.apply(x, expert_ids, weights))
 
 
 class _Experts(ExpertWeights):
     """Reads the experts of one layer: this rank's columns of gate and up, and the same rows' share of down."""
 
-    def __init__(self, context: ModelContext, prefix: str, num_experts: int, intermediate_size: int) -> None:
+    def __init__(
+        self,
+        context: ModelContext,
+        prefix: str,
+        num_experts: int,
+        intermediate_size: int,
+        names: tuple[str, str, str],
+    ) -> None:
+        self._names = names
         self._context = context
         self._prefix = prefix
         self._num_experts = num_experts
@@ -118,25 +146,25 @@ class _Experts(ExpertWeights):
 
     def layers(self, expert: int) -> tuple[ExpertLayer, ExpertLayer]:
         prefix, hidden = f"{self._prefix}.{expert}", self._context.config.hidden_size
-        parts = [Part(f"{prefix}.{name}_proj", self._inner) for name in ("gate", "up")]
+        parts = [Part(f"{prefix}.{name}", self._inner) for name in self._names[:2]]
         gate_up = ColumnParallelLinear(self._context, parts, hidden)
-        down = RowParallelLinear(self._context, f"{prefix}.down_proj", self._inner, hidden, reduces=False)
+        down = RowParallelLinear(self._context, f"{prefix}.{self._names[2]}", self._inner, hidden, reduces=False)
         return gate_up, down
 
     def stacked(self) -> tuple[Tensor, Tensor]:
         context = self._context
         gate_up, down = [], []
         for expert in range(self._num_experts):
-            for name in ("gate", "up", "down"):
-                if context.quant.choose(f"{self._prefix}.{expert}.{name}_proj").method is not context.plain:
+            for name in self._names:
+                if context.quant.choose(f"{self._prefix}.{expert}.{name}").method is not context.plain:
                     raise ModelLoadError(f"{self._prefix}: this MoE runner computes with plain weights only")
-            pieces = [self._read(expert, name, 0) for name in ("gate", "up")]
+            pieces = [self._read(expert, name, 0) for name in self._names[:2]]
             gate_up.append(torch.cat(pieces))
-            down.append(self._read(expert, "down", 1))
+            down.append(self._read(expert, self._names[2], 1))
         return torch.stack(gate_up).to(context.device), torch.stack(down).to(context.device)
 
     def _read(self, expert: int, name: str, sharded_dim: int) -> Tensor:
-        full = f"{self._prefix}.{expert}.{name}_proj.weight"
+        full = f"{self._prefix}.{expert}.{name}.weight"
         hidden = self._context.config.hidden_size
         shape = (hidden, self._inner) if sharded_dim else (self._inner, hidden)
         return self.shard.cut(self._context.weights.tensor(full, shape), sharded_dim, 1, full).to(self._context.dtype)

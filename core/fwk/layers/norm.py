@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class LayerNorm:
-    """Subtracts the mean, divides by the deviation, scales and shifts."""
+    """Subtracts the mean, divides by the deviation, scales and shifts (bias)."""
 
-    def __init__(self, context: ModelContext, prefix: str, size: int, eps: float) -> None:
+    def __init__(self, context: ModelContext, prefix: str, size: int, eps: float, *, bias: bool = True) -> None:
         weights, place = context.weights, (context.device, context.dtype)
         self.weight = weights.tensor(f"{prefix}.weight", (size,)).to(*place)
-        self.bias = weights.tensor(f"{prefix}.bias", (size,)).to(*place)
+        self.bias = weights.tensor(f"{prefix}.bias", (size,)).to(*place) if bias else None
         self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:

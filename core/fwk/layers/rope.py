@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -46,7 +47,9 @@ class RotaryEmbedding:
         partial = rope.scaling.get("partial_rotary_factor") or config.raw.get("partial_rotary_factor") or 1.0
         self.rotary_size = int(size * float(partial))
         self.operators = context.operators
-        frequencies, factor = inverse_frequencies(rope, self.rotary_size, config.max_position_embeddings)
+        frequencies, factor = inverse_frequencies(
+            _for_length(rope, context), self.rotary_size, config.max_position_embeddings
+        )
         positions = torch.arange(context.max_model_len, dtype=torch.float32)
         angles = positions[:, None] * frequencies
         cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -83,10 +86,52 @@ def inverse_frequencies(rope: RopeConfig, size: int, max_positions: int) -> tupl
             return _llama3(base, settings), 1.0
         case "yarn":
             return _yarn(base, rope, size, max_positions)
+        case "longrope":
+            return _longrope(base, settings, max_positions)
         case _:
             raise ModelLoadError(
-                f"rope scaling {rope.kind!r} is not known; this fwk computes default, linear, llama3 and yarn"
+                f"rope scaling {rope.kind!r} is not known; this fwk computes default, linear, llama3, yarn, longrope "
+                "and, up to the model's own length, dynamic"
             )
+
+
+def _for_length(rope: RopeConfig, context: ModelContext) -> RopeConfig:
+    """Angles that depend on how long sequences are, settled for ``max_model_len``: one table serves all of them.
+
+    Raises ``ModelLoadError`` for dynamic scaling beyond the model's own length, which changes with each sequence.
+    """
+    config = context.config
+    original = rope.scaling.get("original_max_position_embeddings") or config.raw.get(
+        "original_max_position_embeddings"
+    )
+    if rope.kind in ("longrope", "su"):
+        original = int(original or config.max_position_embeddings)
+        name = "long_factor" if context.max_model_len > original else "short_factor"
+        factors = rope.scaling.get(name)
+        if not isinstance(factors, list) or not factors:
+            raise ModelLoadError(f"rope scaling 'longrope' needs a list for {name!r}, config.json has {factors!r}")
+        chosen = {"factors": factors, "original_max_position_embeddings": original}
+        return replace(rope, kind="longrope", scaling={**rope.scaling, **chosen})
+    if rope.kind == "dynamic":
+        longest = int(original or config.max_position_embeddings)
+        if context.max_model_len > longest:
+            raise ModelLoadError(
+                f"rope scaling 'dynamic' changes with each sequence beyond {longest} tokens: set --context-length "
+                f"{longest}"
+            )
+        return replace(rope, kind="default")
+    return rope
+
+
+def _longrope(base: Tensor, settings: Mapping[str, Any], max_positions: int) -> tuple[Tensor, float]:
+    """LongRoPE (arXiv:2402.13753): a factor for each wave, and a temperature on attention."""
+    factors = torch.tensor(settings["factors"], dtype=torch.float32)
+    if factors.shape != base.shape:
+        raise ModelLoadError(f"rope scaling 'longrope' has {len(factors)} factors for {len(base)} angles")
+    given, original = settings.get("attention_factor"), float(settings["original_max_position_embeddings"])
+    stretch = float(settings.get("factor") or max_positions / original)
+    temperature = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+    return base / factors, temperature if given is None else float(given)
 
 
 def _setting(settings: Mapping[str, Any], kind: str, name: str) -> float:

@@ -27,11 +27,13 @@ class Part:
 
     num_units: pieces of the output that stay whole (heads; None: every feature is its own). When there are fewer
     than ranks, several ranks hold the same piece.
+    segments: for a matrix that is several in one (Q, K and V; gate and up): output size and units of each, in order.
     """
 
     prefix: str
     out_features: int
     num_units: int | None = None
+    segments: tuple[tuple[int, int | None], ...] = ()
 
 
 class Cut(ABC):
@@ -96,6 +98,43 @@ WHOLE = Shard(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentShards(Cut):
+    """A piece of each of several matrices that are stored as one; the pieces stand in the same order."""
+
+    sizes: tuple[int, ...]
+    shards: tuple[Shard, ...]
+
+    def part_of(self, size: int) -> int:
+        return sum(shard.part_of(segment) for segment, shard in zip(self.sizes, self.shards, strict=True))
+
+    def is_whole(self, size: int) -> bool:
+        return all(shard.count == 1 for shard in self.shards)
+
+    def range(self, size: int) -> range:
+        """Which features this rank holds. Raises ``ModelLoadError`` where they do not stand together."""
+        if not self.is_whole(size):
+            raise ModelLoadError("adapters on layers that are stored as one need --tensor-parallel-size 1")
+        return range(size)
+
+    def cut(self, x: Tensor, dim: int, block: int, where: str) -> Tensor:
+        for size in self.sizes:
+            if size % block and not self.is_whole(sum(self.sizes)):
+                raise ModelLoadError(
+                    f"{where}: a part of {size} features is no whole number of the blocks of {block} they are stored "
+                    "in; set --tensor-parallel-size 1"
+                )
+        if self.is_whole(sum(self.sizes)):
+            return x
+        pieces = x.split([size // block for size in self.sizes], dim)
+        cuts = [shard.cut(piece, dim, block, where) for piece, shard in zip(pieces, self.shards, strict=True)]
+        return torch.cat(cuts, dim)
+
+    def check(self, features: int, block: int, where: str, *, is_joined: bool = False) -> None:
+        for size, shard in zip(self.sizes, self.shards, strict=True):
+            shard.check(size, block, where, is_joined=is_joined or not self.is_whole(features))
+
+
+@dataclass(frozen=True, slots=True)
 class PaddedRows(Cut):
     """``num_rows`` rows from ``first`` on; where the matrix ends before them, zeros follow."""
 
@@ -119,6 +158,14 @@ class PaddedRows(Cut):
         mine = x.narrow(dim, first, max(min(count, x.shape[dim] - first), 0))
         missing = count - mine.shape[dim]
         return F.pad(mine, (0, 0) * (x.dim() - 1 - dim) + (0, missing)) if missing else mine
+
+
+def output_cut(part: Part, tp: ParallelGroup) -> Shard | SegmentShards:
+    """The piece of a part's output that a rank computes, of each of its segments where it has some."""
+    if not part.segments:
+        return output_shard(part, tp)
+    shards = [output_shard(Part(part.prefix, size, units), tp) for size, units in part.segments]
+    return SegmentShards(tuple(size for size, _ in part.segments), tuple(shards))
 
 
 def output_shard(part: Part, tp: ParallelGroup) -> Shard:

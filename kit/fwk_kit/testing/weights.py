@@ -56,6 +56,7 @@ class Tensors(WeightSource):
         self.tensors = tensors
         self.layout = layout
         self.asked: set[str] = set()
+        self.skipped: set[str] = set()
 
     @staticmethod
     def of_folder(folder: Path) -> Tensors:
@@ -74,6 +75,9 @@ class Tensors(WeightSource):
     def raw(self, name: str) -> Tensor:
         self.asked.add(name)
         return self.tensors[name]
+
+    def skip(self, name: str) -> None:
+        self.skipped.add(name)
 
     def has(self, name: str) -> bool:
         return name in self.tensors

@@ -124,7 +124,7 @@ def test_ropes_that_follow_the_longest_sequence_are_refused(tmp_path: Path) -> N
 def test_ranks_are_refused(tmp_path: Path) -> None:
     make(tmp_path, "gpt2")
     with pytest.raises(ModelLoadError, match="cannot be split: set --tensor-parallel-size 1"):
-        on_ranks(2, lambda tp: RunnableModel(tmp_path, tp=tp).logits([1, 2]))
+        on_ranks(2, lambda tp: RunnableModel(tmp_path, tp=tp, implementation="transformers").logits([1, 2]))
 
 
 def test_native_models_come_first_and_the_library_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_native_models_come_first_and_the_library_must_be_there(monkeypatch: pyt
         return found.name
 
     assert chosen("LlamaForCausalLM") == "llama"
-    assert chosen("Gemma2ForCausalLM") == "transformers"
+    assert chosen("HeliumForCausalLM") == "transformers"
     from fwk.interfaces import declaration
 
     def absent(name: str) -> str:
@@ -144,12 +144,12 @@ def test_native_models_come_first_and_the_library_must_be_there(monkeypatch: pyt
 
     monkeypatch.setattr(declaration, "installed_version", absent)
     with pytest.raises(PluginError, match=r"transformers needs the package transformers>=.*pip install 'transformers"):
-        chosen("Gemma2ForCausalLM")
+        chosen("HeliumForCausalLM")
 
 
 def test_linear_layers_are_fwks_and_a_missing_tensor_is_named(tmp_path: Path) -> None:
     make(tmp_path, "granite", tie_word_embeddings=False)
-    model: Any = RunnableModel(tmp_path).model
+    model: Any = RunnableModel(tmp_path, implementation="transformers").model
     assert not [name for name, module in model.causal.named_modules() if type(module) is nn.Linear]
     assert not [name for name, module in model.body.named_modules() if type(module) is nn.Linear]
     path = tmp_path / "model.safetensors"
@@ -157,7 +157,7 @@ def test_linear_layers_are_fwks_and_a_missing_tensor_is_named(tmp_path: Path) ->
     del tensors["model.layers.1.input_layernorm.weight"]
     save_file(tensors, path)
     with pytest.raises(ModelLoadError, match=r"lacks the tensor 'model\.layers\.1\.input_layernorm\.weight'"):
-        RunnableModel(tmp_path)
+        RunnableModel(tmp_path, implementation="transformers")
 
 
 def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
