@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -93,6 +96,95 @@ def test_a_library_that_is_damaged_is_named(cache: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(build, "_build", lambda source, target, *_: target.write_text("no library"))
     with pytest.raises(PluginError, match=r"sample-\w+\.so cannot be loaded.*remove that file"):
         native.load(kernel(tmp_path), "plain")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "no checksum", "writable by others"])
+def test_a_damaged_library_is_built_again(
+    damage: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Loading a truncated library would end the process with SIGBUS."""
+    source = kernel(tmp_path)
+    library = native.build_library(source, "plain")
+    content = library.read_bytes()
+    if damage == "truncated":
+        library.write_bytes(content[: len(content) // 2])
+    elif damage == "changed":
+        library.write_bytes(content[:-1] + b"x")
+    elif damage == "no checksum":
+        library.with_suffix(".sha256").unlink()
+    else:
+        library.chmod(0o777)
+    capfd.readouterr()
+    assert native.load(source, "plain").answer() == 42
+    assert "building the kernel" in capfd.readouterr().err
+    assert library.read_bytes() == content
+    assert library.stat().st_mode & 0o777 == 0o700
+    native.load(source, "plain")
+    assert capfd.readouterr().err == ""
+
+
+def test_another_users_files_are_refused(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = kernel(tmp_path)
+    library = native.build_library(source, "plain")
+    user = os.geteuid()
+    if user == 0:
+        os.chown(library, 12345, -1)
+        with pytest.raises(PluginError, match=r"\.so belongs to another user \(uid 12345\), whose code is not run"):
+            native.load(source, "plain")
+        os.chown(library, user, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    with pytest.raises(PluginError, match=rf"native belongs to another user \(uid {user}\)"):
+        native.load(source, "plain")
+
+
+def test_a_folder_that_others_may_write_to_is_refused(cache: Path, tmp_path: Path) -> None:
+    source = kernel(tmp_path)
+    native.build_library(source, "plain")
+    cache.chmod(0o777)
+    with pytest.raises(PluginError, match=r"other users may write to .*native.*: chmod go-w"):
+        native.load(source, "plain")
+
+
+def test_a_build_that_is_killed_is_cleaned_up_by_the_next(cache: Path, tmp_path: Path) -> None:
+    source = kernel(tmp_path)
+    library = native.build_library(source, "plain")
+    library.unlink()
+    left = library.with_name(f"{library.name}.build")
+    left.mkdir()
+    (left / "kernel.o").write_text("half")
+    assert native.load(source, "plain").answer() == 42
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+
+def test_sigterm_during_a_build_leaves_nothing(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, started = tmp_path / "slow-c++", tmp_path / "started"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exec echo slow\nfor last; do :; done\n'
+        f'echo half > "$last"; echo $$ > {started}.tmp; mv {started}.tmp {started}; exec sleep 60\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    code = f"from pathlib import Path; from fwk import native; native.load(Path({str(kernel(tmp_path))!r}), 'plain')"
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGTERM
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+
+
+def test_a_disk_that_is_full_is_said(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(PluginError, match=r"sample could not be built in .*native: .*No space left"):
+        native.load(kernel(tmp_path), "plain")
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
 def test_instruction_sets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 """Native CPU code: what builds C++ kernels, runs them on threads, and gives them memory.
 
-Here belong the cache of built libraries (``build``), the system's ``compiler``, the CPU's instruction sets
-(``cpu_features``, and ``amx``, which the system has to permit), the threads that run operators (``thread_pool``), the
-operating system's memory (``memory``, ``huge_pages``) and the headers kernels include (``include/``). Kernels belong to
-plugins, settings of the process to ``fwk.process``.
+Here belong what builds libraries (``build``) and keeps them (``cache``), the system's ``compiler``, the CPU's
+instruction sets (``cpu_features``, and ``amx``, which the system has to permit), the threads that run operators
+(``thread_pool``), the operating system's memory (``memory``, ``huge_pages``) and the headers kernels include
+(``include/``). Kernels belong to plugins, settings of the process to ``fwk.process``.
 """
 
 from fwk.native.build import INCLUDE, build_library, load, refusal

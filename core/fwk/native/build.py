@@ -1,7 +1,7 @@
 """C++ kernels of plugins: built on first use by the system's compiler, kept in the user's cache, called through ctypes.
 
 A plugin ships a source file whose entry points are plain C (``extern "C"``), and calls ``load``. The library's name in
-the cache is a hash of everything it depends on: source, flags (and so the instruction set), compiler. Sources may
+the cache (``cache``) is a hash of what it depends on: source, flags (and so the instruction set), compiler. Sources may
 use OpenMP: the library is linked without a runtime of its own and finds the one torch has loaded. Operators leave
 that to the thread pool that runs them (``fwk.native.thread_pool``). A plugin's own headers are found next to the
 source, core's (``fwk/thread_pool.h``) in ``INCLUDE``.
@@ -10,20 +10,20 @@ source, core's (``fwk/thread_pool.h``) in ``INCLUDE``.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
-import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fwk.errors import PluginError
-from fwk.native import compiler
+from fwk.native import cache, compiler
 from fwk.native.cpu_features import flags_of, isa
 
 COMMON_FLAGS = (
@@ -75,12 +75,14 @@ def build_library(source: Path, instructions: str | None = None) -> Path:
     said = (" ".join(flags), compiler.version(command), platform.machine())
     for part in (*(file.read_bytes() for file in _files(source)), *map(str.encode, said)):
         key.update(len(part).to_bytes(8, "little") + part)
-    folder = _folder()
-    target = folder / f"{source.stem}-{key.hexdigest()[:24]}.so"
-    if not target.exists():
-        with _locked(folder / f"{target.name}.lock"):
-            if not target.exists():
-                _build(source, target, command, flags)
+    target = cache.folder() / f"{source.stem}-{key.hexdigest()[:24]}.so"
+    if not cache.is_intact(target):
+        try:
+            with cache.locked(target):
+                if not cache.is_intact(target):
+                    _build(source, target, command, flags)
+        except OSError as error:
+            raise PluginError(f"the kernel {source.stem} could not be built in {target.parent}: {error}") from None
     return target
 
 
@@ -96,15 +98,42 @@ def _files(source: Path) -> list[Path]:
 
 
 def _build(source: Path, target: Path, command: tuple[str, ...], flags: tuple[str, ...]) -> None:
-    """Compile and link in a folder of its own, then put the library into place in one move."""
     print(f"fwk: building the kernel {source.stem} (once, some seconds) ...", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        compiled, linked = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
+    with _termination_delayed(source), cache.workspace(target) as folder:
+        compiled, linked = folder / "kernel.o", folder / "kernel.so"
         # Linking does not get -fopenmp: it would bring a second OpenMP runtime, with threads of its own.
         undefined = ["-Wl,-undefined,dynamic_lookup"] if sys.platform == "darwin" else []
         _run([*command, *flags, f"-I{INCLUDE}", "-c", str(source), "-o", str(compiled)], source)
         _run([*command, "-shared", *undefined, str(compiled), "-o", str(linked)], source)
-        os.replace(linked, target)
+        cache.store(linked, target)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came during a build."""
+
+
+@contextmanager
+def _termination_delayed(source: Path) -> Iterator[None]:
+    """SIGTERM ends the compiler and removes its files, and then does what it would have done.
+
+    Only in the main thread, where Python handles signals. Elsewhere the next build removes what is left.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except _Terminated:
+        signal.signal(signal.SIGTERM, before)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise PluginError(f"the kernel {source.stem} was not built, as the process is to end") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(command: list[str], source: Path) -> None:
@@ -116,20 +145,3 @@ def _run(command: list[str], source: Path) -> None:
         lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
         why = lines[0] if lines else f"exit status {done.returncode}"
         raise PluginError(f"the kernel {source.stem} could not be built by {command[0]}: {why}")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process builds; others wait and find the library."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _folder() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fwk" / "native"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise PluginError(f"no folder to keep built kernels in: {error}; name another in XDG_CACHE_HOME") from None
-    return folder
