@@ -40,3 +40,33 @@ class TestTGI(DialectSuite):
     generates = (Call("POST", "/generate", {"inputs": "Hi"}), Call("POST", "/", {"inputs": "Hi"}))
     streams = (Call("POST", "/generate_stream", {"inputs": "Hi"}),)
     wrong = (Call("POST", "/generate", {"inputs": 3}), Call("POST", "/generate", {}))
+
+
+OLLAMA_CHAT = {"model": "tiny", **CHAT}
+OLLAMA_GENERATE = {"model": "tiny", "prompt": "Hi"}
+
+
+class TestOllama(DialectSuite):
+    plugin = "ollama"
+    generates = (
+        Call("POST", "/api/generate", {**OLLAMA_GENERATE, "stream": False}),
+        Call("POST", "/api/generate", {**OLLAMA_GENERATE, "stream": False, "raw": True}),
+        Call("POST", "/api/chat", {**OLLAMA_CHAT, "stream": False, "options": {"num_predict": -1, "seed": 3}}),
+    )
+    streams = (Call("POST", "/api/generate", OLLAMA_GENERATE), Call("POST", "/api/chat", OLLAMA_CHAT))
+    wrong = (
+        Call("POST", "/api/generate", {**OLLAMA_GENERATE, "images": ["x"]}),
+        Call("POST", "/api/generate", {**OLLAMA_GENERATE, "suffix": "x"}),
+        Call("POST", "/api/generate", {**OLLAMA_GENERATE, "options": {"num_gpu": 1}}),
+        Call("POST", "/api/generate", {**OLLAMA_GENERATE, "options": {"temperature": -1}}),
+        Call("POST", "/api/generate", {**OLLAMA_GENERATE, "options": {"typical_p": 0.5}}),
+        Call("POST", "/api/generate", {**OLLAMA_GENERATE, "format": "json"}),
+        Call("POST", "/api/chat", {**OLLAMA_CHAT, "model": "other"}),
+        Call("POST", "/api/chat", {"messages": [{"role": "wizard", "content": "x"}]}),
+    )
+
+    def text_of(self, call: Call, reply: Reply) -> str:
+        lines = [json.loads(line) for line in reply.body.decode().splitlines()]
+        assert lines[-1]["done"] is True
+        assert lines[-1]["eval_count"] > 0
+        return "".join(line["message"]["content"] if "message" in line else line["response"] for line in lines)

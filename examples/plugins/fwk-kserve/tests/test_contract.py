@@ -1,0 +1,5 @@
+"""The contract of the family."""
+
+from fwk_kserve.contract import TestKServe
+
+__all__ = ["TestKServe"]

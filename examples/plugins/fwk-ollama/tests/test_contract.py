@@ -1,5 +1,0 @@
-"""What every dialect must do."""
-
-from fwk_ollama.contract import TestOllama
-
-__all__ = ["TestOllama"]

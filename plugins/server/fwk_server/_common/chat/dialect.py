@@ -1,0 +1,139 @@
+"""What other dialects of chat share: a body is translated to OpenAI's chat fields, and runs as those do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from fwk.errors import EngineDead, FwkError, NotServed
+from fwk.interfaces.dialect import Dialect, DialectContext, OutputDelta
+from fwk_server._common import body
+from fwk_server._common.caller import Caller, caller_of
+from fwk_server._common.chat.answers import Answer
+from fwk_server._common.chat.call import ChatCall, check, prepare
+from fwk_server._common.chat.outputs import Usage, run
+from fwk_server._common.documented import Reply, documented
+from fwk_server._common.replies import CLIENT_CLOSED
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+Translate = Callable[[Mapping[str, Any]], dict[str, Any]]
+Endpoint = Callable[..., Coroutine[Any, Any, Response]]
+
+
+class ErrorReply(Reply):
+    """Every error."""
+
+    error: Any
+
+
+class Running:
+    """A call while it runs: the news of its one answer, and its counts."""
+
+    def __init__(self, call: ChatCall, dialect: ChatDialect) -> None:
+        self.call = call
+        self.frontend = dialect.frontend
+        self.usage = Usage([call.item])
+        [self.answer] = call.answers(self.frontend) or [Answer(None, None, is_parallel=True)]
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.num_output_tokens = 0
+
+    async def news(self) -> AsyncGenerator[tuple[dict[str, Any], OutputDelta], None]:
+        """What each delta adds, as the ``delta`` of OpenAI's chunks. Closing it aborts the request."""
+        async with aclosing(run(self.frontend, [self.call.item], self.usage)) as steps:
+            async for _, deltas in steps:
+                for delta in deltas:
+                    self.num_output_tokens = delta.num_output_tokens
+                    if delta.finish_reason is not None:
+                        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+                    yield self.answer.take(delta), delta
+
+    async def whole(self) -> dict[str, Any]:
+        """Run to the end: the message."""
+        async with aclosing(self.news()) as news:
+            async for _ in news:
+                pass
+        return self.answer.message(self.call.echo)
+
+    @property
+    def reason(self) -> str | None:
+        """Why it ended, in OpenAI's words."""
+        return self.answer.finish_reason(self.finish_reason)
+
+
+class ChatDialect(Dialect):
+    """A dialect whose bodies can be told in OpenAI's chat fields."""
+
+    request_notes = body.NOTES
+
+    def __init__(self, context: DialectContext) -> None:
+        super().__init__(context)
+        self.frontend = context.frontend
+
+    def route(
+        self,
+        app: FastAPI,
+        path: str,
+        endpoint: Endpoint,
+        *,
+        reply: type[BaseModel] = Reply,
+        error: type[BaseModel] = ErrorReply,
+        streams: bool = False,
+        method: str = "POST",
+    ) -> None:
+        """Add a route whose body ``requests`` documents, and which the endpoint reads itself."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_CLOSED)
+
+        extra = None
+        if path in self.requests:
+            content = {"application/json": {"schema": self.requests[path].model_json_schema()}}
+            extra = {"requestBody": {"required": True, "content": content}}
+        app.add_api_route(
+            path,
+            answer,
+            methods=[method],
+            response_model=None,
+            name=f"{type(self).__name__}_{endpoint.__name__}_{method}",
+            description=endpoint.__doc__,
+            responses=documented(reply, error, works=method == "POST", streams=streams),
+            openapi_extra=extra,
+        )
+
+    async def read(self, request: Request, translate: Translate) -> tuple[Mapping[str, Any], Running]:
+        """The body and the call it asks for, read and checked off the event loop."""
+        data = await body.read(request)
+        return await self.frontend.run_blocking(self._prepare, data, translate, caller_of(request))
+
+    def _prepare(self, data: bytes, translate: Translate, caller: Caller) -> tuple[Mapping[str, Any], Running]:
+        raw = body.parse(data)
+        return raw, self.prepared(translate(raw), caller)
+
+    def prepared(self, fields: Mapping[str, Any], caller: Caller) -> Running:
+        """A call of OpenAI's fields."""
+        return Running(check(prepare(fields, self.frontend, caller), self.frontend), self)
+
+
+def told(error: Exception) -> tuple[int, str]:
+    """Status and sentence of an error inside a stream."""
+    if isinstance(error, EngineDead):
+        return 503, str(error)
+    if isinstance(error, NotServed):
+        return error.status, str(error)
+    return 500, str(error) if isinstance(error, FwkError) else "internal server error"
+
+
+def renamed(raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of ``raw`` that are given, under other names."""
+    return {ours: raw[name] for name, ours in names.items() if raw.get(name) is not None}

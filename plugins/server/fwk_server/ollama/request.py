@@ -1,0 +1,148 @@
+"""From Ollama's bodies to OpenAI's chat fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import ModelCard
+from fwk_server._common.body import shown, want
+from fwk_server._common.fields import CONTEXT, bounded
+
+_SAME = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "tfs_z", "seed", "stop", "mirostat"),
+    *("presence_penalty", "frequency_penalty", "repeat_penalty", "repeat_last_n"),
+)
+_OPTIONS = {"num_predict": "max_tokens", **{name: name for name in _SAME}}
+_IGNORED = frozenset({"mirostat_tau", "mirostat_eta"})  # they say nothing while mirostat is off
+
+_Text = Annotated[Any, bounded("string", CONTEXT)]
+_Object = Annotated[Any, bounded("object", CONTEXT)]
+_List = Annotated[Any, bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model: Annotated[Any, bounded("string", "a served name")] = None
+    stream: bool = True
+    options: _Object = None
+    format: _Object = None
+    think: Any = None
+    logprobs: bool = False
+    keep_alive: Any = None
+
+
+class ChatBody(_Body):
+    """``POST /api/chat``."""
+
+    messages: _List = None
+    tools: _List = None
+
+
+class GenerateBody(_Body):
+    """``POST /api/generate``."""
+
+    prompt: _Text = ""
+    system: _Text = ""
+    suffix: _Text = ""
+    raw: bool = False
+
+
+class EmbedBody(BaseModel):
+    """``POST /api/embed`` and ``/api/embeddings``."""
+
+    model: Annotated[Any, bounded("string", "a served name")] = None
+    input: _Text = None
+    prompt: _Text = None
+
+
+class ShowBody(BaseModel):
+    """``POST /api/show``."""
+
+    model: Annotated[Any, bounded("string", "a served name")] = None
+
+
+def served_name(raw: Mapping[str, Any], card: ModelCard) -> str:
+    """The model's name without Ollama's tag for the newest."""
+    name = want(raw.get("model") or raw.get("name") or "", str, "a string", "model")
+    return card.name if name == f"{card.name}:latest" else name
+
+
+def chat_fields(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
+    """``POST /api/chat``."""
+    messages = want(raw.get("messages"), list, "an array of messages", "messages")
+    fields = _common(raw, card) | {"messages": [_message(m, f"messages[{i}]") for i, m in enumerate(messages)]}
+    return fields | ({"tools": raw["tools"]} if raw.get("tools") else {})
+
+
+def generate_fields(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
+    """``POST /api/generate``."""
+    for name, reason in (
+        ("context", "send the conversation to /api/chat"),
+        ("template", "the model's own chat template is used"),
+        ("images", "this server's model reads text only"),
+        ("suffix", "this server does not fill in the middle"),
+    ):
+        if raw.get(name):
+            raise InvalidRequest(f"{name} is not supported: {reason}", name)
+    system = [{"role": "system", "content": raw["system"]}] if raw.get("system") else []
+    prompt = want(raw.get("prompt"), str, "a string", "prompt")
+    return _common(raw, card) | {"messages": [*system, {"role": "user", "content": prompt}]}
+
+
+def is_load(raw: Mapping[str, Any]) -> bool:
+    """Whether a request has nothing to answer: Ollama's clients load a model that way."""
+    return not raw.get("messages") and not raw.get("prompt")
+
+
+def _common(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
+    fields = {"model": served_name(raw, card), **_options(raw, card), **_format(raw.get("format"))}
+    think = raw.get("think")
+    if isinstance(think, bool):
+        fields["chat_template_kwargs"] = {"enable_thinking": think, "thinking": think}
+    elif think is not None:
+        fields["reasoning_effort"] = want(think, str, "true, false or a level", "think")
+    if raw.get("logprobs") or raw.get("top_logprobs"):
+        raise InvalidRequest("logprobs are not supported here: use /v1/chat/completions", "logprobs")
+    return fields
+
+
+def _options(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    options = want(raw.get("options") or {}, dict, "an object", "options")
+    for name, value in options.items():
+        if name == "num_ctx":
+            if want(value, int, "an integer", "options.num_ctx") > card.max_model_len:
+                raise InvalidRequest(f"options.num_ctx: this server's context is {card.max_model_len}", "options")
+        elif name not in _OPTIONS and name not in _IGNORED:
+            raise InvalidRequest(f"options.{name[:128]} is not supported: the server's operator decides it", "options")
+        elif name in _OPTIONS and value is not None and not (name == "num_predict" and value in (-1, -2)):
+            fields[_OPTIONS[name]] = value
+    return fields
+
+
+def _format(kind: Any) -> dict[str, Any]:
+    if kind == "json":
+        return {"response_format": {"type": "json_object"}}
+    if isinstance(kind, dict) and kind:
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "format", "schema": kind}}}
+    if kind:
+        raise InvalidRequest(f"format must be 'json' or a JSON schema, not {shown(kind)}", "format")
+    return {}
+
+
+def _message(message: Any, at: str) -> dict[str, Any]:
+    message = dict(want(message, dict, "an object", at))
+    if message.get("images"):
+        raise InvalidRequest(f"{at}.images: this server's model reads text only", "messages")
+    if message.get("thinking"):
+        message["reasoning_content"] = message.pop("thinking")
+    if message.get("tool_name"):
+        message["name"] = message.pop("tool_name")
+    if message.get("content") is None:
+        message["content"] = ""
+    return message
