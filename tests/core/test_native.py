@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -185,6 +186,23 @@ def test_a_disk_that_is_full_is_said(cache: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(PluginError, match=r"sample could not be built in .*native: .*No space left"):
         native.load(kernel(tmp_path), "plain")
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_a_compiler_that_fails_is_a_refusal(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "broken-c++"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exec echo broken\necho "error: no cc1plus" >&2; exit 1\n')
+    compiler.chmod(0o755)
+    assert native.refusal() is None
+    monkeypatch.setenv("CXX", str(compiler))
+    assert re.search(r"fails here: the kernel thread_pool .*error: no cc1plus", native.refusal() or "")
+
+
+def test_a_cache_that_cannot_be_written_to_is_a_refusal(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert re.search("fails here: no folder to keep built kernels in: .*XDG_CACHE_HOME", native.refusal() or "")
 
 
 def test_instruction_sets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ source, core's (``fwk/thread_pool.h``) in ``INCLUDE``.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -35,8 +36,29 @@ INCLUDE = Path(__file__).with_name("include")
 """Where core's headers are."""
 
 
+SMALLEST = Path(__file__).with_name("thread_pool.cpp")
+"""What every kernel needs, and a second builds: whether that works is taken for whether others will."""
+
+
 def refusal() -> str | None:
-    """Why kernels cannot be built on this machine, as ``Declaration.refusal`` says it; None when they can."""
+    """Why kernels cannot be built on this machine, as ``Declaration.refusal`` says it; None when they can.
+
+    Builds the thread pool once, to find a compiler that fails, a full disk or a folder that cannot be written to.
+    """
+    return _unavailable() or _failure(compiler.find(), os.environ.get("XDG_CACHE_HOME"))
+
+
+@functools.cache
+def _failure(_command: tuple[str, ...] | None, _folder: str | None) -> str | None:
+    """Cached: dozens of declarations ask in a start."""
+    try:
+        build_library(SMALLEST, "plain")
+    except PluginError as error:
+        return f"is built on first use, which fails here: {error}"
+    return None
+
+
+def _unavailable() -> str | None:
     if os.name != "posix":
         return "is built on first use, which works on Linux and macOS only"
     if compiler.find() is None:
@@ -66,7 +88,7 @@ def build_library(source: Path, instructions: str | None = None) -> Path:
 
     instructions: one of ``ISA_FLAGS``, which this machine need not have, or ``EMULATED_AMX``. Raises as ``load`` does.
     """
-    why = refusal()
+    why = _unavailable()
     command = compiler.find()
     if why is not None or command is None:
         raise PluginError(f"the kernel {source.stem} {why}")
