@@ -79,48 +79,30 @@ __all__ = [
 
 _HOMES = {
     "Ask": "fwk.interfaces.declaration",
-    "AttentionBackendSpec": "fwk.interfaces.attention",
-    "CacheTierSpec": "fwk.interfaces.prefix_cache",
     "Completion": "fwk.engine.llm",
     "Declaration": "fwk.interfaces.declaration",
-    "DialectSpec": "fwk.interfaces.dialect",
-    "ExecutorSpec": "fwk.interfaces.executor",
     "Facts": "fwk.interfaces.declaration",
-    "GrammarBackendSpec": "fwk.interfaces.grammar",
     "GrammarRequest": "fwk.types",
     "Host": "fwk.interfaces.declaration",
-    "KVTransferSpec": "fwk.interfaces.kv_transfer",
     "LLM": "fwk.engine.llm",
     "Limit": "fwk.interfaces.declaration",
-    "LoRABackendSpec": "fwk.interfaces.lora",
-    "LoRASourceSpec": "fwk.interfaces.lora",
-    "LoadBalancerSpec": "fwk.interfaces.balance",
-    "LoaderSpec": "fwk.interfaces.loader",
-    "LogitsProcessorSpec": "fwk.interfaces.sampling",
-    "MoERunnerSpec": "fwk.interfaces.moe",
-    "ModelSourceSpec": "fwk.interfaces.loader",
-    "ModelSpec": "fwk.interfaces.model",
-    "MultimodalProcessorSpec": "fwk.interfaces.multimodal",
     "Needs": "fwk.interfaces.declaration",
-    "ObserverSpec": "fwk.interfaces.observer",
-    "OperatorsSpec": "fwk.interfaces.operators",
     "Options": "fwk.config",
-    "PrefixCacheSpec": "fwk.interfaces.prefix_cache",
-    "QuantizerSpec": "fwk.interfaces.quant",
-    "ReasoningParserSpec": "fwk.interfaces.parser",
-    "SamplerSpec": "fwk.interfaces.sampling",
     "SamplingParams": "fwk.types",
-    "SchedulePolicySpec": "fwk.interfaces.schedule",
-    "SpeculativeDecoderSpec": "fwk.interfaces.speculative",
-    "ToolParserSpec": "fwk.interfaces.parser",
     "hookimpl": "fwk.hookspecs",
     "option": "fwk.config",
 }
-"""Where the public names are defined; ``fwk.engine.llm`` brings torch in."""
+"""Where the public names are defined, but for the families' declarations; ``fwk.engine.llm`` brings torch in."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name in _HOMES:
+        value: Any = getattr(import_module(_HOMES[name]), name)
+    elif name in __all__:
+        from fwk.plugins.families import FAMILIES  # noqa: PLC0415 - importing fwk is light
+
+        value = next(family.spec for family in FAMILIES.values() if family.spec.__name__ == name)
+    else:
         raise AttributeError(f"module 'fwk' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
     return value

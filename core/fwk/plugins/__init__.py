@@ -8,7 +8,7 @@ What a family's plugins implement belongs to ``fwk.interfaces``, the model and m
 
 from fwk.plugins.discovery import Broken, PluginSet, Registered, discover
 from fwk.plugins.factory import PluginFactory
-from fwk.plugins.families import FAMILIES, Family
+from fwk.plugins.families import FAMILIES, VERSIONS, Family
 from fwk.plugins.negotiation import Judgement, Resolution, judge, negotiate
 from fwk.plugins.options import OptionOwner, build_config, option_owners
 from fwk.plugins.selection import (
@@ -21,7 +21,7 @@ from fwk.plugins.selection import (
     plugin_that_raised,
     taking_part,
 )
-from fwk.plugins.versions import VERSIONS, Adapter, ApiVersion
+from fwk.plugins.versions import Adapter, ApiVersion
 
 __all__ = [
     "FAMILIES",

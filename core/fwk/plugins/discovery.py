@@ -14,8 +14,8 @@ import pluggy
 from fwk import hookspecs
 from fwk.errors import PluginError
 from fwk.interfaces.declaration import LIMITED, Declaration
-from fwk.plugins.families import FAMILIES, ORDER, PARTS
-from fwk.plugins.versions import VERSIONS, Adapter, ApiVersion
+from fwk.plugins.families import FAMILIES, ORDER, PARTS, VERSIONS
+from fwk.plugins.versions import Adapter, ApiVersion
 
 GROUP = "fwk"
 SLOW_SECONDS = 1.0

@@ -1,8 +1,11 @@
-"""The families: which hook declares each, and which core option chooses from it."""
+"""The table of families: hook, declaration, option, contract suite and API version of each.
+
+The public names of declarations (``fwk.XSpec``), ``VERSIONS`` and the kit's suites follow from it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fwk.interfaces.attention import AttentionBackendSpec
 from fwk.interfaces.balance import LoadBalancerSpec
@@ -24,55 +27,96 @@ from fwk.interfaces.quant import QuantizerSpec
 from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec
 from fwk.interfaces.schedule import SchedulePolicySpec
 from fwk.interfaces.speculative import SpeculativeDecoderSpec
+from fwk.plugins.versions import Adapter, ApiVersion, quant_1
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """One kind of plugin.
 
+    suite: the contract suite, ``"module:class"`` of the kit's package of suites.
     option: the core option whose value names the plugin (or plugins); None while no option chooses from the family.
     takes_all: every installed plugin takes part, so there is nothing to choose.
     pattern_option: a core option with values ``PATTERN=NAME``, which choose plugins for parts of the model.
     switch: the core option without which nothing of the family is used.
+    version: raise ``newest`` with the interface, and add an adapter for the version before.
     """
 
     hook: str
     noun: str
     spec: type[Declaration]
+    suite: str
     option: str | None = None
     takes_all: bool = False
     pattern_option: str | None = None
     switch: str | None = None
+    version: ApiVersion = field(default_factory=ApiVersion)
 
 
 _ALL = [
-    Family("attention_backends", "attention backend", AttentionBackendSpec, "attention_backend"),
-    Family("quantizers", "quantizer", QuantizerSpec, "quantization", pattern_option="quantization_layers"),
-    Family("models", "model", ModelSpec, "model_impl"),
-    Family("schedule_policies", "schedule policy", SchedulePolicySpec, "schedule_policy"),
-    Family("speculative_decoders", "speculative decoder", SpeculativeDecoderSpec, "speculative_algorithm"),
-    Family("lora_backends", "LoRA backend", LoRABackendSpec, "lora_backend", switch="enable_lora"),
-    Family("lora_sources", "LoRA source", LoRASourceSpec, takes_all=True, switch="enable_lora"),
-    Family("prefix_caches", "prefix cache", PrefixCacheSpec, "prefix_cache"),
-    Family("cache_tiers", "cache tier", CacheTierSpec, "cache_tiers"),
-    Family("samplers", "sampler", SamplerSpec, "sampling_backend"),
-    Family("logits_processors", "logits processor", LogitsProcessorSpec, takes_all=True),
-    Family("grammar_backends", "grammar backend", GrammarBackendSpec, "grammar_backend"),
-    Family("tool_parsers", "tool parser", ToolParserSpec, "tool_call_parser"),
-    Family("reasoning_parsers", "reasoning parser", ReasoningParserSpec, "reasoning_parser"),
-    Family("executors", "executor", ExecutorSpec, "executor"),
-    Family("load_balancers", "load balancer", LoadBalancerSpec, "load_balance_method"),
-    Family("kv_transfers", "KV transfer", KVTransferSpec),
-    Family("loaders", "loader", LoaderSpec, "load_format"),
-    Family("model_sources", "model source", ModelSourceSpec, takes_all=True),
-    Family("dialects", "HTTP dialect", DialectSpec, takes_all=True),
-    Family("observers", "observer", ObserverSpec, takes_all=True),
-    Family("operators", "set of operators", OperatorsSpec, "operator_backend"),
-    Family("moe_runners", "MoE runner", MoERunnerSpec, "moe_runner_backend"),
-    Family("multimodal_processors", "multimodal processor", MultimodalProcessorSpec, takes_all=True),
+    Family(
+        "attention_backends", "attention backend", AttentionBackendSpec, "attention:AttentionSuite", "attention_backend"
+    ),
+    Family(
+        "quantizers",
+        "quantizer",
+        QuantizerSpec,
+        "quant:QuantizerSuite",
+        "quantization",
+        pattern_option="quantization_layers",
+        version=ApiVersion(2, {1: Adapter("0.4", quant_1)}),
+    ),
+    Family("models", "model", ModelSpec, "models:ModelSuite", "model_impl"),
+    Family(
+        "schedule_policies", "schedule policy", SchedulePolicySpec, "schedulers:SchedulePolicySuite", "schedule_policy"
+    ),
+    Family(
+        "speculative_decoders",
+        "speculative decoder",
+        SpeculativeDecoderSpec,
+        "speculative:SpeculativeDecoderSuite",
+        "speculative_algorithm",
+    ),
+    Family(
+        "lora_backends", "LoRA backend", LoRABackendSpec, "lora:LoRABackendSuite", "lora_backend", switch="enable_lora"
+    ),
+    Family("lora_sources", "LoRA source", LoRASourceSpec, "lora:LoRASourceSuite", takes_all=True, switch="enable_lora"),
+    Family("prefix_caches", "prefix cache", PrefixCacheSpec, "caches:PrefixCacheSuite", "prefix_cache"),
+    Family("cache_tiers", "cache tier", CacheTierSpec, "caches:CacheTierSuite", "cache_tiers"),
+    Family("samplers", "sampler", SamplerSpec, "samplers:SamplerSuite", "sampling_backend"),
+    Family(
+        "logits_processors",
+        "logits processor",
+        LogitsProcessorSpec,
+        "logits_processors:LogitsProcessorSuite",
+        takes_all=True,
+    ),
+    Family("grammar_backends", "grammar backend", GrammarBackendSpec, "grammar:GrammarBackendSuite", "grammar_backend"),
+    Family("tool_parsers", "tool parser", ToolParserSpec, "parsers:ToolParserSuite", "tool_call_parser"),
+    Family(
+        "reasoning_parsers", "reasoning parser", ReasoningParserSpec, "parsers:ReasoningParserSuite", "reasoning_parser"
+    ),
+    Family("executors", "executor", ExecutorSpec, "executors:ExecutorSuite", "executor"),
+    Family("load_balancers", "load balancer", LoadBalancerSpec, "balancers:LoadBalancerSuite", "load_balance_method"),
+    Family("kv_transfers", "KV transfer", KVTransferSpec, "kv_transfer:KVTransferSuite"),
+    Family("loaders", "loader", LoaderSpec, "loaders:LoaderSuite", "load_format"),
+    Family("model_sources", "model source", ModelSourceSpec, "loaders:ModelSourceSuite", takes_all=True),
+    Family("dialects", "HTTP dialect", DialectSpec, "dialects:DialectSuite", takes_all=True),
+    Family("observers", "observer", ObserverSpec, "observers:ObserverSuite", takes_all=True),
+    Family("operators", "set of operators", OperatorsSpec, "operators:OperatorsSuite", "operator_backend"),
+    Family("moe_runners", "MoE runner", MoERunnerSpec, "moe:MoERunnerSuite", "moe_runner_backend"),
+    Family(
+        "multimodal_processors",
+        "multimodal processor",
+        MultimodalProcessorSpec,
+        "multimodal:MultimodalProcessorSuite",
+        takes_all=True,
+    ),
 ]
 
 FAMILIES: dict[str, Family] = {family.spec.family: family for family in _ALL}
+
+VERSIONS: dict[str, ApiVersion] = {name: family.version for name, family in FAMILIES.items()}
 
 ORDER = (
     "models",

@@ -213,14 +213,6 @@ def static_choice(plugins: PluginSet, family: str, requested: str) -> str:
     return requested if requested != "auto" or depends or not items else items[0].name
 
 
-def probable_choice(plugins: PluginSet, family: str, requested: str) -> str:
-    """What a choice will probably come to: the best plugin that can be had at all, or ``none``."""
-    if requested != AUTO:
-        return requested
-    items = ranked(plugins, family)
-    return next((item.name for item in items if item.declaration.needs.refusal(NOWHERE) is None), "none")
-
-
 def check_used(plugins: PluginSet, given: Mapping[str, Mapping[str, object]], chosen: Mapping[str, str]) -> None:
     """Raise ``ConfigError`` for an option of a plugin that ``auto`` passed over; ``chosen``: by family."""
     for key, values in given.items():

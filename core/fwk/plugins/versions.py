@@ -1,7 +1,7 @@
-"""The API version of every family, and how plugins written for an older one are made to fit.
+"""What a version of a family's interface is, and the adapters that make older plugins fit.
 
-This is the one place a version is raised: raise ``newest``, and add an adapter for the version before. The promise made
-to authors, and how a version is retired, is in ``docs/plugins/stability.md``.
+The newest version of each family is in its row of ``fwk.plugins.families``. The promise made to authors, and how a
+version is retired, is in ``docs/plugins/stability.md``.
 """
 
 from __future__ import annotations
@@ -57,35 +57,7 @@ class ApiVersion:
         return replace(adapter.declaration(declaration), api=self.newest), adapter
 
 
-def _quant_1(old: QuantizerSpec) -> QuantizerSpec:
+def quant_1(old: QuantizerSpec) -> QuantizerSpec:
     """Version 1 said in two switches what version 2 says by layout: whose numbers stay those of the checkpoint."""
     exact = tuple(layout for layout in old.layouts if (old.keeps_plain if layout == PLAIN else old.is_lossless))
     return replace(old, api=2, is_lossless=False, keeps_plain=False, exact=exact)
-
-
-VERSIONS: dict[str, ApiVersion] = {
-    "attention": ApiVersion(),
-    "quant": ApiVersion(2, {1: Adapter("0.4", _quant_1)}),
-    "models": ApiVersion(),
-    "schedulers": ApiVersion(),
-    "speculative": ApiVersion(),
-    "lora": ApiVersion(),
-    "lora_sources": ApiVersion(),
-    "cache": ApiVersion(),
-    "cache_tiers": ApiVersion(),
-    "samplers": ApiVersion(),
-    "logits_processors": ApiVersion(),
-    "grammar": ApiVersion(),
-    "tool_parsers": ApiVersion(),
-    "reasoning_parsers": ApiVersion(),
-    "executors": ApiVersion(),
-    "load_balancers": ApiVersion(),
-    "kv_transfer": ApiVersion(),
-    "loaders": ApiVersion(),
-    "model_sources": ApiVersion(),
-    "dialects": ApiVersion(),
-    "observers": ApiVersion(),
-    "moe": ApiVersion(),
-    "operators": ApiVersion(),
-    "multimodal": ApiVersion(),
-}

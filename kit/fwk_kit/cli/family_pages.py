@@ -14,7 +14,7 @@ from typing import Any
 from fwk import hookspecs
 from fwk.interfaces.declaration import Declaration
 from fwk.plugins import FAMILIES, Family
-from fwk.plugins.versions import VERSIONS
+from fwk.plugins.families import VERSIONS
 from fwk_kit.cli.plugin_new import MODULES, selecting
 from fwk_kit.testing import SUITES, suite_of
 from fwk_kit.testing.base import installed

@@ -9,6 +9,8 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
+from fwk.plugins.families import FAMILIES
+
 try:
     import pytest
 except ImportError as error:
@@ -43,32 +45,7 @@ if TYPE_CHECKING:
     from fwk_kit.testing.serving import MIXTURE, TINY, ask, serve_tiny
     from fwk_kit.testing.speculative import SpeculativeDecoderSuite
 
-SUITES: dict[str, str] = {
-    "attention": "fwk_kit.testing.attention:AttentionSuite",
-    "quant": "fwk_kit.testing.quant:QuantizerSuite",
-    "models": "fwk_kit.testing.models:ModelSuite",
-    "schedulers": "fwk_kit.testing.schedulers:SchedulePolicySuite",
-    "speculative": "fwk_kit.testing.speculative:SpeculativeDecoderSuite",
-    "lora": "fwk_kit.testing.lora:LoRABackendSuite",
-    "lora_sources": "fwk_kit.testing.lora:LoRASourceSuite",
-    "cache": "fwk_kit.testing.caches:PrefixCacheSuite",
-    "cache_tiers": "fwk_kit.testing.caches:CacheTierSuite",
-    "samplers": "fwk_kit.testing.samplers:SamplerSuite",
-    "logits_processors": "fwk_kit.testing.logits_processors:LogitsProcessorSuite",
-    "grammar": "fwk_kit.testing.grammar:GrammarBackendSuite",
-    "tool_parsers": "fwk_kit.testing.parsers:ToolParserSuite",
-    "reasoning_parsers": "fwk_kit.testing.parsers:ReasoningParserSuite",
-    "executors": "fwk_kit.testing.executors:ExecutorSuite",
-    "load_balancers": "fwk_kit.testing.balancers:LoadBalancerSuite",
-    "kv_transfer": "fwk_kit.testing.kv_transfer:KVTransferSuite",
-    "loaders": "fwk_kit.testing.loaders:LoaderSuite",
-    "model_sources": "fwk_kit.testing.loaders:ModelSourceSuite",
-    "dialects": "fwk_kit.testing.dialects:DialectSuite",
-    "observers": "fwk_kit.testing.observers:ObserverSuite",
-    "moe": "fwk_kit.testing.moe:MoERunnerSuite",
-    "operators": "fwk_kit.testing.operators:OperatorsSuite",
-    "multimodal": "fwk_kit.testing.multimodal:MultimodalProcessorSuite",
-}
+SUITES: dict[str, str] = {name: f"{__name__}.{family.suite}" for name, family in FAMILIES.items()}
 """The suite of each family."""
 
 _HELPERS = {
