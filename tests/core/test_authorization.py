@@ -13,7 +13,8 @@ from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.interfaces.observer import Observer, ObserverContext
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
-from fwk.server.authorization import Guard, Keys
+from fwk.server.authorization import Guard
+from fwk.server.keys import Keys
 
 KEYS = Keys("user", "admin")
 

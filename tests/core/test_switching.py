@@ -22,7 +22,7 @@ from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, Sampli
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import Resolution
 from fwk.plugins.options import build_config
-from fwk.server.authorization import Keys
+from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers

@@ -24,9 +24,10 @@ def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]
     with gc_paused():
         from fwk.cli.common import read_options  # noqa: PLC0415 - after an engine was started
         from fwk.process.log import announcer, set_up_log  # noqa: PLC0415
+        from fwk.server.keys import read_keys  # noqa: PLC0415
 
         plugins, config, _ = read_options(_parser(), argv)
-        secrets = [config.server.api_key, config.server.admin_api_key]
+        secrets = [*read_keys(config.server).secrets, config.server.ssl_keyfile_password]
         set_up_log(config.server.log_level, config.server.log_format, secrets=secrets)
         engines = engines_of(config.engine.data_parallel_size)
         from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack

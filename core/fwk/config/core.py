@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import ValidationInfo, field_validator
 
@@ -27,8 +29,10 @@ class ModelOptions(Options):
         None, "Folder or tokenizer.json to use instead of the model's own tokenizer.", aliases=["tokenizer"]
     )
     chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the model's own.")
-    served_model_name: str | None = option(
-        None, "Name reported by the API (default: the model as given).", aliases=["model-name"]
+    served_model_name: tuple[str, ...] = option(
+        (),
+        "Names that requests may call the model by; the API reports the first (default: the model as given).",
+        aliases=["model-name"],
     )
     model_impl: str = option(
         "auto", "Implementation of the model, by its plugin's name; auto: the best that serves the architecture."
@@ -54,6 +58,18 @@ class ModelOptions(Options):
     json_model_override_args: str = option(
         "{}", "JSON object of config.json fields to replace.", aliases=["hf-overrides"]
     )
+
+    @field_validator("served_model_name", mode="before")
+    @classmethod
+    def _several(cls, names: object) -> object:
+        return (names,) if isinstance(names, str) else names
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(names)) < len(names) or not all(name and len(name) <= 256 for name in names):
+            raise ValueError("must be different names of 1 to 256 characters")
+        return names
 
 
 class EngineOptions(Options):
@@ -252,6 +268,20 @@ class ServerOptions(Options):
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
+    uds: str | None = option(None, "Path of a unix socket to listen on, instead of --host and --port.", min_length=1)
+    ssl_certfile: str | None = option(None, "Serve HTTPS with this certificate (PEM, with its chain).")
+    ssl_keyfile: str | None = option(
+        None, "Private key of --ssl-certfile, where it is in a file of its own.", needs="ssl_certfile"
+    )
+    ssl_keyfile_password: str | None = option(
+        None, "Password of the private key.", is_secret=True, needs="ssl_certfile", min_length=1
+    )
+    ssl_ca_certs: str | None = option(
+        None, "Let in only clients with a certificate of one of these authorities (PEM).", needs="ssl_certfile"
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "Web pages of these origins (https://chat.example.org, or * for all) may use the server from a browser."
+    )
     api_key: str | None = option(
         None,
         "Key that clients must send as 'Authorization: Bearer KEY'.",
@@ -259,6 +289,9 @@ class ServerOptions(Options):
         min_length=1,
         max_length=1024,
         pattern=KEY_PATTERN,  # an empty one would leave the door open
+    )
+    api_key_file: str | None = option(
+        None, "File of more such keys: a line 'NAME KEY' for each holder, whose name is in the log of requests."
     )
     admin_api_key: str | None = option(
         None,
@@ -352,6 +385,23 @@ class ServerOptions(Options):
         le=86400,
     )
     max_body_bytes: int = option(8 * 2**20, "Largest request body, in bytes.", ge=1024, le=2**31)
+
+    @field_validator("allowed_origins", mode="before")
+    @classmethod
+    def _as_json(cls, origins: object) -> object:
+        """vLLM takes a JSON list."""
+        if not isinstance(origins, str | list | tuple):
+            return origins
+        one = [origins] if isinstance(origins, str) else cast("Sequence[object]", origins)
+        return json.loads(str(one[0])) if len(one) == 1 and str(one[0]).startswith("[") else one
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+", origin):
+                raise ValueError(f"{origin!r} is no origin: one is * or scheme://host[:port], without a path")
+        return origins
 
     @field_validator("admin_api_key")
     @classmethod

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from fwk.config.core import Config, EngineOptions, ModelOptions, PluginOptions, ServerOptions
+from fwk.config.options import is_secret
+
+_SECRETS = {name for name, field in ServerOptions.model_fields.items() if is_secret(field)}
 
 
 def to_plain(config: Config) -> dict[str, Any]:
-    """Only JSON types; the API key stays at home."""
+    """Only JSON types; secrets stay at home."""
     return {
         "model": config.model.model_dump(mode="json"),
         "engine": config.engine.model_dump(mode="json"),
-        "server": config.server.model_dump(mode="json", exclude={"api_key", "admin_api_key"}),
+        "server": config.server.model_dump(mode="json", exclude=_SECRETS),
         "plugins": config.plugins.model_dump(mode="json"),
         "plugin_options": {key: dict(values) for key, values in config.plugin_options.items()},
         "seed": config.seed,

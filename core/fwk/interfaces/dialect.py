@@ -98,6 +98,11 @@ class ModelCard:
     vocab_size: int
     task: Task = "generate"
     embedding_size: int = 0  # numbers in an embedding; 0 for a model that makes none
+    other_names: tuple[str, ...] = ()  # that requests may call it by as well
+
+    def is_called(self, name: str) -> bool:
+        """Whether requests may call the model so."""
+        return name == self.name or name in self.other_names
 
     @property
     def max_prompt_len(self) -> int:

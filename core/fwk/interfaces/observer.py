@@ -20,8 +20,9 @@ class RequestRecord:
     """The life of one request; times are monotonic seconds of the API process.
 
     ``operation`` and ``trace`` are those of ``GenerateInput``: what was asked, and the headers of the trace it is
-    part of. ``sampling`` is the request's, as checked. ``prompt_token_ids`` and ``outputs``, the text of each sequence
-    (when the request has finished), are there only for observers that want content, and must not be changed.
+    part of. ``caller`` is the name of the API key's holder, where it has one. ``sampling`` is the request's, as
+    checked. ``prompt_token_ids`` and ``outputs``, the text of each sequence (when the request has finished), are there
+    only for observers that want content, and must not be changed.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class RequestRecord:
     n: int = 1
     prompt_token_ids: Sequence[int] | None = None
     outputs: tuple[str, ...] | None = None
+    caller: str = ""
 
     def copy(self) -> RequestRecord:
         """The record as it is now."""

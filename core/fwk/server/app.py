@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
 from fwk import __version__
@@ -18,7 +19,7 @@ from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
 from fwk.server.admission import AdmissionController
-from fwk.server.authorization import Keys
+from fwk.server.keys import Keys
 from fwk.server.middleware import UNFORESEEN, RequestMiddleware, log_unforeseen
 from fwk.server.route_registry import AddRoutes, RouteRegistry
 
@@ -51,11 +52,12 @@ def build_app(
     max_body_bytes: int,
     admission: AdmissionController,
     admin_routes: Sequence[AddRoutes] = (),
+    allowed_origins: Sequence[str] = (),
 ) -> FastAPI:
     """Put the application together; its ``state.routes`` are the ``RouteRegistry`` to change it by.
 
-    ``admin_routes`` are core's own routes for administrators; like those of dialects and observers they are added only
-    if there is a key for them.
+    ``allowed_origins``: web pages from there may read replies. ``admin_routes`` are core's own routes for
+    administrators; like those of dialects and observers they are added only if there is a key for them.
     """
     app = FastAPI(title="fwk", version=__version__, docs_url=None, redoc_url=None)
     routes = app.state.routes = RouteRegistry(app, keys)
@@ -74,6 +76,14 @@ def build_app(
         admission=admission,
         error_body=lambda scope, status, message, param: routes.error_body(scope, status, message, param, None),
     )
+    if allowed_origins:  # outermost: a browser asks without a key whether it may ask, and reads errors too
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=allowed_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     return app
 
 

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
+
+from fwk.server.keys import Keys
 
 
 class Access(Enum):
     """Whom a route is for."""
 
     PUBLIC = "everybody"
-    USER = "holders of --api-key, or everybody when there is none"
+    USER = "holders of --api-key or a key of --api-key-file, or everybody when there is none"
     ADMIN = "holders of --admin-api-key"
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The keys a server asks for; without an administrator's key there are no routes for administrators."""
-
-    user: str | None = None
-    admin: str | None = None
 
 
 class Guard:
@@ -40,15 +33,15 @@ class Guard:
         self._routes = routes
         self._access: dict[int, Access] = {}
         self._keys = {
-            Access.USER: keys.user.encode() if keys.user else None,
-            Access.ADMIN: keys.admin.encode() if keys.admin else None,
+            Access.USER: [key.encode() for key in keys.for_users],
+            Access.ADMIN: [keys.admin.encode()] if keys.admin else [],
         }
         self.let(public, Access.PUBLIC)
         self.let(admin, Access.ADMIN)
 
     def let(self, routes: Sequence[BaseRoute], access: Access) -> None:
         """Say whom routes that are added are for."""
-        if routes and access is Access.ADMIN and self._keys[Access.ADMIN] is None:
+        if routes and access is Access.ADMIN and not self._keys[Access.ADMIN]:
             raise AssertionError("routes for administrators without a key of their own")
         self._access |= {id(route): access for route in routes}
 
@@ -62,11 +55,13 @@ class Guard:
         access = self._asked(scope)
         if access is Access.PUBLIC:
             return None
-        key = self._keys[access]
-        if key is None and access is Access.USER:
+        keys = self._keys[access]
+        if not keys and access is Access.USER:
             return None
         scheme, _, given = authorization.partition(b" ")
-        if key is not None and hmac.compare_digest(given.strip(), key) and scheme.lower() == b"bearer":
+        # All are compared, so that the time tells nothing of which is the one.
+        fits = [hmac.compare_digest(given.strip(), key) for key in keys]
+        if any(fits) and scheme.lower() == b"bearer":
             return None
         whose = "the administrator's" if access is Access.ADMIN else "a valid"
         return f"{whose} API key is required: 'Authorization: Bearer KEY'"

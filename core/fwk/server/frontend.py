@@ -181,6 +181,7 @@ class ServerFrontend(Frontend):
         self._adapters: dict[str, AdapterCard] = {}
         self._adapter_keys: dict[str, str] = {}
         self.lora_sources: list[LoRASource] = []
+        self.key_names: Mapping[str, str] = {}  # of the holders of keys, by tenant
         client.on_stats = observers.step_finished
         self._threads = ThreadPoolExecutor(NUM_TEXT_THREADS + MAX_WAITING, thread_name_prefix="fwk-text")
         self._turns = threading.Semaphore(NUM_TEXT_THREADS)
@@ -268,7 +269,7 @@ class ServerFrontend(Frontend):
         return card
 
     async def load_adapter(self, name: str, source: str) -> AdapterCard:
-        if name == self.card.name:
+        if self.card.is_called(name):
             raise InvalidRequest(f"{name!r} is the served model's own name", "lora_name")
         for place in self.lora_sources:
             path = await self.run_blocking(place.find, source)
@@ -309,6 +310,7 @@ class ServerFrontend(Frontend):
             trace=item.trace,
             sampling=_copied(item.sampling),
             n=item.n,
+            caller=self.key_names.get(item.service.tenant, ""),
         )
         content: list[list[str]] | None = None
         if self._observers.wants_content:
@@ -372,6 +374,7 @@ class ServerFrontend(Frontend):
             time.monotonic(),
             operation="embeddings",
             trace=item.trace,
+            caller=self.key_names.get(item.service.tenant, ""),
         )
         call = _Embedding(record, self._observers)
         self._client.submit(request, call.put)

@@ -16,11 +16,12 @@ def allowed_hosts(options: ServerOptions) -> tuple[str, ...] | None:
 
     By default a server that listens on loopback and asks for no key answers to no other name: a web page may point its
     own name at 127.0.0.1, and its scripts may then talk to the server as if it were theirs (DNS rebinding). Elsewhere
-    proxies and networks give a server names that it does not know.
+    proxies and networks give a server names that it does not know, and no web page reaches a unix socket.
     """
     if options.allowed_hosts:
         return tuple(name.lower() for name in options.allowed_hosts)
-    return None if is_loopback(options.host) and options.api_key is None else ("*",)
+    is_guarded = options.uds is not None or options.api_key is not None or options.api_key_file is not None
+    return None if is_loopback(options.host) and not is_guarded else ("*",)
 
 
 def head_refusal(version: str, method: str, headers: Headers, allowed_hosts: tuple[str, ...] | None) -> Refusal | None:

@@ -11,7 +11,8 @@ from starlette.types import Scope
 
 from fwk.errors import ConfigError
 from fwk.interfaces.dialect import Dialect, openai_error
-from fwk.server.authorization import Access, Guard, Keys
+from fwk.server.authorization import Access, Guard
+from fwk.server.keys import Keys
 
 AddRoutes = Callable[[FastAPI], None]
 

@@ -7,9 +7,10 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from fwk import __version__
 from fwk.config import Config
 from fwk.config.secrets import without_secrets
 from fwk.engine.adapters import adapter_paths
-from fwk.errors import ConfigError, EngineDead, PluginError, PortTaken
+from fwk.errors import ConfigError, EngineDead, PluginError
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import ModelCard
@@ -33,12 +34,13 @@ from fwk.process.gc import gc_paused
 from fwk.process.malloc import Heap
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
-from fwk.server.authorization import Keys
 from fwk.server.connection import protocol
 from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
 from fwk.server.helper import new_helper, vet_grammar
+from fwk.server.keys import Keys, read_keys
 from fwk.server.lifecycle import LifecycleManager
+from fwk.server.listening import address, forget, is_public, listen, tls_context
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers, tool_note
 from fwk.server.replicas import Replicas
@@ -48,7 +50,7 @@ from fwk.server.switching import PluginSwitcher, ServerComponents
 from fwk.setup.checkpoint import OpenedModel, locate, num_bytes, open_model
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
-from fwk.types import EngineReady
+from fwk.types import EngineReady, tenant_of
 
 log = logging.getLogger(__name__)
 
@@ -56,29 +58,15 @@ LAST_WORDS_SECONDS = 5
 """What connections get, once all requests have ended or were told to, to take the rest of their replies."""
 
 EXIT_GIVEN_UP = 70
-SEND_BUFFER = 256 * 1024
-"""Bytes of replies the system holds for each connection (Linux takes twice that); left alone it grows to megabytes."""
-
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Take the port before anything slow is done. Raises ``PortTaken`` when it is not to be had."""
-    try:
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(info[0], socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        listener.bind(info[4])
-        listener.listen(2048)
-    except OSError as error:
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
-    return listener
 
 
 def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], engines: Sequence[EngineProcess]) -> int:
     """Serve until a signal or the engine's end. Returns the process's exit code. ``engines``: a process for each."""
-    listener = bind(config.server.host, config.server.port)
+    tls = tls_context(config.server)
+    keys = read_keys(config.server)
+    listener = listen(config.server)
+    _warn_if_open(config, keys)
     allow_more_descriptors()
     path = locate(config, plugins, progress)  # fetch first, with progress: the engine process then finds it in place
     for engine in engines:
@@ -88,7 +76,28 @@ def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], e
         import uvloop  # noqa: PLC0415 - not on every platform
 
         runner = uvloop.run
-    return runner(_Server(config, plugins, listener, progress, engines).run())
+    try:
+        return runner(_Server(config, plugins, Listening(listener, keys, tls), progress, engines).run())
+    finally:
+        forget(config.server)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where and for whom the server listens."""
+
+    socket: socket.socket
+    keys: Keys
+    tls: ssl.SSLContext | None = None
+
+
+def _warn_if_open(config: Config, keys: Keys) -> None:
+    if is_public(config.server) and not keys.for_users:
+        log.warning(
+            "%s is reachable from other machines, and anybody there may use the model: add --api-key KEY, or listen on "
+            "127.0.0.1",
+            config.server.host,
+        )
 
 
 def _load_balancer(
@@ -123,14 +132,14 @@ class _Server:
         self,
         config: Config,
         plugins: PluginSet,
-        listener: socket.socket,
+        listening: Listening,
         progress: Callable[[str], None],
         engines: Sequence[EngineProcess],
     ) -> None:
         self._config = config
         self._plugins = plugins
         self._factory = PluginFactory(plugins, config.plugin_options)
-        self._listener = listener
+        self._listening = listening
         self._progress = progress
         self._lifecycles = LifecycleManager()
         self._selections = [choose(plugins, "load_balancers", config.engine.load_balance_method, Facts())]
@@ -159,7 +168,7 @@ class _Server:
                     frontend.prepare()
                 await self._plugin_switcher.start()
             uvicorn_server = self._uvicorn(app)
-            serving = asyncio.create_task(uvicorn_server.serve(sockets=[self._listener]))
+            serving = asyncio.create_task(uvicorn_server.serve(sockets=[self._listening.socket]))
             resting = asyncio.create_task(self._rest())
             code = await self._until_stopped(stop, serving, frontend)
             await self._drain(hurry)
@@ -233,19 +242,19 @@ class _Server:
             self._helper.start()
         for reason in self._reasons(ready):
             self._progress(f"note: {reason}")
-        host, port = self._listener.getsockname()[:2]
+        where = address(self._listening.socket, self._config.server)
         num_engines = self._config.engine.data_parallel_size
         engines = f"{num_engines} engines, " if num_engines > 1 else ""
         chosen = ", ".join(f"{family} {name}" for family, name in sorted(ready.chosen.items()))
         self._progress(f"plugins: {chosen}")
         self._progress(
-            f"fwk {__version__} serves {frontend.card.name} at http://{host}:{port} "
+            f"fwk {__version__} serves {frontend.card.name} at {where} "
             f"({time.monotonic() - self._started:.1f} s; {engines}{_room(frontend.card, ready)})"
         )
 
     def _build(self, opened: OpenedModel) -> tuple[ServerFrontend, FastAPI, PluginSwitcher]:
         config, plugins = self._config, self._plugins
-        name = config.model.served_model_name or opened.name
+        name, *other_names = config.model.served_model_name or (opened.name,)
         text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
         card = ModelCard(
             name,
@@ -255,11 +264,13 @@ class _Server:
             opened.config.vocab_size,
             opened.task,
             opened.vector_size,
+            tuple(other_names),
         )
         generation = opened.checkpoint.generation_config()
         defaults = {key: generation[key] for key in SAMPLING_DEFAULTS if generation.get(key) is not None}
-        if name in adapter_paths(config):
-            raise ConfigError(f"--lora-paths: {name!r} is the served model's own name")
+        for adapter in adapter_paths(config):
+            if card.is_called(adapter):
+                raise ConfigError(f"--lora-paths: {adapter!r} is the served model's own name")
         parsers = Parsers(config, plugins, text.chat_template)
         note = tool_note(parsers, text.shows_tools) if opened.task == "generate" else None
         if note is not None:
@@ -285,10 +296,12 @@ class _Server:
             [],
             [],
             reports=Reports(self._client.trouble, self._client.degraded, self._info),
-            keys=Keys(config.server.api_key, config.server.admin_api_key),
+            keys=self._listening.keys,
             max_body_bytes=config.server.max_body_bytes,
             admission=self._admission,
+            allowed_origins=config.server.allowed_origins,
         )
+        frontend.key_names = {tenant_of(key): name for name, key in self._listening.keys.named.items()}
         routes: RouteRegistry = app.state.routes
         components = ServerComponents(frontend, self._observers, parsers, routes, self._client, self._lifecycles)
         plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
@@ -306,6 +319,8 @@ class _Server:
             timeout_graceful_shutdown=LAST_WORDS_SECONDS,
             timeout_keep_alive=30,
         )
+        settings.load()
+        settings.ssl = self._listening.tls
         server = uvicorn.Server(settings)
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
@@ -333,7 +348,7 @@ class _Server:
             "engine": without_secrets(type(config.engine), config.engine.model_dump()),
             "server": without_secrets(type(config.server), config.server.model_dump())
             | {
-                "has_api_key": bool(config.server.api_key),
+                "has_api_key": bool(self._listening.keys.for_users),
                 "has_admin_api_key": bool(config.server.admin_api_key),
             },
             "plugin_options": {

@@ -16,7 +16,7 @@ from fwk.errors import EngineDead, RequestFailed
 from fwk.interfaces.dialect import DialectContext
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
-from fwk.server.authorization import Keys
+from fwk.server.keys import Keys
 from fwk_server.openai.dialect import OpenAIDialect
 from fwk_server.tgi.dialect import TGIDialect
 

@@ -33,6 +33,7 @@ def fields(record: RequestRecord, level: int, max_len: int, decode: Decode) -> d
     found: dict[str, Any] = {
         "request_id": record.request_id,
         "label": record.label,
+        "caller": record.caller,
         "operation": record.operation,
         "prompt_tokens": record.num_prompt_tokens,
         "cached_tokens": record.cached_tokens,
@@ -60,9 +61,11 @@ def sentence(found: dict[str, Any]) -> str:
     """The same for people."""
     name = found["label"] or found["request_id"]
     name = name if name.isprintable() else repr(name)
+    whose = f" of {found['caller']}" if found["caller"] else ""
     parts = [
-        f"request {name}: {found['operation']}, {found['prompt_tokens']} prompt tokens ({found['cached_tokens']} "
-        f"cached), {found['output_tokens']} output tokens",
+        f"request {name}{whose}: {found['operation']}",
+        f"{found['prompt_tokens']} prompt tokens ({found['cached_tokens']} cached)",
+        f"{found['output_tokens']} output tokens",
         f"ended by {', '.join(found['finish_reasons']) or 'abort'}",
     ]
     if found["first_token_s"] is not None:

@@ -15,7 +15,7 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import AdapterCard, Frontend
 from fwk_server._common.body import parse, shown, validate
 from fwk_server._common.chat.models import LoadAdapterRequest, UnloadAdapterRequest
-from fwk_server._common.chat.served import model_body, named_by_model
+from fwk_server._common.chat.served import model_bodies, model_body, named_by_model
 
 
 class UnknownAdapter(HTTPException):
@@ -31,7 +31,7 @@ class UnknownAdapter(HTTPException):
 def list_models(frontend: Frontend) -> dict[str, Any]:
     """The served model, then its adapters."""
     adapters = [_body(adapter, frontend) for adapter in frontend.adapters.values()]
-    return {"object": "list", "data": [model_body(frontend.card), *adapters]}
+    return {"object": "list", "data": [*model_bodies(frontend.card), *adapters]}
 
 
 def retrieve_model(name: str, frontend: Frontend) -> dict[str, Any]:

@@ -22,8 +22,8 @@ class UnknownModel(HTTPException):
 
 
 def check_model(name: str | None, card: ModelCard) -> None:
-    """Clients may leave ``model`` out; a name must be that of the served model."""
-    if name and name != card.name:
+    """Clients may leave ``model`` out; a name must be one of the served model."""
+    if name and not card.is_called(name):
         raise UnknownModel(name, card)
 
 
@@ -40,20 +40,26 @@ def adapter_of(model: str | None, frontend: Frontend, lora_path: str | None = No
 
 
 def named_by_model(model: str | None, frontend: Frontend) -> str:
-    """``model`` is the served model's name, an adapter's, or both with a colon between; adapters' names have none."""
-    name = frontend.card.name
-    if not model or model == name:
+    """``model`` names the served model, an adapter, or both with a colon between; adapters' names have none."""
+    card = frontend.card
+    if not model or card.is_called(model):
         return ""
-    adapter = model.removeprefix(f"{name}:")
+    before, _, after = model.rpartition(":")
+    adapter = after if before and card.is_called(before) else model
     if adapter not in frontend.adapters:
         raise UnknownModel(model, frontend.card)
     return adapter
 
 
-def model_body(card: ModelCard) -> dict[str, Any]:
+def model_bodies(card: ModelCard) -> list[dict[str, Any]]:
+    """The served model under each of its names."""
+    return [model_body(card, name) for name in (card.name, *card.other_names)]
+
+
+def model_body(card: ModelCard, name: str | None = None) -> dict[str, Any]:
     """A model as the API lists it, with vLLM's additions and what it is for: ``generate`` or ``embed``."""
     return {
-        "id": card.name,
+        "id": name or card.name,
         "object": "model",
         "created": card.created,
         "owned_by": "fwk",
