@@ -60,7 +60,7 @@ class Adapters:
         self._by_name: dict[str, _Adapter] = {}
         self._by_key: dict[str, _Adapter] = {}
         self._free = list(range(num_slots - 1, -1, -1))
-        self._idle: dict[str, _Adapter] = {}  # in a slot nobody holds, least recently held first
+        self._idle: dict[str, _Adapter] = {}  # in slots without a holder, least recently used first
         self._num_slots = num_slots
 
     # Coming and going of adapters.

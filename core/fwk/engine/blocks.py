@@ -24,7 +24,7 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody owns."""
+        """Free blocks: those without an owner."""
         return len(self._free)
 
     @property

@@ -90,7 +90,7 @@ class Engine:
         return self.scheduler.abort(request_id, index)
 
     def check(self) -> None:
-        """Raise ``EngineDead`` when the workers are gone: without a step nobody would notice."""
+        """Raise ``EngineDead`` when the workers are gone: without a step it would go unnoticed."""
         self.executor.check()
 
     @property

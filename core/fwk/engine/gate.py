@@ -15,7 +15,7 @@ WAIT_SECONDS = 0.001
 
 
 class Gate:
-    """Asked before a waiting sequence starts. This one lets everybody through."""
+    """Asked before a waiting sequence starts. This one admits every sequence."""
 
     def poll(self) -> None:
         """A step is about to be planned: find out what has become ready."""

@@ -28,7 +28,7 @@ class KVBlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody owns."""
+        """Free blocks: those without an owner."""
         return self._allocator.num_free
 
     @property
@@ -104,7 +104,7 @@ class KVBlockManager:
         Done when a step is planned, not when it has run: sequences of the same step share a prefix, for all K/V of a
         batch are stored before any are read. Should the step fail, the engine is dead and its cache with it.
 
-        Where the cache has the content already, its block is used from the next step on: nobody holds both.
+        Where the cache has the content already, its block is used from the next step on, so no sequence holds both.
         """
         known = min(sequence.num_computed_tokens - num_drafts, len(sequence.token_ids))
         start, end = sequence.num_shared_blocks, known // self._block_size

@@ -164,7 +164,7 @@ class Scheduler:
             self._enqueue(sequence)
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenEvent]:
-        """End a request, or one of its sequences, wherever it is. Unknown ids are nobody's fault."""
+        """End a request, or one of its sequences, wherever it is. Unknown ids are ignored."""
         events: list[TokenEvent] = []
         for sequence in list(self._by_request.get(request_id, ())):
             if index is None or sequence.index == index:

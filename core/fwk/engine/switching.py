@@ -1,4 +1,4 @@
-"""The engine's part in exchanging a plugin while it runs: between two steps, losing nobody."""
+"""The engine's part in exchanging a plugin while it runs: between two steps, without losing a request."""
 
 from __future__ import annotations
 

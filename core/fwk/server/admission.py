@@ -22,7 +22,7 @@ read, and whoever asks for /health meanwhile would wait as long."""
 
 
 class AdmissionController:
-    """Counts the requests that are served, before their bodies are read, and lets nobody in any more at the end.
+    """Counts the requests that are served, before their bodies are read, and admits none during shutdown.
 
     ``most``: how many are let in at all; more than may run or wait in the engines could not be served soon.
     """
@@ -30,7 +30,9 @@ class AdmissionController:
     def __init__(self, options: ServerOptions, most: int) -> None:
         self._most = most
         self._line: collections.deque[asyncio.Future[None]] = collections.deque()
-        self._num_steps: int | None = None  # made in this turn of the event loop; None: nobody has come for a while
+        self._num_steps: int | None = (
+            None  # made in this turn of the event loop; None: no request has arrived for a while
+        )
         self._limit = options.concurrency_limit
         self._max_waiting = options.max_queued_requests if options.concurrency_with_block else 0
         self._timeout = options.queue_timeout
@@ -109,7 +111,7 @@ class AdmissionController:
             self._is_empty.set()
 
     def close(self) -> None:
-        """Let nobody in from now on."""
+        """Admit no request from now on."""
         self.is_closed = True
 
     @property

@@ -308,7 +308,7 @@ class EngineClient:
             self._fail(f"{self._name} process {how}")
 
     def _fail(self, text: str, detail: str = "", exit_code: int | None = None) -> None:
-        """The engine is dead: everybody who waits is told, once."""
+        """The engine is dead: fail every waiting request, once."""
         if self._dead is not None:
             return
         was_ready = self.is_ready
@@ -323,7 +323,7 @@ class EngineClient:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._dead)
             with contextlib.suppress(EngineDead):
-                self._ready.exception()  # retrieved, also when nobody waits any more
+                self._ready.exception()  # retrieved, also when no caller waits any more
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(EngineDead(text))

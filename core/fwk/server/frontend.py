@@ -140,7 +140,7 @@ class _Embedding:
                 self.end(event.finish_reason, RequestFailed(event.error or "the engine made no embedding"))
 
     def end(self, reason: FinishReason, outcome: bytes | Exception | None = None) -> None:
-        """Note how it ended, once. Without an outcome, or when it was cancelled, nobody waits for one any more."""
+        """Note how it ended, once. Without an outcome, or when it was cancelled, no caller waits for one."""
         if self.record.finished is not None:
             return
         if outcome is None:

@@ -168,7 +168,7 @@ class Observers:
             thread.join()
 
     def _tell(self, event: str, subject: RequestRecord | EngineStats, *args: Any) -> None:
-        """Tell whoever listens; a record goes on changing, so each gets one of its own, as it is now."""
+        """Notify the observers. A record keeps changing, so each gets a copy of its present state."""
         for listener in self._hearing[event]:
             told = _copied(subject, listener) if isinstance(subject, RequestRecord) else subject
             listener.tell(event, told, *args)

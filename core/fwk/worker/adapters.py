@@ -28,7 +28,7 @@ class AdapterStore:
         self._slots: dict[int, str] = {}
 
     def load(self, name: str, path: str) -> dict[str, str | int]:
-        """Read an adapter: its ``key`` and ``rank``, or the ``error`` to tell. A bad adapter harms nobody."""
+        """Read an adapter: its ``key`` and ``rank``, or the ``error`` to tell. A bad adapter fails no other request."""
         try:
             weights = self._read(Path(path))
             key = f"{name}@{weights.fingerprint}"

@@ -75,7 +75,7 @@ class GrammarStore:
         self._forget()
 
     def take(self, request: GrammarRequest) -> Grammar:
-        """A sequence starts: its own state. Raises what compiling raised; waits if nobody had it prepared."""
+        """A sequence starts: its own state. Raises what compiling raised; waits if it was not prepared ahead."""
         entry = self._entry(request)
         entry.num_waiting = max(entry.num_waiting - 1, 0)
         self._forget()

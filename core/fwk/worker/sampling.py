@@ -82,7 +82,7 @@ class SamplingPipeline:
             active.processor.close()
 
     def _arrange(self, every: list[_Active]) -> None:
-        """Put processors in their order, without those that nobody needs any more."""
+        """Put processors in their order, without those that no sequence needs any more."""
         for active in every:
             if not active.is_current and not active.slots:
                 active.processor.close()

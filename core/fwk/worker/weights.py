@@ -44,7 +44,7 @@ class TrackedWeights(WeightSource):
         return self._source.layouts(prefix)
 
     def unread(self, is_tied: bool) -> list[str]:
-        """Tensors nobody read, less those known to repeat what is already there."""
+        """Tensors that were not read, less those known to repeat what is already there."""
 
         def is_redundant(name: str) -> bool:
             return name.endswith("rotary_emb.inv_freq") or (is_tied and name == "lm_head.weight")
