@@ -89,8 +89,9 @@ ELSEWHERE = {
     "loaders.dummy", "logits_processors.logit_bias", "logits_processors.min_tokens", "logits_processors.bad_words",
     "logits_processors.allowed_token_ids", "speculative.standalone",
     *(f"models.{name}" for name in (
-        "bert", "bloom", "cohere", "deepseek_v2", "falcon", "gemma", "gemma2", "gemma3", "glm4", "gpt2", "gpt_neox",
-        "granite", "minicpm", "olmo2", "opt", "phi3", "qwen3", "smollm3", "starcoder2",
+        "bert", "bloom", "cohere", "deepseek_v2", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3", "glm4",
+        "glm4_moe", "gpt2", "gpt_neox", "granite", "minicpm", "mixtral", "olmo2", "olmoe", "opt", "phi3",
+        "qwen2_moe", "qwen3", "smollm3", "starcoder2",
     )),
 }  # fmt: skip
 """tests/plugins looks at them: dummy weights, masks with rules of their own, models with other references."""

@@ -50,6 +50,8 @@ class Routing:
             raise ModelLoadError(
                 f"{self.num_experts} experts cannot be routed to {self.top_groups} of {self.num_groups} equal groups"
             )
+        if self.has_correction and self.num_experts // self.num_groups < 2:
+            raise ModelLoadError(f"{self.num_experts} experts in {self.num_groups} groups: a group needs two of them")
         if self.top_k > self.num_experts // self.num_groups * self.top_groups:
             raise ModelLoadError(
                 f"each token cannot have {self.top_k} experts out of {self.top_groups} of {self.num_groups} groups"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.helpers.checkpoints import reference_greedy, reference_logits, token_ids
 from tests.helpers.models import RunnableModel, on_ranks
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import fwk
 from fwk import SamplingParams
+from fwk.errors import ModelLoadError
 from fwk_kit.testing.batches import block_tables
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 
@@ -36,6 +39,23 @@ LONG = {
     "rope_theta": 10000.0,
     "long_factor": [1.0 + i / 4 for i in range(8)],
     "short_factor": [1.0 + i / 8 for i in range(8)],
+}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 3}
+GROUPS = {
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
 }
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
@@ -81,9 +101,29 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.0, "attention_multiplier": 0.2},
     ),
     "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "residual_multiplier": 0.4}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral window": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20}),
+    "qwen2_moe": ("qwen2_moe", {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 48}),
+    "qwen2_moe some layers dense": (
+        "qwen2_moe",
+        {
+            **EXPERTS,
+            "num_experts": 8,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [0],
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "glm4_moe": ("glm4_moe", {**EXPERTS, **GROUPS, "head_dim": 16, "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe one group": ("glm4_moe", {**EXPERTS, "n_routed_experts": 8, "head_dim": 16, "norm_topk_prob": False}),
+    "deepseek_v3": ("deepseek_v3", {**EXPERTS, **GROUPS, **LATENT}),
+    "deepseek_v3 no query latent": ("deepseek_v3", {**EXPERTS, **GROUPS, **LATENT, "q_lora_rank": None}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0], "tie_word_embeddings": False}),
 }
 SPLIT = ["phi3", "olmo2", "gpt2", "gpt_neox", "falcon slopes", "falcon multi-query", "cohere norms", "granitemoe"]
+SPLIT += ["mixtral", "qwen2_moe", "olmoe", "glm4_moe", "deepseek_v3"]
 
 
 def write(folder: Path, kind: str, changes: dict[str, Any]) -> PreTrainedModel:
@@ -98,6 +138,9 @@ def write(folder: Path, kind: str, changes: dict[str, Any]) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
             parameter.normal_(1.0 if is_norm and not adds_one else 0.0, 0.25)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.25)
     model.save_pretrained(folder)
     build_tokenizer(SMALL["vocab_size"], str(folder)).save(str(folder / "tokenizer.json"))
     return model
@@ -139,6 +182,33 @@ def test_two_ranks_together_are_the_model(name: str, tmp_path: Path) -> None:
     wanted = reference_logits(reference, prompt)
     for logits in on_ranks(2, lambda tp: RunnableModel(tmp_path, tp=tp).logits(prompt, [30, 1, 9])):
         close(logits, wanted)
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3"])
+def test_layers_behind_the_last_one_are_left_out(name: str, tmp_path: Path) -> None:
+    write(tmp_path, *ARCHITECTURES[name])
+    tensors = load_file(tmp_path / "model.safetensors")
+    further = f"model.layers.{SMALL['num_hidden_layers']}.enorm.weight"
+    save_file({**tensors, further: torch.ones(SMALL["hidden_size"])}, tmp_path / "model.safetensors")
+    assert further in RunnableModel(tmp_path).weights.skipped
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("deepseek_v3", {"scoring_func": "softmax"}, "routing by 'noaux_tc' and 'softmax'"),
+        ("glm4_moe", {"n_group": 8, "topk_group": 4}, "8 experts in 8 groups: a group needs two"),
+        ("olmoe", {"clip_qkv": 8.0}, "'clip_qkv' is 8.0"),
+    ],
+)
+def test_unknown_ways_of_models_with_experts_are_named(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write(tmp_path, *ARCHITECTURES[name])
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ModelLoadError, match=message):
+        RunnableModel(tmp_path)
 
 
 @pytest.mark.slow

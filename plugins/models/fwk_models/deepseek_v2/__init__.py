@@ -1,4 +1,4 @@
-"""DeepSeek-V2: latent attention, shared and routed experts."""
+"""DeepSeek-V2 and V3: latent attention, shared and routed experts."""
 
 from dataclasses import replace
 
@@ -25,5 +25,12 @@ def models() -> list[ModelSpec]:
             architectures=("DeepseekV2ForCausalLM",),
             features=frozenset({"latent"}),
             summary="Latent attention in its absorbed form; a mixture of experts with shared ones.",
-        )
+        ),
+        DeepseekV2Spec(
+            name="deepseek_v3",
+            load="fwk_models.deepseek_v2.model:DeepseekV3",
+            architectures=("DeepseekV3ForCausalLM",),
+            features=frozenset({"latent"}),
+            summary="DeepSeek-V2's shape; experts chosen by sigmoids, groups and a bias.",
+        ),
     ]

@@ -8,6 +8,7 @@ from fwk.interfaces.model import ModelContext
 from fwk.layers import GatedMLP, MoE, Routing
 from fwk_models._common.attention import NormedAttention
 from fwk_models._common.decoder import Decoder, DecoderLayer
+from fwk_models._common.experts import is_sparse, num_experts
 
 if TYPE_CHECKING:
     from fwk.types import ModelConfig
@@ -32,14 +33,12 @@ def has_experts(config: ModelConfig, index: int) -> bool:
     """Whether the layer is a mixture of experts."""
     if config.architecture == "Qwen3ForCausalLM":
         return False
-    every = int(config.raw.get("decoder_sparse_step") or 1)
-    return index not in (config.raw.get("mlp_only_layers") or ()) and (index + 1) % every == 0
+    return is_sparse(config, index)
 
 
 def experts(context: ModelContext, prefix: str) -> MoE:
     """A layer's experts."""
     config = context.config
-    name = "num_experts" if "num_experts" in config.raw else "num_local_experts"  # transformers 5 writes the latter
     normalises = bool(config.raw.get("norm_topk_prob", False))
-    routing = Routing(config.integer(name), config.integer("num_experts_per_tok"), normalises=normalises)
+    routing = Routing(num_experts(config), config.integer("num_experts_per_tok"), normalises=normalises)
     return MoE(context, prefix, routing, intermediate_size=config.integer("moe_intermediate_size"))
