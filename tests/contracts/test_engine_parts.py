@@ -89,7 +89,8 @@ class TestFile(CacheTierSuite):
             yield
 
     def tier_options(self) -> dict[str, object]:
-        return {"hicache_storage_dir": self.place}
+        # In a process of its own the suite has no fixtures.
+        return {"hicache_storage_dir": getattr(self, "place", None) or tempfile.mkdtemp()}
 
     def selected(self, item: Any) -> dict[str, Any]:
         return {**super().selected(item), **self.tier_options()}

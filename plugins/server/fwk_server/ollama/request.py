@@ -19,6 +19,8 @@ _SAME = (
 _OPTIONS = {"num_predict": "max_tokens", **{name: name for name in _SAME}}
 _IGNORED = frozenset({"mirostat_tau", "mirostat_eta"})  # they say nothing while mirostat is off
 
+MAX_DURATION = 32
+
 _Text = Annotated[Any, bounded("string", CONTEXT)]
 _Object = Annotated[Any, bounded("object", CONTEXT)]
 _List = Annotated[Any, bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
@@ -31,9 +33,9 @@ class _Body(BaseModel):
     stream: bool = True
     options: _Object = None
     format: _Object = None
-    think: Any = None
+    think: Annotated[Any, bounded("string", "low, medium, high, or true or false")] = None
     logprobs: bool = False
-    keep_alive: Any = None
+    keep_alive: Annotated[Any, bounded("string", f"{MAX_DURATION} characters, or a number")] = None
 
 
 class ChatBody(_Body):
@@ -105,7 +107,16 @@ def _common(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
     if isinstance(think, bool):
         fields["chat_template_kwargs"] = {"enable_thinking": think, "thinking": think}
     elif think is not None:
-        fields["reasoning_effort"] = want(think, str, "true, false or a level", "think")
+        if think not in ("low", "medium", "high"):
+            raise InvalidRequest("think must be true, false, 'low', 'medium' or 'high'", "think")
+        fields["reasoning_effort"] = think
+    kept = raw.get("keep_alive")  # says nothing here, where the model always stays
+    if (
+        kept is not None
+        and not isinstance(kept, int | float)
+        and not (isinstance(kept, str) and len(kept) <= MAX_DURATION)
+    ):
+        raise InvalidRequest("keep_alive must be a number of seconds or a duration such as '5m'", "keep_alive")
     if raw.get("logprobs") or raw.get("top_logprobs"):
         raise InvalidRequest("logprobs are not supported here: use /v1/chat/completions", "logprobs")
     return fields

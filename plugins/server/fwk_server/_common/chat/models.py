@@ -53,7 +53,8 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 Stop = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string", "maxLength": MAX_STOP_LENGTH}, STOP_STRINGS]})]
 _BIAS = {"type": "number", "minimum": -100, "maximum": 100}
 Bias = Annotated[Any, WithJsonSchema({"type": "object", "additionalProperties": _BIAS, "maxProperties": MAX_TOKEN_IDS})]
-Messages = Annotated[Any, WithJsonSchema(array({"type": "object", "x-limit": CONTEXT}, MAX_MESSAGES, minItems=1))]
+MESSAGES = array({"type": "object", "x-limit": CONTEXT}, MAX_MESSAGES, minItems=1)
+Messages = Annotated[Any, WithJsonSchema(MESSAGES)]
 Prompt = Annotated[Any, WithJsonSchema({"anyOf": [STRING, IDS, array(STRING, MAX_PROMPTS), array(IDS, MAX_PROMPTS)]})]
 Input = Annotated[Any, WithJsonSchema({"anyOf": [STRING, IDS, array(STRING, MAX_INPUTS), array(IDS, MAX_INPUTS)]})]
 Words = Annotated[Texts, WithJsonSchema(array({"type": "string", "maxLength": MAX_STOP_LENGTH}, MAX_BAD_WORDS))]
@@ -218,7 +219,7 @@ class TokenizeRequest(ChatFields):
     """``POST /tokenize``: ``prompt`` or ``messages``."""
 
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
-    messages: Messages = None
+    messages: Annotated[Any, WithJsonSchema({"anyOf": [MESSAGES, {"type": "null"}]})] = None
     prompt: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
