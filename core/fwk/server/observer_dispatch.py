@@ -17,10 +17,12 @@ from fwk.types import EngineStats
 log = logging.getLogger(__name__)
 
 MAX_EVENTS = 20_000
-"""Events that may wait for an observer; a server of a hundred streams makes that many in some seconds."""
+"""Events that may wait for an observer, before it misses what is told of tokens; a server of a hundred streams makes
+that many in some seconds. It misses requests when twice as many wait, and of the engine's states all but the last.
+"""
 
 SLOW_SECONDS = 5.0
-"""What one call may take."""
+"""What one call may take, before the observer counts as slow."""
 
 PERIOD = 0.02
 """Seconds between two looks at what has come: the loop then only appends, and rarely wakes a thread."""
@@ -45,26 +47,38 @@ class Listener:
         self._come = threading.Event()
         self._hurry = threading.Event()
         self._busy_since = 0.0
+        self._latest: tuple[Any, ...] | None = None  # state of the engine, in the place of those it missed
+        self.num_missed = 0
+        self.is_late = False
         self.is_dropped = False
         self._thread = threading.Thread(target=self._run, name=f"fwk-{name}", daemon=True)
         self._thread.start()
 
     def tell(self, event: str, *args: Any) -> None:
-        """Have the observer told, soon. One that is too slow is dropped."""
+        """Have the observer told, soon. One that is too slow misses events until it has caught up."""
         if self.is_dropped:
             return
-        if len(self._events) >= MAX_EVENTS:
-            self._drop(f"{MAX_EVENTS} events wait for it")
-        elif self._busy_since and time.monotonic() - self._busy_since > SLOW_SECONDS:
-            self._drop(f"a call of it takes more than {SLOW_SECONDS:g} seconds")
-        else:
+        num_waiting = len(self._events)
+        if num_waiting < MAX_EVENTS or (num_waiting < 2 * MAX_EVENTS and event.startswith("request")):
             self._events.append((event, args))
             if not self._come.is_set():
                 self._come.set()
+        else:
+            self._fall_behind(f"{MAX_EVENTS} events wait for it")
+            if event == "step_finished":
+                self._latest = args
+            else:
+                self.num_missed += 1
+        if self._is_hung:
+            self._fall_behind(f"a call of it takes more than {SLOW_SECONDS:g} seconds")
+
+    @property
+    def _is_hung(self) -> bool:
+        return self._busy_since > 0 and time.monotonic() - self._busy_since > SLOW_SECONDS
 
     async def settle(self) -> None:
         """Wait until it was told all that has happened so far; not for one that is slow."""
-        if self.is_dropped or not self._thread.is_alive():
+        if self.is_late or self.is_dropped or not self._thread.is_alive():
             return
         loop, settled = asyncio.get_running_loop(), asyncio.Event()
         self._events.append(("", (lambda: loop.call_soon_threadsafe(settled.set),)))
@@ -76,18 +90,31 @@ class Listener:
     def close(self) -> None:
         """Have it told the rest and closed, and wait for that a while."""
         if not self.is_dropped:
+            latest, self._latest = self._latest, None
+            self._events.extend([("step_finished", latest)] if latest is not None else [])
             self._events.append(("close", ()))
             self._come.set()
             self._hurry.set()
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(0 if self._is_hung else CLOSE_SECONDS)
             if self._thread.is_alive():
                 log.warning("observer %s does not close within %g seconds: it is left behind", self.name, CLOSE_SECONDS)
+                self._events.clear()
             self.is_dropped = True
 
-    def _drop(self, why: str) -> None:
-        log.warning("observer %s is too slow (%s) and is told nothing more; requests go on", self.name, why)
-        self.is_dropped = True
-        self._events.clear()
+    def _fall_behind(self, why: str) -> None:
+        if not self.is_late:
+            self.is_late = True
+            log.warning("observer %s is too slow (%s): it misses events until it has caught up", self.name, why)
+
+    def _catch_up(self) -> bool:
+        """Everything was told: so is the state that came last. Whether there may be more."""
+        latest, self._latest = self._latest, None
+        if latest is not None and not self._call("step_finished", latest):
+            return False
+        if self.is_late and not self._events:
+            self.is_late = False
+            log.warning("observer %s has caught up; it has missed %d events so far", self.name, self.num_missed)
+        return True
 
     def _run(self) -> None:
         while not self.is_dropped:
@@ -106,6 +133,8 @@ class Listener:
                     self.is_dropped = True
                     return
                 self._busy_since = 0.0
+            if not self._catch_up():
+                self.is_dropped = True
 
     def _call(self, event: str, args: tuple[Any, ...]) -> bool:
         """Make one call; whether there may be more."""
@@ -141,6 +170,10 @@ class Observers:
         self._listeners.remove(listener)
         for event in listener.hears:
             self._hearing[event].remove(listener)
+
+    def missed(self) -> dict[str, int]:
+        """How many events each has missed."""
+        return {listener.name: listener.num_missed for listener in self._listeners}
 
     @property
     def wants_content(self) -> bool:

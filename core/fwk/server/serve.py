@@ -365,6 +365,7 @@ class _Server:
             "active_fingerprint": board.fingerprint(chosen) if board is not None and ready is not None else None,
             "reasons": self._reasons(ready),
             "refused": self._refused(ready),
+            "missed_events": self._observers.missed(),
             "max_model_len": ready.max_model_len if ready else None,
             "kv_cache": {"num_blocks": ready.num_blocks, "block_size": ready.block_size} if ready else None,
             "replicas": self._client.info(),
