@@ -408,3 +408,53 @@ async def test_functions_of_old_are_answered_as_function_call(api, says):
     news = [each for each in news if each]
     assert news[0]["name"] == "get_weather"
     assert "".join(each["arguments"] for each in news) == ARGUMENTS[0]
+
+
+TIME_CALL = {"id": "c1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+ASKED = {"role": "assistant", "content": "", "tool_calls": [TIME_CALL]}
+TIME_RESULT = {"role": "tool", "content": "noon", "tool_call_id": "c1"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([*MESSAGES, TIME_RESULT], "messages[1]"),
+        ([*MESSAGES, TIME_RESULT, ASKED], "messages[1]"),
+        ([*MESSAGES, ASKED, TIME_RESULT | {"tool_call_id": "c2"}], "messages[2].tool_call_id"),
+    ],
+)
+async def test_a_result_without_its_call_is_refused(api, able, messages, param):
+    assert (await api.refused(CHAT, {"messages": messages}))["param"] == param
+
+
+async def test_results_of_calls_are_taken(api, able, says):
+    says("It is noon.")
+    unnamed = {"role": "assistant", "content": "", "tool_calls": [{k: v for k, v in TIME_CALL.items() if k != "id"}]}
+    for messages in ([*MESSAGES, ASKED, TIME_RESULT, TIME_RESULT], [*MESSAGES, unnamed, TIME_RESULT]):
+        reply = await api.post(CHAT, {"messages": messages})
+        assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "at"),
+    [
+        ({"type": 5}, ".type"),
+        ({"type": "banana"}, ".type"),
+        ({"type": "object", "properties": {"city": "string"}}, ".properties.city"),
+        ({"type": "object", "properties": []}, None),
+        ({"properties": ["city"]}, ".properties"),
+        ({"type": "array", "items": 3}, ".items"),
+        ({"required": "city"}, ".required"),
+        ({"anyOf": {"type": "string"}}, ".anyOf"),
+        ({"anyOf": [{"type": "nothing"}]}, ".anyOf[0].type"),
+        ({"enum": "a"}, ".enum"),
+    ],
+)
+async def test_parameters_that_are_no_schema_are_refused(api, able, says, parameters, at):
+    says("Hi.")
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    if at is None:  # empty is as good as left out
+        assert (await api.post(CHAT, {"messages": MESSAGES, "tools": [tool]})).status_code == 200
+    else:
+        error = await api.refused(CHAT, {"messages": MESSAGES, "tools": [tool]})
+        assert error["param"] == "tools[0].function.parameters" + at

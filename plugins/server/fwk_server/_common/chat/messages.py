@@ -105,7 +105,25 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
         raise InvalidRequest("messages must not be empty", "messages")
     if len(value) > MAX_MESSAGES:
         raise InvalidRequest(f"there are {len(value)} messages; at most {MAX_MESSAGES} are allowed", "messages")
-    return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+    messages = [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+    _check_results(messages)
+    return messages
+
+
+def _check_results(messages: list[dict[str, Any]]) -> None:
+    """Every result of a tool belongs to a call before it; ids are compared where both have one."""
+    ids: set[str | None] = set()
+    for i, message in enumerate(messages):
+        ids.update(call["id"] if isinstance(call["id"], str) else None for call in message.get("tool_calls", ()))
+        if message["role"] != "tool":
+            continue
+        if not ids:
+            where = f"messages[{i}]"
+            raise InvalidRequest(f"{where} is a tool's result, but no message before it calls a tool", where)
+        wanted = message.get("tool_call_id")
+        if wanted is not None and wanted not in ids and None not in ids:
+            where = f"messages[{i}].tool_call_id"
+            raise InvalidRequest(f"{where}: no message before it makes the call {shown(wanted)}", where)
 
 
 def _message(item: Any, at: str) -> dict[str, Any]:

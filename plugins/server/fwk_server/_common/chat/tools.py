@@ -14,6 +14,7 @@ from fwk.types import GrammarRequest
 from fwk_server._common.body import shown, want
 from fwk_server._common.chat.constraints import NO_GRAMMAR, Constraint
 from fwk_server._common.chat.models import MAX_TOOLS
+from fwk_server._common.chat.schemas import check_schema
 
 CHOICES = ("none", "auto", "required")
 
@@ -146,6 +147,7 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where} must have 1 to 64 letters, digits or _ . -, not {shown(name)}", where)
     if function.get("parameters") is not None:
         want(function["parameters"], dict, "a JSON schema", f"{at}.function.parameters")
+        check_schema(function["parameters"], f"{at}.function.parameters")
     return tool
 
 
