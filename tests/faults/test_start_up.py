@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fwk.errors import ConfigError, EngineDead, ModelLoadError, PluginError, PortTaken
-from tests.helpers.rig import FAKE, Server
+from tests.helpers.rig import FAKE, Server, until
 from tests.helpers.servers import Start
 
 SOON = 2.0
@@ -117,3 +117,25 @@ def test_two_servers_side_by_side(fake: Server, spawn: Start) -> None:
     assert other.golden == fake.golden
     assert other.stop() == 0
     fake.check_invariants()
+
+
+def test_no_code_runs_from_the_current_directory(tiny_model: Path, python_path: str, tmp_path: Path) -> None:
+    """``fwk serve .`` in the folder of a downloaded model, as its script starts it; also in helper processes."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    for name in ("zmq", "msgspec", "torch", "json"):
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'a').write('{name} ')\n")
+    words = ["serve", ".", "--device", "cpu", "--load-format", "dummy", "--port", "0", "--max-total-tokens", "512"]
+    start = [sys.executable, "-P", "-c", "import sys; from fwk.cli.main import main; sys.exit(main())"]
+    environment = {**os.environ, "PYTHONPATH": python_path}
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*start, *words], cwd=folder, env=environment, stderr=output, stdin=subprocess.DEVNULL
+        )
+    try:
+        until(lambda: process.poll() is not None or " at http:" in log.read_text(), 30, "the ready line")
+        assert process.poll() is None, log.read_text()
+    finally:
+        process.terminate()
+        process.wait(20)
+    assert not (tmp_path / "canary").exists(), (tmp_path / "canary").read_text()

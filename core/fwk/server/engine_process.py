@@ -28,7 +28,7 @@ class EngineProcess:
     """
 
     def __init__(self, num_engines: int = 1) -> None:
-        command = [sys.executable, "-m", "fwk.engine.process"]
+        command = [sys.executable, "-P", "-m", "fwk.engine.process"]  # -P: no code from the current directory
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=_environment(num_engines), bufsize=0)
         self._ended: Future[int] | None = None
         self.model_bytes = 0

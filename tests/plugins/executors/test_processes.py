@@ -46,6 +46,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     executors: list[Any] = []
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # ranks import nothing from the current directory
 
     def build(size: int = 2, timeout: float = SECONDS, **config: Any) -> Any:
         executors.append(load_object(ITEM)(ExecutorContext(nobody, recipe(**config), size, step_timeout=timeout)))

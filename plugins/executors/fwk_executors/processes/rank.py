@@ -24,7 +24,7 @@ class Rank:
         self.connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fwk_executors.processes.child", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "fwk_executors.processes.child", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=dict(environment),
