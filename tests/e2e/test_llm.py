@@ -8,7 +8,7 @@ import pytest
 
 import fwk
 from fwk import AttentionBackendSpec, ModelSpec, SamplingParams, SpeculativeDecoderSpec, hookimpl
-from fwk.errors import ConfigError, InvalidRequest, ModelLoadError, PluginError, RequestFailed
+from fwk.errors import ConfigError, InvalidRequest, ModelLoadError, PluginError
 from fwk.plugins import discover
 
 Tiny = Callable[..., fwk.LLM]
@@ -166,7 +166,7 @@ def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny_llm: Tiny) -> No
     impossible = SamplingParams(max_tokens=4, allowed_token_ids=[7], bad_words=["\x00"], logit_bias={}, temperature=1.0)
     banned = SamplingParams(max_tokens=4, allowed_token_ids=[7], bad_word_token_ids=[[7]], temperature=1.0)
     assert ids(llm, [[5]], impossible) == [[7, 7, 7, 7]]
-    with pytest.raises(RequestFailed):
+    with pytest.raises(InvalidRequest, match="no token is allowed"):
         llm.generate([[5], [6]], [banned, sampled(1)])
     assert not llm.engine.has_work
     llm.engine.scheduler.check()

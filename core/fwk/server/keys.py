@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ class Keys:
 def read_keys(options: ServerOptions) -> Keys:
     """The keys of a server. Raises ``ConfigError`` for a file that cannot be read, or that holds no keys."""
     named = _read_file(options.api_key_file) if options.api_key_file is not None else {}
-    if options.admin_api_key is not None and options.admin_api_key in named.values():
+    admin = (options.admin_api_key or "").encode()
+    if admin and any(hmac.compare_digest(admin, key.encode()) for key in named.values()):
         raise ConfigError("--api-key-file holds the --admin-api-key: its holder would be an administrator")
     return Keys(options.api_key, options.admin_api_key, named)
 

@@ -71,5 +71,5 @@ def test_table_is_as_long_as_the_model_may_run() -> None:
 def test_incomplete_scaling_is_named() -> None:
     with pytest.raises(ModelLoadError, match=r"'llama3' needs a positive number for 'low_freq_factor'.*None"):
         inverse_frequencies(RopeConfig(kind="llama3", scaling={"factor": 8.0}), 32, 100)
-    with pytest.raises(ModelLoadError, match="rope scaling 'longrope' is not known; this fwk computes default"):
-        inverse_frequencies(RopeConfig(kind="longrope"), 32, 100)
+    with pytest.raises(ModelLoadError, match="rope scaling 'wavy' is not known; this fwk computes default"):
+        inverse_frequencies(RopeConfig(kind="wavy"), 32, 100)

@@ -151,6 +151,7 @@ class TieredMachine(EngineMachine):
         self.open = {}
         self.wanted = {}
         self.ended = set()
+        self.paused = set()
 
 
 TieredMachine.TestCase.settings = settings(

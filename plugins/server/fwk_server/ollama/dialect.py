@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from fwk import __version__
 from fwk.errors import InvalidRequest
@@ -66,7 +66,6 @@ class OllamaDialect(ChatDialect):
         self.route(app, "/api/show", self.show, error=ErrorBody)
         for path, endpoint in (("/api/tags", self.tags), ("/api/ps", self.ps), ("/api/version", self.version)):
             self.route(app, path, endpoint, error=ErrorBody, method="GET")
-        self.route(app, "/", self.root, error=ErrorBody, method="GET")
 
     def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
         return {"error": message}
@@ -93,6 +92,7 @@ class OllamaDialect(ChatDialect):
 
     def _made(self, data: bytes, is_chat: bool, caller: Caller) -> tuple[Mapping[str, Any], Running | None]:
         raw = body.parse(data)
+        body.validate(ChatBody if is_chat else GenerateBody, raw)
         check_model(served_name(raw, self.frontend.card), self.frontend.card)
         if is_load(raw):
             return raw, None
@@ -108,6 +108,7 @@ class OllamaDialect(ChatDialect):
     async def embed(self, request: Request) -> Response:
         """Turn texts into vectors."""
         raw = body.parse(await body.read(request))
+        body.validate(EmbedBody, raw)
         value = raw.get("input")
         texts = [value] if isinstance(value, str) else value
         vectors, count = await self._vectors(raw, texts, caller_of(request))
@@ -116,6 +117,7 @@ class OllamaDialect(ChatDialect):
     async def embed_one(self, request: Request) -> Response:
         """Ollama's older route: one text."""
         raw = body.parse(await body.read(request))
+        body.validate(EmbedBody, raw)
         vectors, _ = await self._vectors(raw, [raw.get("prompt")], caller_of(request))
         return json_response({"embedding": vectors[0]})
 
@@ -134,10 +136,6 @@ class OllamaDialect(ChatDialect):
         vectors = [struct.unpack(f"<{len(vector) // 4}f", vector) for vector in found]
         return vectors, sum(len(item.token_ids) for item in items)
 
-    async def root(self, request: Request) -> Response:
-        """What Ollama says at its root; clients look for it."""
-        return PlainTextResponse("Ollama is running")
-
     async def version(self, request: Request) -> Response:
         """The server's version."""
         return json_response({"version": __version__})
@@ -155,6 +153,7 @@ class OllamaDialect(ChatDialect):
     async def show(self, request: Request) -> Response:
         """What the served model is and can do."""
         raw = body.parse(await body.read(request))
+        body.validate(ShowBody, raw)
         card = self.frontend.card
         check_model(served_name(raw, card), card)
         can = ["completion", "tools"] if card.task == "generate" else ["embedding"]

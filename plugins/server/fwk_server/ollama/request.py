@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import ModelCard
@@ -21,51 +21,52 @@ _IGNORED = frozenset({"mirostat_tau", "mirostat_eta"})  # they say nothing while
 
 MAX_DURATION = 32
 
-_Text = Annotated[Any, bounded("string", CONTEXT)]
-_Object = Annotated[Any, bounded("object", CONTEXT)]
-_List = Annotated[Any, bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
+_Text = Annotated[str, bounded("string", CONTEXT)]
+_Object = Annotated[dict[str, Any], bounded("object", CONTEXT)]
+_List = Annotated[list[Any], bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
+_Name = Annotated[str, bounded("string", "a served name")]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
-    model: Annotated[Any, bounded("string", "a served name")] = None
-    stream: bool = True
-    options: _Object = None
-    format: _Object = None
-    think: Annotated[Any, bounded("string", "low, medium, high, or true or false")] = None
-    logprobs: bool = False
-    keep_alive: Annotated[Any, bounded("string", f"{MAX_DURATION} characters, or a number")] = None
+    model: _Name | None = None
+
+
+class _Body(_Fields):
+    stream: bool | None = None
+    options: _Object | None = None
+    format: Annotated[str, bounded("string", "json, or a JSON schema")] | dict[str, Any] | None = None
+    think: bool | Annotated[str, bounded("string", "low, medium or high")] | None = None
+    logprobs: bool | None = None
+    keep_alive: float | Annotated[str, Field(max_length=MAX_DURATION)] | None = None
 
 
 class ChatBody(_Body):
     """``POST /api/chat``."""
 
-    messages: _List = None
-    tools: _List = None
+    messages: _List | None = None
+    tools: _List | None = None
 
 
 class GenerateBody(_Body):
     """``POST /api/generate``."""
 
-    prompt: _Text = ""
-    system: _Text = ""
-    suffix: _Text = ""
-    raw: bool = False
+    prompt: _Text | None = None
+    system: _Text | None = None
+    suffix: _Text | None = None
+    raw: bool | None = None
 
 
-class EmbedBody(BaseModel):
+class EmbedBody(_Fields):
     """``POST /api/embed`` and ``/api/embeddings``."""
 
-    model: Annotated[Any, bounded("string", "a served name")] = None
-    input: _Text = None
-    prompt: _Text = None
+    input: _Text | list[_Text] | None = None
+    prompt: _Text | None = None
 
 
-class ShowBody(BaseModel):
+class ShowBody(_Fields):
     """``POST /api/show``."""
-
-    model: Annotated[Any, bounded("string", "a served name")] = None
 
 
 def served_name(raw: Mapping[str, Any], card: ModelCard) -> str:
@@ -110,13 +111,6 @@ def _common(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
         if think not in ("low", "medium", "high"):
             raise InvalidRequest("think must be true, false, 'low', 'medium' or 'high'", "think")
         fields["reasoning_effort"] = think
-    kept = raw.get("keep_alive")  # says nothing here, where the model always stays
-    if (
-        kept is not None
-        and not isinstance(kept, int | float)
-        and not (isinstance(kept, str) and len(kept) <= MAX_DURATION)
-    ):
-        raise InvalidRequest("keep_alive must be a number of seconds or a duration such as '5m'", "keep_alive")
     if raw.get("logprobs") or raw.get("top_logprobs"):
         raise InvalidRequest("logprobs are not supported here: use /v1/chat/completions", "logprobs")
     return fields
