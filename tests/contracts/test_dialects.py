@@ -46,6 +46,36 @@ OLLAMA_CHAT = {"model": "tiny", **CHAT}
 OLLAMA_GENERATE = {"model": "tiny", "prompt": "Hi"}
 
 
+ANTHROPIC = {"model": "tiny", "max_tokens": 8, **CHAT}
+
+
+class TestAnthropic(DialectSuite):
+    plugin = "anthropic"
+    generates = (
+        Call("POST", "/v1/messages", ANTHROPIC),
+        Call(
+            "POST", "/v1/messages", {**ANTHROPIC, "system": [{"type": "text", "text": "Be kind."}], "temperature": 0.0}
+        ),
+    )
+    streams = (Call("POST", "/v1/messages", {**ANTHROPIC, "stream": True}),)
+    wrong = (
+        Call("POST", "/v1/messages", {"model": "tiny", **CHAT}),
+        Call("POST", "/v1/messages", {**ANTHROPIC, "temperature": 2}),
+        Call("POST", "/v1/messages", {**ANTHROPIC, "mcp_servers": [{"type": "url"}]}),
+        Call("POST", "/v1/messages", {**ANTHROPIC, "model": "other"}),
+        Call("POST", "/v1/messages", {**ANTHROPIC, "tools": [{"type": "web_search_20250305", "name": "w"}]}),
+        Call("POST", "/v1/messages", {**ANTHROPIC, "messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+    )
+
+    def text_of(self, call: Call, reply: Reply) -> str:
+        if not call.body.get("stream"):
+            return "".join(block["text"] for block in json.loads(reply.body)["content"])
+        events = [json.loads(line[6:]) for line in reply.body.decode().splitlines() if line.startswith("data: ")]
+        assert [events[0]["type"], events[-1]["type"]] == ["message_start", "message_stop"]
+        deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+        return "".join(delta["text"] for delta in deltas)
+
+
 class TestOllama(DialectSuite):
     plugin = "ollama"
     generates = (

@@ -122,7 +122,8 @@ def test_a_key_is_asked_for_everywhere_but(locked: Server) -> None:
     wrong = [
         {}, {"authorization": ""}, {"authorization": "Bearer"}, {"authorization": "Bearer x"},
         {"authorization": f"Bearer {KEY}x"}, {"authorization": f"Bearer {KEY[:-1]}"}, {"authorization": KEY},
-        {"authorization": f"Basic {KEY}"}, {"x-api-key": KEY}, {"host": "x/health?", "authorization": "Bearer no"},
+        {"authorization": f"Basic {KEY}"}, {"x-api-key": f"{KEY}x"}, {"x-api-key": ""},
+        {"host": "x/health?", "authorization": "Bearer no"},
     ]  # fmt: skip
     with httpx.Client(base_url=locked.url, verify=NO_TLS) as http:
         for method, path in found:
@@ -154,6 +155,7 @@ def test_the_key_opens(locked: Server) -> None:
     for scheme in ("Bearer", "bearer", "BEARER"):
         headers = {"authorization": f"{scheme} {KEY}"}
         assert httpx.get(locked.url + "/v1/models", headers=headers, verify=NO_TLS).status_code == 200
+    assert httpx.get(locked.url + "/v1/models", headers={"x-api-key": KEY}, verify=NO_TLS).status_code == 200
     words = "what the client alone knows"
     assert locked.post({"prompt": words, "max_tokens": 1}).status_code == 200
     assert locked.post({"prompt": words, "max_tokens": 10**6}).status_code == 400

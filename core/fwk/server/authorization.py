@@ -64,7 +64,7 @@ class Guard:
         if any(fits) and scheme.lower() == b"bearer":
             return None
         whose = "the administrator's" if access is Access.ADMIN else "a valid"
-        return f"{whose} API key is required: 'Authorization: Bearer KEY'"
+        return f"{whose} API key is required: 'Authorization: Bearer KEY', or 'x-api-key: KEY'"
 
     def _asked(self, scope: Scope) -> Access:
         """Whom the route is for that will answer: the first that matches whole, else the first that does but for the

@@ -61,7 +61,8 @@ class RequestMiddleware:
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        refusal = self._guard.refusal(scope, headers.get(b"authorization", b""))
+        given = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
+        refusal = self._guard.refusal(scope, given)
         if refusal is not None:
             await self._refuse(scope, send_with_id, 401, refusal)
             return

@@ -46,7 +46,7 @@ def caller_of(request: Request) -> Caller:
     headers = request.headers
     label = headers.get("x-request-id", "")
     is_label = len(label) <= MAX_LABEL and label.isprintable()
-    scheme, _, key = headers.get("authorization", "").partition(" ")
+    scheme, _, key = (headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}").partition(" ")
     service = Service(
         tenant_of(key.strip()) if scheme.lower() == "bearer" else "",
         headers.get("x-session-id", ""),

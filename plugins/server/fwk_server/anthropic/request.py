@@ -1,0 +1,175 @@
+"""From Anthropic's bodies to OpenAI's chat fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from fwk.errors import InvalidRequest
+from fwk_server._common.body import shown, validate, want
+from fwk_server._common.chat.dialect import renamed
+from fwk_server._common.chat.models import MAX_NAME
+from fwk_server._common.fields import CONTEXT, STOP_STRINGS, bounded, ranged
+
+_SAME = {name: name for name in ("model", "max_tokens", "temperature", "top_k", "top_p")} | {"stop_sequences": "stop"}
+_REFUSED = ("container", "context_management", "mcp_servers", "inference_geo", "output_config", "output_format")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+_List = Annotated[list[Any], bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
+_System = Annotated[str, bounded("string", CONTEXT)] | list[dict[str, Any]]
+
+
+class CountBody(BaseModel):
+    """``POST /v1/messages/count_tokens``."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+    model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
+    messages: _List
+    system: _System | None = None
+    tools: _List | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+
+
+class MessagesBody(CountBody):
+    """``POST /v1/messages``."""
+
+    max_tokens: Annotated[int, ranged("max_tokens", CONTEXT)]
+    stream: bool | None = None
+    stop_sequences: Annotated[list[str], Field(fail_fast=True), WithJsonSchema(STOP_STRINGS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, ranged("top_k")] | None = None
+    top_p: Annotated[float, ranged("top_p")] | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+
+def chat_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """``POST /v1/messages``."""
+    body = validate(MessagesBody, raw)
+    fields = prompt_fields(raw) | renamed(raw, _SAME)
+    if (body.metadata or {}).get("user_id") is not None:
+        fields["user"] = want(raw["metadata"]["user_id"], str, "a string", "metadata.user_id")
+    return fields
+
+
+def prompt_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that decide the prompt."""
+    for name in _REFUSED:
+        if raw.get(name):
+            raise InvalidRequest(f"{name} is not supported", name)
+    body = validate(CountBody, raw)
+    messages = [{"role": "system", "content": _text(body.system, "system")}] if body.system else []
+    for i, turn in enumerate(body.messages):
+        messages += _turn(want(turn, dict, "an object", f"messages[{i}]"), f"messages[{i}]")
+    fields: dict[str, Any] = {"messages": messages, **renamed(raw, {"model": "model"}), **_tools(raw)}
+    if messages and messages[-1]["role"] == "assistant":  # the answer goes on with it
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    thinking = (body.thinking or {}).get("type")
+    if thinking not in (None, "enabled", "disabled", "adaptive"):
+        raise InvalidRequest(f"thinking.type must be enabled, disabled or adaptive, not {shown(thinking)}", "thinking")
+    if thinking is not None:
+        fields["chat_template_kwargs"] = dict.fromkeys(("enable_thinking", "thinking"), thinking != "disabled")
+    return fields
+
+
+def _turn(turn: dict[str, Any], at: str) -> Iterator[dict[str, Any]]:
+    """OpenAI's messages of one of Anthropic's: results of tools are messages of their own there."""
+    role, content = turn.get("role"), turn.get("content")
+    if role not in ("user", "assistant"):
+        raise InvalidRequest(f"{at}.role must be 'user' or 'assistant', not {shown(role)}", "messages")
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    blocks = want(content, list, "a string or an array of blocks", f"{at}.content")
+    told = _Blocks()
+    for j, block in enumerate(blocks):
+        where = f"{at}.content[{j}]"
+        told.add(role, want(block, dict, "an object", where), where)
+    yield from told.results
+    if role == "user" and (told.texts or not told.results):
+        yield {"role": "user", "content": "".join(told.texts)}
+    elif role == "assistant":
+        thoughts = {"reasoning_content": "".join(told.thoughts)} if told.thoughts else {}
+        calls = {"tool_calls": told.calls} if told.calls else {}
+        yield {"role": "assistant", "content": "".join(told.texts), **thoughts, **calls}
+
+
+class _Blocks:
+    """The blocks of a message, by kind."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.thoughts: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+        self.results: list[dict[str, Any]] = []
+
+    def add(self, role: str, block: Mapping[str, Any], at: str) -> None:
+        """Take a block of a message of this role. Raises ``InvalidRequest`` for a kind that is not served."""
+        kind = block.get("type")
+        if kind == "text":
+            self.texts.append(want(block.get("text"), str, "a string", f"{at}.text"))
+        elif kind == "tool_result" and role == "user":
+            called = want(block.get("tool_use_id"), str, "a string", f"{at}.tool_use_id")
+            self.results.append(
+                {"role": "tool", "tool_call_id": called, "content": _text(block.get("content") or "", at)}
+            )
+        elif kind == "tool_use" and role == "assistant":
+            self.calls.append(_call(block, at))
+        elif kind == "thinking" and role == "assistant":
+            self.thoughts.append(want(block.get("thinking"), str, "a string", f"{at}.thinking"))
+        elif kind != "redacted_thinking" or role != "assistant":
+            raise InvalidRequest(f"{at}: a block of type {shown(kind)} is not supported here", "messages")
+
+
+def _call(block: Mapping[str, Any], at: str) -> dict[str, Any]:
+    name = want(block.get("name"), str, "a string", f"{at}.name")
+    arguments = orjson.dumps(want(block.get("input") or {}, dict, "an object", f"{at}.input")).decode()
+    called = want(block.get("id"), str, "a string", f"{at}.id")
+    return {"id": called, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _text(value: Any, at: str) -> str:
+    """A string, or the texts of an array of text blocks."""
+    if isinstance(value, str):
+        return value
+    texts: list[str] = []
+    for i, block in enumerate(want(value, list, "a string or an array of text blocks", at)):
+        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+            raise InvalidRequest(f"{at}[{i}] must be a text block: this server's model reads text only", at)
+        texts.append(block["text"])
+    return "".join(texts)
+
+
+def _tools(raw: Mapping[str, Any]) -> dict[str, Any]:
+    listed = raw.get("tools") or []
+    choice = raw.get("tool_choice") or {}
+    if not listed:
+        if choice.get("type") in ("any", "tool"):
+            raise InvalidRequest("tool_choice asks for a tool, but there are no tools", "tool_choice")
+        return {}
+    fields: dict[str, Any] = {"tools": [_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed)]}
+    kind = choice.get("type", "auto")
+    if kind == "tool":
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+    elif kind in _CHOICES:
+        fields["tool_choice"] = _CHOICES[kind]
+    else:
+        raise InvalidRequest(f"tool_choice.type must be auto, any, tool or none, not {shown(kind)}", "tool_choice")
+    if choice.get("disable_parallel_tool_use"):
+        fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _tool(tool: Any, at: str) -> dict[str, Any]:
+    tool = want(tool, dict, "an object", at)
+    if tool.get("type") not in (None, "custom"):
+        raise InvalidRequest(f"{at}: tools of type {shown(tool['type'])} are run by no one here", "tools")
+    function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {"type": "object"}}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
