@@ -269,6 +269,7 @@ def test_a_server_is_never_half_started(install: Callable[..., Path], tmp_path: 
         assert told == {503}
         assert server.process.wait(60) == PluginError.exit_code
         (line,) = [line for line in server.log.splitlines() if "fwk: error" in line]
+        assert " CRITICAL " in line
         assert line.endswith(
             "fwk: error: plugin 'acme-broken.acme_broken' from acme-broken 1.0 failed to start: SystemExit: 3"
         )

@@ -13,8 +13,6 @@ from tests.helpers.servers import Start
 
 pytestmark = pytest.mark.slow
 
-MEGABYTE = 2**20
-
 
 async def test_one_request_has_none(tiny: Server) -> None:
     """A processor that cannot have memory is as one that raises anything else: its request fails alone."""
@@ -31,10 +29,10 @@ async def test_the_engine_has_none(spawn: Start) -> None:
     """Its address space may grow no more: it serves on or it is dead, at once and with a reason; never in between."""
     server = spawn("--health-monitor", "--max-prefill-tokens", "4096", "--chunked-prefill-size", "4096")
     assert server.engine is not None
-    room = server.engine.memory_info().vms + 2 * MEGABYTE
-    resource.prlimit(server.engine.pid, resource.RLIMIT_AS, (room, room))
+    room = server.engine.memory_info().data
+    resource.prlimit(server.engine.pid, resource.RLIMIT_DATA, (room, room))
     async with connect(server) as client:
-        streams = [Streamed() for _ in range(24)]
+        streams = [Streamed() for _ in range(48)]
         work = (
             client.stream(s, prompt=[i] * 1900, max_tokens=20, n=4, fault="memory:9999") for i, s in enumerate(streams)
         )

@@ -217,7 +217,7 @@ class _Server:
             if self._plugin_switcher is not None:
                 await self._plugin_switcher.ready(ready.result().chosen)
         except (EngineDead, PluginError) as error:
-            self._progress(f"fwk: error: {error}")
+            log.critical("fwk: error: %s", error)
             stopped.cancel()
             return error.exit_code
         given_up = asyncio.create_task(self._client.given_up.wait())
@@ -225,9 +225,7 @@ class _Server:
         stopped.cancel()
         given_up.cancel()
         if self._client.given_up.is_set():
-            self._progress(
-                "fwk: error: no engine can be kept alive, so the server ends; its log says what they died of"
-            )
+            log.critical("fwk: error: no engine can be kept alive, so the server ends; its log says what they died of")
             return EXIT_GIVEN_UP
         return 0
 

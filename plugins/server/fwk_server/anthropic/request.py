@@ -19,7 +19,8 @@ _REFUSED = ("container", "context_management", "mcp_servers", "inference_geo", "
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 _List = Annotated[list[Any], bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
-_System = Annotated[str, bounded("string", CONTEXT)] | list[dict[str, Any]]
+_System = Annotated[str, bounded("string", CONTEXT)] | _List
+_Object = Annotated[dict[str, Any], bounded("object", CONTEXT)]
 
 
 class CountBody(BaseModel):
@@ -31,8 +32,8 @@ class CountBody(BaseModel):
     messages: _List
     system: _System | None = None
     tools: _List | None = None
-    tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
+    tool_choice: _Object | None = None
+    thinking: _Object | None = None
 
 
 class MessagesBody(CountBody):
@@ -44,7 +45,7 @@ class MessagesBody(CountBody):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, ranged("top_k")] | None = None
     top_p: Annotated[float, ranged("top_p")] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: _Object | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
 

@@ -24,6 +24,8 @@ MAX_DURATION = 32
 _Text = Annotated[str, bounded("string", CONTEXT)]
 _Object = Annotated[dict[str, Any], bounded("object", CONTEXT)]
 _List = Annotated[list[Any], bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
+_Texts = Annotated[list[str], bounded("array", CONTEXT, items={"type": "string", "x-limit": CONTEXT})]
+_Seconds = Annotated[float, bounded("number", "any number: it says nothing here, where the model always stays")]
 _Name = Annotated[str, bounded("string", "a served name")]
 
 
@@ -36,10 +38,10 @@ class _Fields(BaseModel):
 class _Body(_Fields):
     stream: bool | None = None
     options: _Object | None = None
-    format: Annotated[str, bounded("string", "json, or a JSON schema")] | dict[str, Any] | None = None
+    format: Annotated[str, bounded("string", "json")] | _Object | None = None
     think: bool | Annotated[str, bounded("string", "low, medium or high")] | None = None
     logprobs: bool | None = None
-    keep_alive: float | Annotated[str, Field(max_length=MAX_DURATION)] | None = None
+    keep_alive: _Seconds | Annotated[str, Field(max_length=MAX_DURATION)] | None = None
 
 
 class ChatBody(_Body):
@@ -61,7 +63,7 @@ class GenerateBody(_Body):
 class EmbedBody(_Fields):
     """``POST /api/embed`` and ``/api/embeddings``."""
 
-    input: _Text | list[_Text] | None = None
+    input: _Text | _Texts | None = None
     prompt: _Text | None = None
 
 
