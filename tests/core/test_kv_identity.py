@@ -1,0 +1,39 @@
+"""What tells one model's weights from another's: their content, also where name, size and time are the same."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fwk.worker.identity import SAMPLE_EVERY, known_files
+
+
+def test_content_counts_where_name_size_and_time_are_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    size = 3 * SAMPLE_EVERY + 17
+    seen = []
+    for content in (bytes(size), bytes(size), bytes([1]) * size, bytes(size - 1) + b"1", b"1" + bytes(size - 1)):
+        file.write_bytes(content)
+        os.utime(file, ns=(1, 1))
+        seen.append(str(known_files(tmp_path)))
+    assert seen[0] == seen[1]
+    assert len(set(seen)) == 4
+
+
+def test_a_small_change_shows_in_the_time(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(SAMPLE_EVERY))
+    before = known_files(tmp_path)
+    with file.open("r+b") as target:
+        target.seek(SAMPLE_EVERY // 2)
+        target.write(b"1")
+    os.utime(file, ns=(2, 2))
+    assert known_files(tmp_path) != before
+
+
+def test_where_a_folder_lies_does_not_matter(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place / "model").mkdir(parents=True)
+        (tmp_path / place / "model" / "x.gguf").write_bytes(b"x")
+        os.utime(tmp_path / place / "model" / "x.gguf", ns=(1, 1))
+    assert known_files(tmp_path / "a" / "model") == known_files(tmp_path / "b" / "model")
