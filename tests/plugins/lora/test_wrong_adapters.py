@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ from tests.helpers.adapters import make_adapter, make_base
 
 import fwk
 from fwk import SamplingParams
-from fwk.errors import ConfigError, InvalidRequest, PluginError
+from fwk.errors import ConfigError, InvalidRequest, ModelLoadError, PluginError
 from fwk.interfaces.lora import LoRASourceContext
+from fwk_lora._common import peft
+from fwk_lora._common.module_pattern import matches
 from fwk_lora.local import LocalAdapterOptions
 from fwk_lora.local.source import LocalAdapters
 
@@ -59,6 +63,10 @@ def truncate(folder: Path) -> None:
     os.truncate(folder / WEIGHTS, 3000)
 
 
+def sparse(folder: Path) -> None:
+    os.truncate(folder / WEIGHTS, 200 * 2**30)
+
+
 def pickled(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "adapter_model.bin")
 
@@ -69,8 +77,9 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "pickle": (pickled, r"adapter_model.bin is not read: it can hold code"),
     "not json": (lambda f: (f / CONFIG).write_text("{"), "adapter_config.json is not JSON"),
     "a list": (lambda f: (f / CONFIG).write_text("[]"), "does not hold an object"),
-    "huge config": (lambda f: (f / CONFIG).write_text(" " * 2**21), "has more than 1048576 bytes"),
+    "huge config": (lambda f: (f / CONFIG).write_text(" " * 2**21), "2097152 bytes, more than the 1048576 that may be read"),
     "truncated": (truncate, "adapter_model.safetensors is damaged"),
+    "sparse": (sparse, "adapter_model.safetensors has 214748364800 bytes, more than the [0-9]+ that may be read"),
     "other method": (config(peft_type="IA3"), "of type 'IA3'; only LORA"),
     "dora": (config(use_dora=True), "adapters with DoRA are not supported"),
     "bias": (config(bias="all"), "trained biases are not supported"),
@@ -126,6 +135,38 @@ def test_made_for_something_else(llm: fwk.LLM, folders: Path, tmp_path: Path) ->
     llm.load_adapter("good", str(folders / "narrow"))
     assert llm.generate([[5, 6]], SamplingParams(max_tokens=2), adapter="good")
     llm.unload_adapter("good")
+
+
+def test_patterns_match_as_regular_expressions_do() -> None:
+    names = ["model.layers.0.mlp.up_proj", "model.layers.11.mlp.up_proj", "up_proj", "xup_proj", "a.b", "aab", "a_b"]
+    patterns = [
+        "up_proj", "mlp.up_proj", r"layers\.1\.mlp\.(up|down)_proj", r"layers\.\d\d\.mlp\.(up|down)_proj",
+        r"^up_proj", r"^(model|x)\.layers.(0|1|11).(mlp.(up|gate)_proj|x)", "(a|aa)(b|)", r"a\wb", r"a.b", "|a", "(|x)up_proj",
+    ]  # fmt: skip
+    for pattern in patterns:
+        for name in names:
+            assert matches(pattern, name) == bool(re.fullmatch(rf"(.*\.)?({pattern})", name)), (pattern, name)
+
+
+def test_patterns_times_modules_are_bounded(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shutil.copytree(folders / "narrow", tmp_path / "bad")
+    config(alpha_pattern={"x" * 100: 1})(folder)
+    assert peft.read(folder) is not None
+    monkeypatch.setattr(peft, "MAX_MATCHING", 399)
+    with pytest.raises(ModelLoadError, match="alpha_pattern has too many patterns for 4 modules"):
+        peft.read(folder)
+
+
+@pytest.mark.parametrize("pattern", ["(a", "a)", "a\\", r"\b", "", "a" * 1025, "(" * 20 + ")" * 20, "a{2}", "[ab]", "a?"])
+def test_patterns_that_are_not_read(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        matches(pattern, "a")
+
+
+def test_a_pattern_takes_no_time_whoever_wrote_it() -> None:
+    started = time.monotonic()
+    assert not matches("(a|a|a)" * 140, "a" * 140 + "b")
+    assert time.monotonic() - started < 1
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "../a", "a\n", "a\0", "x" * 129])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +18,14 @@ from torch import Tensor
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.lora import AdapterWeights, LoRAMatrices
+from fwk_lora._common.module_pattern import matches
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 2**20
+MAX_WEIGHT_BYTES = 16 * 2**30
+MAX_MATCHING = 2**24
+"""Characters of a setting's patterns, times modules: each is matched with each."""
 
 _IGNORED = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
@@ -36,8 +41,6 @@ _KEEPS_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to start training that leave the base model's weights alone."""
 
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-_PATTERN = re.compile(r"[\w.^|()\\-]{1,1024}")
-"""Patterns without repetitions: those take no time to match, whoever wrote them."""
 
 
 def read(folder: Path) -> AdapterWeights | None:
@@ -47,7 +50,7 @@ def read(folder: Path) -> AdapterWeights | None:
     if not (folder / WEIGHTS).is_file():
         found = " (adapter_model.bin is not read: it can hold code)" if (folder / "adapter_model.bin").exists() else ""
         raise ModelLoadError(f"{WEIGHTS} is missing{found}")
-    text, data = _bytes(folder / CONFIG, MAX_CONFIG_BYTES), _bytes(folder / WEIGHTS)
+    text, data = _bytes(folder / CONFIG, MAX_CONFIG_BYTES), _bytes(folder / WEIGHTS, _max_weight_bytes())
     config = _config(text)
     try:
         tensors = load_safetensors(data)
@@ -59,14 +62,30 @@ def read(folder: Path) -> AdapterWeights | None:
     return AdapterWeights(digest.hexdigest(), _modules(config, tensors))
 
 
-def _bytes(path: Path, limit: int | None = None) -> bytes:
+def _max_weight_bytes() -> int:
+    """Half of the memory that is free, at most: reading a file and unpacking it takes twice its size."""
+    free = next((line for line in _memory_lines() if line.startswith("MemAvailable:")), None)
+    return MAX_WEIGHT_BYTES if free is None else min(MAX_WEIGHT_BYTES, int(free.split()[1]) * 1024 // 2)
+
+
+def _memory_lines() -> list[str]:
+    """What the system tells about its memory; nothing where it is not Linux."""
+    try:
+        return Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _bytes(path: Path, limit: int) -> bytes:
+    """A file's content, if the size it declares is within ``limit``; nothing is read of one that is larger."""
     try:
         with path.open("rb") as file:
-            data = file.read() if limit is None else file.read(limit + 1)
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(limit + 1) if size <= limit else b""
     except OSError as error:
         raise ModelLoadError(f"{path.name} cannot be read: {error.strerror}") from None
-    if limit is not None and len(data) > limit:
-        raise ModelLoadError(f"{path.name} has more than {limit} bytes")
+    if max(size, len(data)) > limit:
+        raise ModelLoadError(f"{path.name} has {max(size, len(data))} bytes, more than the {limit} that may be read")
     return data
 
 
@@ -113,6 +132,9 @@ def _modules(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
         pairs.setdefault(found[1], {})[found[2]] = tensor
     if not pairs:
         raise ModelLoadError(f"{WEIGHTS} holds no tensor")
+    for name in ("rank_pattern", "alpha_pattern"):
+        if len(pairs) * sum(map(len, config.get(name) or ())) > MAX_MATCHING:
+            raise ModelLoadError(f"{CONFIG}: {name} has too many patterns for {len(pairs)} modules")
     return {prefix: _matrices(config, prefix, pair) for prefix, pair in pairs.items()}
 
 
@@ -138,10 +160,8 @@ def _setting(config: Mapping[str, Any], name: str, pattern_name: str, prefix: st
         raise ModelLoadError(f"{CONFIG}: {pattern_name} must be an object")
     for pattern, number in patterns.items():
         try:
-            if _PATTERN.fullmatch(pattern) is None:
-                raise re.error("repetitions are not read")
-            is_match = re.fullmatch(rf"(.*\.)?({pattern})", prefix) is not None
-        except re.error as error:
+            is_match = matches(pattern, prefix)
+        except ValueError as error:
             raise ModelLoadError(f"{CONFIG}: {pattern_name}: {_shown(pattern)} cannot be used: {error}") from None
         if is_match:
             name, value = pattern_name, number
