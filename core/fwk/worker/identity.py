@@ -46,9 +46,9 @@ def kv_identity(
 ) -> bytes:
     """32 bytes that are the same exactly when nothing that K/V depend on is known to differ.
 
-    The weights are known by samples of the files' bytes, for reading them all would take longer than what a cache saves;
-    and by the files' times, for a change so small that no sample shows it. A copied model may be another one; that
-    costs misses, nothing else.
+    The weights are known by samples of the files' bytes, for reading them all would take longer than what a cache
+    saves; and by the files' times, for a change so small that no sample shows it. A copied model may be another one;
+    that costs misses, nothing else.
     """
     facts = setup.facts
     known: dict[str, Any] = {

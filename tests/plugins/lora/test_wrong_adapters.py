@@ -77,7 +77,10 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "pickle": (pickled, r"adapter_model.bin is not read: it can hold code"),
     "not json": (lambda f: (f / CONFIG).write_text("{"), "adapter_config.json is not JSON"),
     "a list": (lambda f: (f / CONFIG).write_text("[]"), "does not hold an object"),
-    "huge config": (lambda f: (f / CONFIG).write_text(" " * 2**21), "2097152 bytes, more than the 1048576 that may be read"),
+    "huge config": (
+        lambda f: (f / CONFIG).write_text(" " * 2**21),
+        "2097152 bytes, more than the 1048576 that may be read",
+    ),
     "truncated": (truncate, "adapter_model.safetensors is damaged"),
     "sparse": (sparse, "adapter_model.safetensors has 214748364800 bytes, more than the [0-9]+ that may be read"),
     "other method": (config(peft_type="IA3"), "of type 'IA3'; only LORA"),
@@ -141,7 +144,8 @@ def test_patterns_match_as_regular_expressions_do() -> None:
     names = ["model.layers.0.mlp.up_proj", "model.layers.11.mlp.up_proj", "up_proj", "xup_proj", "a.b", "aab", "a_b"]
     patterns = [
         "up_proj", "mlp.up_proj", r"layers\.1\.mlp\.(up|down)_proj", r"layers\.\d\d\.mlp\.(up|down)_proj",
-        r"^up_proj", r"^(model|x)\.layers.(0|1|11).(mlp.(up|gate)_proj|x)", "(a|aa)(b|)", r"a\wb", r"a.b", "|a", "(|x)up_proj",
+        r"^up_proj", r"^(model|x)\.layers.(0|1|11).(mlp.(up|gate)_proj|x)", "(a|aa)(b|)",
+        r"a\wb", r"a.b", "|a", "(|x)up_proj",
     ]  # fmt: skip
     for pattern in patterns:
         for name in names:
@@ -157,7 +161,9 @@ def test_patterns_times_modules_are_bounded(folders: Path, tmp_path: Path, monke
         peft.read(folder)
 
 
-@pytest.mark.parametrize("pattern", ["(a", "a)", "a\\", r"\b", "", "a" * 1025, "(" * 20 + ")" * 20, "a{2}", "[ab]", "a?"])
+@pytest.mark.parametrize(
+    "pattern", ["(a", "a)", "a\\", r"\b", "", "a" * 1025, "(" * 20 + ")" * 20, "a{2}", "[ab]", "a?"]
+)
 def test_patterns_that_are_not_read(pattern: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         matches(pattern, "a")
