@@ -20,7 +20,7 @@ from fwk.server import replicas as module
 from fwk.server.replicas import Replicas, total
 from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
-from fwk.types import EngineReady, EngineStats, Request
+from fwk.types import EngineReady, EngineStats, Request, TokenEvent
 
 
 class Client:
@@ -29,6 +29,7 @@ class Client:
     def __init__(self, config: Config, fingerprint: str, replica: int, process: object = None) -> None:
         self.replica = replica
         self.sent: list[tuple[Any, ...]] = []
+        self.receivers: dict[str, Any] = {}
         self.on_stats: Callable[[EngineStats], None] | None = None
         self.on_death: Callable[[], None] | None = None
         self.problem: str | None = None
@@ -45,12 +46,21 @@ class Client:
 
     def submit(self, request: Request, receiver: Any) -> None:
         self.sent.append(("submit", request.request_id))
+        self.receivers[request.request_id] = receiver
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         self.sent.append(("abort", request_id, index))
 
     def forget(self, request_id: str) -> None:
         self.sent.append(("forget", request_id))
+
+    def die(self) -> None:
+        self.problem = "dead"
+        for receiver in self.receivers.values():
+            receiver(EngineDead("dead"))
+
+    async def close(self) -> None:
+        self.die()
 
 
 class Last(LoadBalancer):
@@ -102,6 +112,38 @@ def test_all_that_concerns_a_request_goes_to_its_engine(three: tuple[Replicas, l
         [(0, 0), (1, 0)],
         [(0, 0), (1, 1), (2, 1)],
     ]
+
+
+def test_a_request_without_a_token_goes_to_another_engine_once(three: tuple[Replicas, list[Client]]) -> None:
+    engines, clients = three
+    news: dict[str, list[Any]] = {name: [] for name in "abc"}
+    for name in "abc":
+        engines.submit(request(name), news[name].append)
+    token = [TokenEvent("b", 0, [5])]
+    clients[2].receivers["b"](token)
+    engines.forget("c")
+    clients[2].die()
+    assert clients[1].sent == [("submit", "a")], "b has begun, c has gone"
+    assert news["a"] == []
+    assert news["b"][0] is token
+    assert isinstance(news["b"][1], EngineDead)
+    engines.abort("a")
+    assert clients[1].sent[-1] == ("abort", "a", None)
+    clients[1].die()
+    assert [type(item) for item in news["a"]] == [EngineDead], "what two engines died with takes no third"
+    assert clients[0].sent == []
+    engines.forget("a")
+    engines.forget("b")
+    assert [view.num_open for view in engines._views] == [0, 0, 0]
+
+
+async def test_a_server_that_stops_moves_no_request(three: tuple[Replicas, list[Client]]) -> None:
+    engines, clients = three
+    news: list[Any] = []
+    engines.submit(request("a"), news.append)
+    await engines.close()
+    assert [type(item) for item in news] == [EngineDead]
+    assert [client.sent for client in clients[:2]] == [[], []]
 
 
 def test_a_balancer_that_chooses_a_stranger_is_an_error(three: tuple[Replicas, list[Client]]) -> None:

@@ -119,6 +119,22 @@ async def test_only_the_dead_one_of_two_is_started_again(spawn: Start) -> None:
     assert server.stop() == 0
 
 
+async def test_requests_without_a_token_go_to_the_other_engine(spawn: Start) -> None:
+    server = spawn(*SLOW, "--health-monitor", "true", "--data-parallel-size", "2")
+    first, _ = server.engines()
+    async with connect(server) as client:
+        streams, running = await begin(client, 24, max_tokens=100)
+        async with asyncio.timeout(10):
+            while sum(stream.has_begun.is_set() for stream in streams) < 16:
+                await asyncio.sleep(0.01)
+        first.kill()
+        begun = [stream.has_begun.is_set() for stream in streams]
+        await running
+    assert sum(begun) == 16, "the others wait in the engines' queues"
+    assert [bool(stream.errors) for stream in streams].count(True) == 8
+    assert not any(stream.errors for stream, has_begun in zip(streams, begun, strict=True) if not has_begun)
+
+
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_server_whose_engines_keep_dying_ends(spawn: Start, at_once: bool) -> None:
     """Five times within a minute; each time it waits longer. ``at_once``: before they are Python, between fork and

@@ -100,6 +100,8 @@ class Server:
             flags = ("--load-format", "dummy", *flags)
         if "--port" not in flags:
             flags = ("--port", "0", *flags)
+        if "--health-monitor" not in flags:  # a death that no test foresees shows, and a dead engine stays dead
+            flags = ("--health-monitor", "false", *flags)
         if "--max-total-tokens" not in flags:
             flags = ("--max-total-tokens", "8192", *flags)  # proving the books takes as long as there are blocks
         command += ["--served-model-name", "tiny", "--check-blocks", "true", *flags]

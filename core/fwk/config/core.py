@@ -330,8 +330,9 @@ class ServerOptions(Options):
         le=60,
     )
     health_monitor: bool = option(
-        False,
-        "Restart an engine that died or hangs; the server gives up after five deaths within a minute.",
+        True,
+        "Restart an engine that died or hangs; the server gives up after five deaths within a minute. Without it, "
+        "/health says 503 until the server is started again.",
         stability="beta",
     )
     watchdog_timeout: float = option(

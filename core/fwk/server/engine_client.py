@@ -319,7 +319,8 @@ class EngineClient:
             name = self._name.removeprefix("the ")
             count = len(self._receivers)
             requests = "1 request" if count == 1 else f"{count} requests"
-            log.error("%s dead: %s; %s ended with an error; %s", name, why, requests, done)
+            fate = "ended with an error" + ("" if self._is_alone else " or went to another engine")
+            log.error("%s dead: %s; %s %s; %s", name, why, requests, fate, done)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._dead)
             with contextlib.suppress(EngineDead):

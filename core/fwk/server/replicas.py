@@ -18,7 +18,7 @@ from fwk.interfaces.balance import LoadBalancer, Replica
 from fwk.server.admission import RETRY_SECONDS, Deadlines, Receiver
 from fwk.server.engine_client import EngineClient
 from fwk.server.engine_process import EngineProcess
-from fwk.types import AdapterInfo, EngineReady, EngineStats, Request
+from fwk.types import AdapterInfo, EngineReady, EngineStats, Request, TokenEvent
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +29,20 @@ MAX_DEATHS = 5
 DEATHS_SECONDS = 60
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Placed:
-    """Where a request is, and with how many sequences."""
+    """Where a request is, and whether it may go to another engine when that one dies."""
 
-    replica: int
-    count: int
+    request: Request
+    receiver: Receiver
     deadlines: Deadlines
+    replica: int
+    can_move: bool = True
+
+    def receive(self, news: list[TokenEvent] | EngineDead | NotServed) -> None:
+        """Pass on what the engine sends; whoever has got something cannot begin anew."""
+        self.can_move = False
+        self.receiver(news)
 
 
 EngineSwitching = tuple[str, str, Mapping[str, object], bool]
@@ -64,6 +71,7 @@ class Replicas:
         self._adapters: dict[str, str] = {}  # loaded while serving: name -> path
         self._switched: dict[tuple[str, str], EngineSwitching] = {}
         self._reviving: dict[int, asyncio.Task[None]] = {}
+        self._is_closing = False
         self.given_up = asyncio.Event()
 
         for index, client in enumerate(self._clients):
@@ -110,6 +118,11 @@ class Replicas:
 
         Raises ``EngineDead``, and ``NotServed`` when all that can serve have as many open sequences as they may.
         """
+        chosen = self._choose(request)
+        deadlines = Deadlines(self._options)
+        self._place(_Placed(request, deadlines.start(receiver), deadlines, chosen.index))
+
+    def _choose(self, request: Request) -> Replica:
         able = [view for view, client in zip(self._views, self._clients, strict=True) if client.trouble() is None]
         if not able:
             raise EngineDead(self.trouble() or "no engine can serve")
@@ -121,10 +134,33 @@ class Replicas:
         chosen = self._balancer.choose(request, able)
         if not any(view is chosen for view in able):
             raise AssertionError(f"{type(self._balancer).__name__} chose no replica that can serve")
-        deadlines = Deadlines(self._options)
-        self._clients[chosen.index].submit(request, deadlines.start(receiver))
-        self._placed[request.request_id] = _Placed(chosen.index, request.n, deadlines)
-        chosen.num_open += request.n
+        return chosen
+
+    def _place(self, placed: _Placed) -> None:
+        self._clients[placed.replica].submit(placed.request, partial(self._receive, placed))
+        self._placed[placed.request.request_id] = placed
+        self._views[placed.replica].num_open += placed.request.n
+
+    def _receive(self, placed: _Placed, news: list[TokenEvent] | EngineDead | NotServed) -> None:
+        if not (isinstance(news, EngineDead) and placed.can_move and self._moves(placed)):
+            placed.receive(news)
+
+    def _moves(self, placed: _Placed) -> bool:
+        """Whether a request whose engine has died before it sent anything has gone to another: once.
+
+        If the request is what engines die of, it takes two of them with it, not all.
+        """
+        if self._is_closing or self._placed.get(placed.request.request_id) is not placed:
+            return False
+        try:
+            chosen = self._choose(placed.request)
+            self._clients[chosen.index].submit(placed.request, placed.receive)
+        except (EngineDead, NotServed):
+            return False
+        self._views[placed.replica].num_open -= placed.request.n
+        chosen.num_open += placed.request.n
+        placed.replica, placed.can_move = chosen.index, False
+        return True
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Tell the request's engine to stop working on it, or on one of its sequences."""
@@ -141,7 +177,7 @@ class Replicas:
         if request_id in self._placed:
             placed = self._placed.pop(request_id)
             placed.deadlines.stop()
-            self._views[placed.replica].num_open -= placed.count
+            self._views[placed.replica].num_open -= placed.request.n
             self._clients[placed.replica].forget(request_id)
 
     async def load_adapter(self, name: str, path: str) -> AdapterInfo:
@@ -184,6 +220,7 @@ class Replicas:
 
     async def close(self) -> None:
         """Stop the processes."""
+        self._is_closing = True
         for task in self._reviving.values():
             task.cancel()
         await asyncio.gather(*self._reviving.values(), return_exceptions=True)
