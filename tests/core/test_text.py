@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 
+import jinja2
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from fwk.config import ModelOptions
 from fwk.errors import InvalidRequest, ModelLoadError
-from fwk.text import ModelText
+from fwk.text import ModelText, template_sandbox
 from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
 from fwk.text.lengths import max_characters
@@ -264,11 +266,58 @@ def test_chat_templates() -> None:
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{{ messages[5].content.x }}",
         "{{ 1 / 0 }}",
+        "{{ '%1500000000d' % 1 }}",
+        "{{ '%*d' % (1500000000, 1) }}",
+        "{{ '%1500000000d'|format(1) }}",
+        "{{ '{:1500000000d}'.format(1) }}",
+        "{{ '{:{}d}'.format(1, 1500000000) }}",
+        "{{ 'x'.center(1500000000) }}",
+        "{{ 'x'|center(1500000000) }}",
+        "{{ 'x'|indent(1500000000, first=true) }}",
+        "{{ [1]|batch(1500000000, 0)|list|length }}",
+        "{{ lipsum(100000) }}",
+        "{{ ('x' * 100000).replace('x', 'y' * 100000)|length }}",
+        "{{ ('x' * 100000).join('y' * 100000)|length }}",
+        "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x=3) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
     ],
 )
 def test_templates_that_misbehave_are_refused(source: str) -> None:
+    started = time.monotonic()
     with pytest.raises(InvalidRequest):
         ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    ],
+)
+def test_templates_have_a_deadline(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.1)
+    started = time.monotonic()
+    with pytest.raises(InvalidRequest, match=r"takes more than 0\.1 seconds of CPU time"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+    assert time.monotonic() - started < 2
+
+
+def test_guards_change_no_output() -> None:
+    """As plain Jinja renders it."""
+    source = (
+        "{% for m in messages if m.role %}{{ loop.index ~ '/' ~ loop.length ~ m.content ~ m.none }}"
+        "{% if not loop.last %},{{ loop.nextitem.role }}{% endif %}{% endfor %}{% for x in none_such %}{% else %}-"
+        "{% endfor %}{{ 'a' + 'b' * 2 }}{{ [1] + [2] }}{{ 7 % 4 }}{{ '%s-%02d' % ('x', 5) }}{{ '%d%%' % 5 }}"
+        "{{ '{:>4}'.format('x') }}{{ 'a\\nb'|indent(2) }}{{ '%s'|format('y') }}{{ 'axa'.replace('a', 'b') }}"
+        "{{ ','.join(['a', 'b']) }}{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}{{ '%(a)s' % {'a': 2} }}"
+        "{% for x in [[1, [2]]] recursive %}{{ x if x is number else loop(x) }}{% endfor %}"
+    )
+    talk = [{"role": "user", "content": "hi"}, {"role": "", "content": "-"}, {"role": "tool", "content": "x"}]
+    plain = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(source)
+    assert ChatTemplate(source, {}).render(talk) == plain.render(messages=talk)
 
 
 def test_a_template_that_does_not_compile_stops_the_start() -> None:

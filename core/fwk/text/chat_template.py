@@ -9,37 +9,16 @@ from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
 from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fwk.errors import InvalidRequest, ModelLoadError
-
-MAX_RENDERED = 32 * 2**20
-"""Characters a template may produce."""
-
-MAX_EXPONENT = 64
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which bounds ranges, with bounds on products and powers as well."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        for value, times in ((left, right), (right, left)):
-            if isinstance(value, (str, list, tuple)) and isinstance(times, int) and len(value) * times > MAX_RENDERED:
-                raise SecurityError("a product is too long")
-        if operator == "**" and isinstance(right, (int, float)) and abs(right) > MAX_EXPONENT:
-            raise SecurityError("a power is too large")
-        return super().call_binop(context, operator, left, right)
+from fwk.text.template_sandbox import MAX_RENDERED, Sandbox
 
 
 class ChatTemplate:
     """One compiled template with the special tokens it may name."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False)
+        self._sandbox = environment = Sandbox()
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
@@ -102,6 +81,7 @@ class ChatTemplate:
     def _run(self, variables: Mapping[str, Any]) -> str:
         parts: list[str] = []
         length = 0
+        self._sandbox.start()
         try:
             for part in self._template.generate(variables):
                 length += len(part)
@@ -112,7 +92,7 @@ class ChatTemplate:
             raise InvalidRequest("the chat template does something the sandbox forbids", "messages") from None
         except TemplateError as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from None
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError):
             raise InvalidRequest("the chat template cannot render these messages", "messages") from None
         return "".join(parts)
 
