@@ -35,6 +35,9 @@ PROMPTS = [
     [5, 6, 7, 8, 9] * 6,
     [100, 101, 102],
 ]
+KNOWN = {token: 20.0 for token in PREFIX}
+"""A bias towards tokens that two prompts hold, so that what drafts from the prompt finds something with any weights."""
+
 FILLER = [[(11 * i + k) % 250 + 20 for i in range(90)] for k in range(4)]
 """Prompts that push everybody else's blocks out of a small pool."""
 
@@ -122,7 +125,12 @@ FEATURES = [
     Feature("chunked prefill", lambda run: any(not s.samples for b in run.batches for s in b.sequences), SMALL_STEPS),
     Feature("cached prefix", lambda run: max(run.cached) > 0, {"prefix_cache": "radix"}),
     Feature("pre-emption", lambda run: run.stats.preemptions > 0, SMALL_POOL, sampling={"max_tokens": 24}),
-    Feature("n-gram", lambda run: run.stats.draft_tokens > 0, {"speculative_algorithm": "ngram"}),
+    Feature(
+        "n-gram",
+        lambda run: run.stats.draft_tokens > 0,
+        {"speculative_algorithm": "ngram"},
+        sampling={"logit_bias": KNOWN},
+    ),
     Feature(
         "draft model", lambda run: run.stats.draft_tokens > 0, {"speculative_algorithm": "standalone"}, drafts=True
     ),
@@ -130,8 +138,14 @@ FEATURES = [
         "tree",
         lambda run: run.stats.draft_tokens > 0,
         {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3},
+        sampling={"logit_bias": KNOWN},
     ),
-    Feature("suffix", lambda run: run.stats.draft_tokens > 0, {"speculative_algorithm": "suffix"}),
+    Feature(
+        "suffix",
+        lambda run: run.stats.draft_tokens > 0,
+        {"speculative_algorithm": "suffix"},
+        sampling={"logit_bias": KNOWN},
+    ),
     Feature("LoRA", lambda run: True, adapter=True),
     _quantised("int8"),
     _quantised("int4", int4_group_size=32),

@@ -95,6 +95,7 @@ def validate(model: type[Model], raw: Mapping[str, Any]) -> Model:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         path = path_of(first["loc"])
         message = first["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
+        message = message.replace("a valid dictionary", "an object").replace("a valid list", "an array")
         raise InvalidRequest(f"{path}: {message}" if path else message, path or None) from None
 
 

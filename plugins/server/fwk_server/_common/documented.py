@@ -1,4 +1,4 @@
-"""What /openapi.json says of replies: the errors every route has, and event streams."""
+"""What /openapi.json says of replies: the errors every route has, and streams."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ _MEANINGS = {
     503: "Nothing can be served now: try again after Retry-After seconds.",
     504: "The request took too long.",
 }
+EVENTS = "text/event-stream"
+LINES = "application/x-ndjson"
+
+_LINE = {"type": "object", "description": "One line; the stream is one JSON object a line."}
 _EVENT = {
     "type": "object",
     "description": "One event; its data is JSON, or [DONE].",
@@ -47,15 +51,15 @@ def documented(
     error: type[BaseModel],
     *,
     works: bool = True,
-    streams: bool = False,
+    stream: str = "",
     more: tuple[int, ...] = (),
 ) -> Responses:
-    """The ``responses`` of a route: its reply, event streams if it ``streams``, and the errors it may answer with."""
+    """The ``responses`` of a route: its reply, its ``stream`` by media type if it has one, and its errors."""
     fine: dict[str, Any] = {"description": "The reply."}
     if reply is not None:
         fine["model"] = reply
-    if streams:
-        fine["content"] = {"text/event-stream": {"schema": _EVENT}}
+    if stream:
+        fine["content"] = {stream: {"schema": _EVENT if stream == EVENTS else _LINE}}
     statuses = sorted({*(_WORKING if works else _LOOKING), *more})
     responses: Responses = {200: fine}
     responses.update({status: {"model": error, "description": _MEANINGS[status]} for status in statuses})

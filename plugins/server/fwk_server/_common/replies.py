@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, one_line_traceback
 from fwk.interfaces.http import CLIENT_CLOSED, ByteStream, unless_disconnected
+from fwk_server._common.documented import EVENTS
 
 logger = logging.getLogger(__name__)
 
@@ -73,4 +74,4 @@ class EventStream(ByteStream):
         def last_words(error: Exception) -> bytes:
             return error_event(error, error_body)
 
-        super().__init__(events, last_words, media_type="text/event-stream", ending=ending)
+        super().__init__(events, last_words, media_type=EVENTS, ending=ending)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from fwk.interfaces.http import ByteStream
 from fwk_server._common.chat.dialect import ChatDialect, Running, told
-from fwk_server._common.documented import Reply
+from fwk_server._common.documented import EVENTS, Reply
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
 from fwk_server.anthropic.request import CountBody, MessagesBody, chat_fields, prompt_fields
@@ -62,7 +62,7 @@ class AnthropicDialect(ChatDialect):
     requests = {"/v1/messages": MessagesBody, "/v1/messages/count_tokens": CountBody}
 
     def routes(self, app: FastAPI) -> None:
-        self.route(app, "/v1/messages", self.messages, reply=MessageReply, error=AnthropicError, streams=True)
+        self.route(app, "/v1/messages", self.messages, reply=MessageReply, error=AnthropicError, stream=EVENTS)
         self.route(app, "/v1/messages/count_tokens", self.count_tokens, reply=CountReply, error=AnthropicError)
 
     def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class AnthropicDialect(ChatDialect):
         raw, running = await self.read(request, chat_fields)
         writer = _Writer(raw.get("model") or self.frontend.card.name)
         if raw.get("stream"):
-            return ByteStream(writer.events(running), self._last_words, media_type="text/event-stream")
+            return ByteStream(writer.events(running), self._last_words, media_type=EVENTS)
         return await replied(request, writer.whole(running))
 
     async def count_tokens(self, request: Request) -> Response:

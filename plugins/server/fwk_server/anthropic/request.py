@@ -18,8 +18,8 @@ _SAME = {name: name for name in ("model", "max_tokens", "temperature", "top_k", 
 _REFUSED = ("container", "context_management", "mcp_servers", "inference_geo", "output_config", "output_format")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
-_List = Annotated[list[Any], bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
-_System = Annotated[str, bounded("string", CONTEXT)] | _List
+_Objects = Annotated[list[dict[str, Any]], bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
+_System = Annotated[str, bounded("string", CONTEXT)] | _Objects
 _Object = Annotated[dict[str, Any], bounded("object", CONTEXT)]
 
 
@@ -29,9 +29,9 @@ class CountBody(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
-    messages: _List
+    messages: _Objects
     system: _System | None = None
-    tools: _List | None = None
+    tools: _Objects | None = None
     tool_choice: _Object | None = None
     thinking: _Object | None = None
 

@@ -23,7 +23,7 @@ from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.call import check, prepare
 from fwk_server._common.chat.dialect import ChatDialect, Running, told
 from fwk_server._common.chat.served import check_model
-from fwk_server._common.documented import Reply
+from fwk_server._common.documented import LINES, Reply
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
 from fwk_server.ollama.request import (
@@ -59,8 +59,8 @@ class OllamaDialect(ChatDialect):
     }
 
     def routes(self, app: FastAPI) -> None:
-        self.route(app, "/api/chat", self.chat, error=ErrorBody, streams=True)
-        self.route(app, "/api/generate", self.generate, error=ErrorBody, streams=True)
+        self.route(app, "/api/chat", self.chat, error=ErrorBody, stream=LINES)
+        self.route(app, "/api/generate", self.generate, error=ErrorBody, stream=LINES)
         self.route(app, "/api/embed", self.embed, error=ErrorBody)
         self.route(app, "/api/embeddings", self.embed_one, error=ErrorBody)
         self.route(app, "/api/show", self.show, error=ErrorBody)
@@ -88,7 +88,7 @@ class OllamaDialect(ChatDialect):
             return json_response(writer.loaded())
         if raw.get("stream") is False:
             return await replied(request, writer.whole(running))
-        return ByteStream(writer.lines(running), _last_words, media_type="application/x-ndjson")
+        return ByteStream(writer.lines(running), _last_words, media_type=LINES)
 
     def _made(self, data: bytes, is_chat: bool, caller: Caller) -> tuple[Mapping[str, Any], Running | None]:
         raw = body.parse(data)

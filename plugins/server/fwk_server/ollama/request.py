@@ -23,7 +23,7 @@ MAX_DURATION = 32
 
 _Text = Annotated[str, bounded("string", CONTEXT)]
 _Object = Annotated[dict[str, Any], bounded("object", CONTEXT)]
-_List = Annotated[list[Any], bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
+_Objects = Annotated[list[dict[str, Any]], bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
 _Texts = Annotated[list[str], bounded("array", CONTEXT, items={"type": "string", "x-limit": CONTEXT})]
 _Seconds = Annotated[float, bounded("number", "any number: it says nothing here, where the model always stays")]
 _Name = Annotated[str, bounded("string", "a served name")]
@@ -47,8 +47,8 @@ class _Body(_Fields):
 class ChatBody(_Body):
     """``POST /api/chat``."""
 
-    messages: _List | None = None
-    tools: _List | None = None
+    messages: _Objects | None = None
+    tools: _Objects | None = None
 
 
 class GenerateBody(_Body):

@@ -23,7 +23,7 @@ from fwk_server._common.chat.models import (
     UnloadAdapterRequest,
 )
 from fwk_server._common.chat.other_names import refuse_unknown
-from fwk_server._common.documented import Reply, documented
+from fwk_server._common.documented import EVENTS, Reply, documented
 from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply, unless_gone
 from fwk_server.openai import adapters, chat, completions, embeddings, tokens
 from fwk_server.openai.bodies import (
@@ -107,7 +107,9 @@ class OpenAIDialect(Dialect):
             response_model=None,
             name=endpoint.__name__,
             description=endpoint.__doc__,
-            responses=documented(reply_model, ErrorBody, streams="stream" in self.requests[path].model_fields),
+            responses=documented(
+                reply_model, ErrorBody, stream=EVENTS if "stream" in self.requests[path].model_fields else ""
+            ),
             openapi_extra={"requestBody": {"required": True, "content": content}},
         )
 

@@ -14,7 +14,7 @@ from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.types.sampling import MAX_N, MAX_STOP_STRINGS
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
-from fwk_server._common.documented import Reply, Responses, documented
+from fwk_server._common.documented import EVENTS, Reply, Responses, documented
 from fwk_server._common.replies import (
     CLIENT_CLOSED,
     EventStream,
@@ -75,8 +75,8 @@ class TGIDialect(Dialect):
 
     def routes(self, app: FastAPI) -> None:
         self._post(app, "/generate", self.generate, documented(Generated, Failure, more=(422, 424)))
-        self._post(app, "/generate_stream", self.generate_stream, documented(None, Failure, streams=True, more=(422,)))
-        both = documented(list[Generated], Failure, streams=True, more=(422, 424))
+        self._post(app, "/generate_stream", self.generate_stream, documented(None, Failure, stream=EVENTS, more=(422,)))
+        both = documented(list[Generated], Failure, stream=EVENTS, more=(422, 424))
         self._post(app, "/", self.compat_generate, both)
         told = documented(Info, Failure, works=False)
         app.add_api_route("/info", self.info, methods=["GET"], response_model=None, responses=told)

@@ -85,7 +85,7 @@ class ChatDialect(Dialect):
         *,
         reply: type[BaseModel] = Reply,
         error: type[BaseModel] = ErrorReply,
-        streams: bool = False,
+        stream: str = "",
         method: str = "POST",
     ) -> None:
         """Add a route whose body ``requests`` documents, and which the endpoint reads itself."""
@@ -107,7 +107,7 @@ class ChatDialect(Dialect):
             response_model=None,
             name=f"{type(self).__name__}_{endpoint.__name__}_{method}",
             description=endpoint.__doc__,
-            responses=documented(reply, error, works=method == "POST", streams=streams),
+            responses=documented(reply, error, works=method == "POST", stream=stream),
             openapi_extra=extra,
         )
 
