@@ -26,6 +26,7 @@ def places(token_id: int) -> list[tuple[str, dict[str, Any]]]:
     return [
         ("prompt", good | {"prompt": [token_id]}),
         ("prompt", good | {"prompt": [1, 2, token_id, 3]}),
+        ("prompt", good | {"prompt": [token_id], "echo": True}),
         ("prompt[1]", good | {"prompt": [[1, 2], [3, token_id]]}),
         ("logit_bias", good | {"logit_bias": {"3": 1, str(token_id): 1}}),
         ("stop_token_ids", good | {"stop_token_ids": [3, token_id]}),
@@ -50,7 +51,7 @@ async def test_refused_beside_four_neighbours(tiny: Server) -> None:
                 assert error["param"].startswith(field.partition("[")[0]), (token_id, field, error)
                 num_refused += 1
         while num_refused < 400 and not beside.done():  # until the last neighbour has ended
-            await client.refused(places(VOCAB)[num_refused % 7][1])
+            await client.refused(places(VOCAB)[num_refused % 8][1])
             num_refused += 1
         assert await beside == alone
     tiny.check_invariants()

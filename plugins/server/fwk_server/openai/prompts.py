@@ -8,6 +8,7 @@ from typing import Any
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, TextTools
+from fwk.types.sampling import check_token_ids
 from fwk_server._common.chat.models import MAX_PROMPTS
 
 _KINDS = "a string, an array of strings, an array of token ids, or an array of arrays of token ids"
@@ -39,19 +40,26 @@ def read_prompts(
     if not value:
         raise InvalidRequest(f"{name} must not be empty", name)
     if type(value[0]) is int:
-        return [Prompt(_ids(value, name, name))]
+        return [_given(_ids(value, name, name), name, frontend)]
     if len(value) > most:
         raise InvalidRequest(f"at most {most} {name}s, not {len(value)}", name)
     if isinstance(value[0], str):
         texts = [_text(part, name, i) for i, part in enumerate(value)]
         names = [f"{name}[{i}]" if len(texts) > 1 else name for i in range(len(texts))]
         return [_tokenised(part, add_special_tokens, frontend, at) for part, at in zip(texts, names, strict=True)]
-    return [Prompt(_ids(part, name, f"{name}[{i}]")) for i, part in enumerate(value)]
+    ats = [f"{name}[{i}]" if len(value) > 1 else name for i in range(len(value))]
+    parts = [_ids(part, name, f"{name}[{i}]") for i, part in enumerate(value)]
+    return [_given(part, at, frontend) for part, at in zip(parts, ats, strict=True)]
 
 
 def _tokenised(text: str, add_special_tokens: bool, frontend: Frontend, at: str) -> Prompt:
     frontend.text.check_fits(text, frontend.card.max_prompt_len, at)
     return Prompt(frontend.text.encode(text, add_special_tokens), text)
+
+
+def _given(ids: list[int], at: str, frontend: Frontend) -> Prompt:
+    check_token_ids(ids, frontend.card.vocab_size, at, len(ids))  # before an echo turns them into text
+    return Prompt(ids)
 
 
 def _text(part: Any, name: str, i: int) -> str:
