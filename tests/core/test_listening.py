@@ -19,8 +19,9 @@ from fwk.errors import ConfigError, PortTaken
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
 from fwk.server.keys import Keys, read_keys
-from fwk.server.listening import address, bind_path, forget, is_public, listen, tls_context
+from fwk.server.listening import forget, is_public, listen, tls_context
 from fwk.server.serve import _warn_if_open
+from fwk_http.addresses import address
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +35,18 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 def test_a_unix_socket_takes_the_place_of_a_dead_one_only(tmp_path: Path) -> None:
     path = str(tmp_path / "fwk.sock")
-    first = listen(ServerOptions(uds=path))
-    assert address(first, ServerOptions(uds=path)) == f"unix:{path}"
+    first = listen(ServerOptions(uds=path)).socket
+    assert address(first, False) == f"unix:{path}"
     with pytest.raises(PortTaken, match="another server listens there"):
-        bind_path(path)
+        listen(ServerOptions(uds=path))
     first.close()  # as a killed server leaves it
-    second = bind_path(path)
+    second = listen(ServerOptions(uds=path)).socket
     forget(ServerOptions(uds=path))
     assert not Path(path).exists()
     second.close()
     Path(path).write_text("mine")
     with pytest.raises(PortTaken, match="is no socket"):
-        bind_path(path)
+        listen(ServerOptions(uds=path))
     assert Path(path).read_text() == "mine"
 
 
@@ -76,8 +77,8 @@ def test_an_address_says_how_it_is_reached() -> None:
     with socket.socket() as four:
         four.bind(("127.0.0.1", 0))
         port = four.getsockname()[1]
-        assert address(four, ServerOptions()) == f"http://127.0.0.1:{port}"
-        assert address(four, ServerOptions(ssl_certfile="x")) == f"https://127.0.0.1:{port}"
+        assert address(four, False) == f"http://127.0.0.1:{port}"
+        assert address(four, True) == f"https://127.0.0.1:{port}"
 
 
 def test_tls_wants_a_certificate_with_its_key(certificate: tuple[str, str], tmp_path: Path) -> None:

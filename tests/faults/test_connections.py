@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from fwk.server.connection import MAX_HEAD_BYTES, MAX_HEADERS
+from fwk_http.connection import MAX_HEAD_BYTES, MAX_HEADERS
 from tests.helpers.client import HealthProbe, connect, dial, raw_request
 from tests.helpers.rig import FAKE, Server, assert_no_leak, until
 from tests.helpers.servers import Start

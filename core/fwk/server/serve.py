@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
-import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 
 from fwk import __version__
@@ -34,28 +31,25 @@ from fwk.process.gc import gc_paused
 from fwk.process.malloc import Heap
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
-from fwk.server.connection import protocol
 from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
 from fwk.server.helper import new_helper, vet_grammar
-from fwk.server.keys import Keys, read_keys
+from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
-from fwk.server.listening import address, forget, is_public, listen, tls_context
+from fwk.server.listening import Listening, bounds, forget, is_public, listen
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers, tool_note
 from fwk.server.replicas import Replicas
-from fwk.server.request_head import allowed_hosts
 from fwk.server.route_registry import RouteRegistry
 from fwk.server.switching import PluginSwitcher, ServerComponents
 from fwk.setup.checkpoint import OpenedModel, locate, num_bytes, open_model
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
 from fwk.types import EngineReady, tenant_of
+from fwk_http.addresses import address
+from fwk_http.server import HttpServer
 
 log = logging.getLogger(__name__)
-
-LAST_WORDS_SECONDS = 5
-"""What connections get, once all requests have ended or were told to, to take the rest of their replies."""
 
 EXIT_GIVEN_UP = 70
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -63,10 +57,8 @@ SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penal
 
 def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], engines: Sequence[EngineProcess]) -> int:
     """Serve until a signal or the engine's end. Returns the process's exit code. ``engines``: a process for each."""
-    tls = tls_context(config.server)
-    keys = read_keys(config.server)
-    listener = listen(config.server)
-    _warn_if_open(config, keys)
+    listening = listen(config.server)
+    _warn_if_open(config, listening.keys)
     allow_more_descriptors()
     path = locate(config, plugins, progress)  # fetch first, with progress: the engine process then finds it in place
     for engine in engines:
@@ -77,18 +69,9 @@ def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], e
 
         runner = uvloop.run
     try:
-        return runner(_Server(config, plugins, Listening(listener, keys, tls), progress, engines).run())
+        return runner(_Server(config, plugins, listening, progress, engines).run())
     finally:
         forget(config.server)
-
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """Where and for whom the server listens."""
-
-    socket: socket.socket
-    keys: Keys
-    tls: ssl.SSLContext | None = None
 
 
 def _warn_if_open(config: Config, keys: Keys) -> None:
@@ -167,12 +150,12 @@ class _Server:
                 if opened.task == "generate":
                     frontend.prepare()
                 await self._plugin_switcher.start()
-            uvicorn_server = self._uvicorn(app)
-            serving = asyncio.create_task(uvicorn_server.serve(sockets=[self._listening.socket]))
+            http = HttpServer(app, bounds(self._config.server), self._listening.tls)
+            serving = asyncio.create_task(http.serve(self._listening.socket))
             resting = asyncio.create_task(self._rest())
             code = await self._until_stopped(stop, serving, frontend)
             await self._drain(hurry)
-            uvicorn_server.should_exit = True
+            http.stop()
             await self._client.close()  # whoever still waits for tokens is told that there will be none
             await serving
             resting.cancel()
@@ -240,7 +223,7 @@ class _Server:
             self._helper.start()
         for reason in self._reasons(ready):
             self._progress(f"note: {reason}")
-        where = address(self._listening.socket, self._config.server)
+        where = address(self._listening.socket, self._listening.tls is not None)
         num_engines = self._config.engine.data_parallel_size
         engines = f"{num_engines} engines, " if num_engines > 1 else ""
         chosen = ", ".join(f"{family} {name}" for family, name in sorted(ready.chosen.items()))
@@ -305,24 +288,6 @@ class _Server:
         plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
         routes.register("plugin_switcher", lambda app: None, plugin_switcher.routes)
         return frontend, app, plugin_switcher
-
-    def _uvicorn(self, app: Any) -> uvicorn.Server:
-        options = self._config.server
-        settings = uvicorn.Config(
-            app,
-            http=protocol(options.read_timeout, options.write_timeout, allowed_hosts(options)),
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=LAST_WORDS_SECONDS,
-            timeout_keep_alive=30,
-        )
-        settings.load()
-        settings.ssl = self._listening.tls
-        server = uvicorn.Server(settings)
-        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-        return server
 
     def _reasons(self, ready: EngineReady | None) -> list[str]:
         """A sentence for every fallback: those of the engines, once they serve, and those of this process."""

@@ -14,8 +14,8 @@ from fwk.interfaces.dialect import MAX_TRACE_HEADER, Dialect
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.selection import load_object
-from fwk.server.connection import MAX_HEAD_BYTES, MAX_HEADERS
 from fwk.server.middleware import MAX_REQUEST_ID
+from fwk_http.connection import MAX_HEAD_BYTES, MAX_HEADERS
 
 HEAD = """# Limits
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import TYPE_CHECKING
 
 import httptools
-import orjson
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from fwk.interfaces.dialect import openai_error
-from fwk.server.lingering import LingeringTransport
-from fwk.server.request_head import head_refusal
+from fwk_http.heads import head_refusal
+from fwk_http.lingering import LingeringTransport
+
+if TYPE_CHECKING:
+    from fwk_http.server import Bounds
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +53,14 @@ class _PatientFlow(FlowControl):
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with bounds.
 
-    Clients have ``read_timeout`` seconds to send a request, from its first byte (or from connecting) to its last; the
-    time in which the server itself does not read is not theirs. They have ``write_timeout`` seconds to make room in
-    the full buffer (64 KB) of their reply. ``allowed_hosts``: see ``head_refusal``.
+    A request's time runs from its first byte (or from connecting) to its last; the time in which the server itself
+    does not read is not the client's.
 
     What is closed over unread input lingers (``LingeringTransport``). A client that ended only its side of the
     connection gets its reply. ``Upgrade`` is ignored, as HTTP allows: the request is answered in HTTP/1.1.
     """
 
-    read_timeout: float
-    write_timeout: float
-    allowed_hosts: tuple[str, ...] | None
+    bounds: Bounds
     transport: LingeringTransport  # type: ignore[assignment]
     _timer: asyncio.TimerHandle | None = None
     _probe: asyncio.TimerHandle | None = None
@@ -74,9 +73,9 @@ class BoundedProtocol(HttpToolsProtocol):
     _refusal: tuple[int, str] = (400, "this is not HTTP")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        lingering = LingeringTransport(transport, self._has_unread, self.write_timeout)
+        lingering = LingeringTransport(transport, self._has_unread, self.bounds.write_timeout)
         super().connection_made(lingering)
-        self.flow = _PatientFlow(lingering, self.write_timeout)
+        self.flow = _PatientFlow(lingering, self.bounds.write_timeout)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -165,7 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         method = self.parser.get_method().decode("ascii")
-        refusal = head_refusal(self.parser.get_http_version(), method, self.headers, self.allowed_hosts)
+        refusal = head_refusal(self.parser.get_http_version(), method, self.headers, self.bounds.allowed_hosts)
         if refusal is not None:
             self._refusal = refusal
             raise _Refused
@@ -190,7 +189,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_refused = True
         is_replying = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
         if not is_replying:  # else nothing can be said in between
-            body = orjson.dumps(openai_error(status, message))
+            body = self.bounds.error_body(status, message)
             self.transport.write(
                 STATUS_LINE[status]
                 + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -222,7 +221,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal = 431, f"the request's line and headers are larger than {sizes}"
 
     def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(self.read_timeout, self._time_is_up)
+        self._timer = self.loop.call_later(self.bounds.read_timeout, self._time_is_up)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -234,16 +233,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.flow.read_paused:  # it is we who do not read
             self._start_timer()
         elif not self.transport.is_closing():
-            self._refusal = 408, f"the request was not sent within {self.read_timeout:g} seconds"
+            self._refusal = 408, f"the request was not sent within {self.bounds.read_timeout:g} seconds"
             self.send_400_response("")
 
 
-def protocol(read_seconds: float, write_seconds: float, hosts: tuple[str, ...] | None = None) -> type[BoundedProtocol]:
-    """The protocol with these timeouts and allowed hosts: uvicorn makes one of each connection by itself."""
-
-    class Protocol(BoundedProtocol):
-        read_timeout = read_seconds
-        write_timeout = write_seconds
-        allowed_hosts = hosts
-
-    return Protocol
+def protocol(bounds: Bounds) -> type[BoundedProtocol]:
+    """The protocol with these bounds: uvicorn makes one of each connection by itself."""
+    return type("Protocol", (BoundedProtocol,), {"bounds": bounds})

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 
-from fwk.config import ServerOptions
-
 Headers = list[tuple[bytes, bytes]]
 Refusal = tuple[int, str]
 """An HTTP status and a sentence."""
-
-
-def allowed_hosts(options: ServerOptions) -> tuple[str, ...] | None:
-    """Names the server answers to, ``*`` for any, None for this machine's only.
-
-    By default a server that listens on loopback and asks for no key answers to no other name: a web page may point its
-    own name at 127.0.0.1, and its scripts may then talk to the server as if it were theirs (DNS rebinding). Elsewhere
-    proxies and networks give a server names that it does not know, and no web page reaches a unix socket.
-    """
-    if options.allowed_hosts:
-        return tuple(name.lower() for name in options.allowed_hosts)
-    is_guarded = options.uds is not None or options.api_key is not None or options.api_key_file is not None
-    return None if is_loopback(options.host) and not is_guarded else ("*",)
 
 
 def head_refusal(version: str, method: str, headers: Headers, allowed_hosts: tuple[str, ...] | None) -> Refusal | None:
@@ -64,16 +49,6 @@ def is_local_name(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``--host`` is reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _without_port(host: str) -> str:
