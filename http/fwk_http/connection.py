@@ -43,7 +43,8 @@ class _PatientFlow(FlowControl):
 
     async def drain(self) -> None:
         try:
-            await asyncio.wait_for(super().drain(), self._seconds)
+            async with asyncio.timeout(self._seconds):  # wait_for loses a cancellation that comes with the event
+                await super().drain()
         except TimeoutError:
             log.warning("a client did not read its reply for %g seconds: its connection is closed", self._seconds)
             self._transport.abort()  # not close, which would wait until everything written is read
