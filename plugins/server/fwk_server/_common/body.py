@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -24,6 +24,7 @@ NOTES = f"A body is JSON in UTF-8, nested at most {MAX_DEPTH} levels deep, and h
 MAX_SHOWN = 80
 
 Model = TypeVar("Model", bound=BaseModel)
+Result = TypeVar("Result")
 
 
 async def read(request: Request) -> bytes:
@@ -49,6 +50,11 @@ def parse(data: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the request body is nested more than {MAX_DEPTH} levels deep")
     json.loads(data, object_pairs_hook=_refuse_duplicates)
     return value
+
+
+def apply(prepare: Callable[..., Result], data: bytes, *args: Any) -> Result:
+    """What ``prepare`` makes of a body."""
+    return prepare(parse(data), *args)
 
 
 def _not_json(data: bytes, error: orjson.JSONDecodeError) -> InvalidRequest:

@@ -48,7 +48,7 @@ def caller_of(request: Request) -> Caller:
     is_label = len(label) <= MAX_LABEL and label.isprintable()
     scheme, _, key = (headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}").partition(" ")
     service = Service(
-        tenant_of(key.strip()) if scheme.lower() == "bearer" else "",
+        tenant_of(key.strip()) if key and scheme.lower() == "bearer" else "",
         headers.get("x-session-id", ""),
         _tier(headers.get("x-service-tier", "")),
         _number(headers, "x-deadline", _SECONDS, "seconds, such as 2.5"),

@@ -5,9 +5,9 @@
 Hints (``user``, ``metadata``, ``store``, ``safety_identifier``, ``prompt_cache_retention``, ``prediction``,
 ``verbosity``, ``strict`` of a tool) are ignored, and so are fields that no server documents; ``--strict-requests``
 refuses the latter. Every other field that OpenAI, vLLM, SGLang, llama.cpp or TGI documents is done or refused with 400
-and its name in ``param``: ignoring it would lie. The tables are in ``_common/chat/other_names.py`` and ``refusals.py``.
-Hints for the schedule policy (``priority``, ``session_id``,
-``prompt_cache_key``, ``service_tier``, ``deadline``) are passed on; see docs/scheduling.md.
+and its name in ``param``: ignoring it would lie. The tables are in ``_common/chat/other_names.py``. Hints for the
+schedule policy (``priority``, ``session_id``, ``prompt_cache_key``, ``service_tier``, ``deadline``) are passed on; see
+docs/scheduling.md.
 
 Output is constrained by ``response_format``, by ``structured_outputs`` (``json``, ``regex``, ``choice``, ``grammar``,
 ``json_object``) and the older ``guided_*`` of vLLM, and by SGLang's ``json_schema``, ``regex`` and ``ebnf``; one

@@ -16,13 +16,12 @@ import orjson
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
 from fwk.types import SamplingParams, TokenLogprobs
-from fwk_server._common.body import parse, processor_extra, validate
+from fwk_server._common.body import processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.constraints import read_constraint
 from fwk_server._common.chat.models import CompletionRequest
-from fwk_server._common.chat.other_names import in_our_names
+from fwk_server._common.chat.other_names import in_our_names, refuse_unsupported
 from fwk_server._common.chat.outputs import Choice, Usage, collect, run
-from fwk_server._common.chat.refusals import refuse_unsupported
 from fwk_server._common.chat.sampling import (
     check_choices,
     check_generate,
@@ -64,14 +63,14 @@ class CompletionCall:
         return self.items[0].sampling.skip_special_tokens
 
 
-def read(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
+def read(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> CompletionCall:
     """A call that has been read and checked, its grammar compiled."""
-    return check(prepare(data, frontend, caller), frontend)
+    return check(prepare(raw, frontend, caller), frontend)
 
 
-def prepare(data: bytes, frontend: Frontend, caller: Caller) -> CompletionCall:
+def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> CompletionCall:
     """Read and tokenise. Runs off the event loop when there is much of it."""
-    raw = in_our_names(parse(data), frontend.processor_params)
+    raw = in_our_names(raw, frontend.processor_params)
     body = validate(CompletionRequest, raw)
     adapter = adapter_of(body.model, frontend, body.lora_path)
     frontend.card.check_task("generate")

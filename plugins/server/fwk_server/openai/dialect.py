@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -12,7 +14,7 @@ from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
 from fwk_server._common.chat import call as chat_call
-from fwk_server._common.chat import constraints, refusals
+from fwk_server._common.chat import constraints
 from fwk_server._common.chat.models import (
     ChatRequest,
     CompletionRequest,
@@ -43,12 +45,18 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+Prepare = Callable[..., Any]
+"""From a body's fields, the frontend and whoever calls, to what a route needs."""
 
 SMALL_BODY = 2_048
 """Bodies up to this many bytes are parsed, rendered and tokenised on the event loop: a hand-over costs more."""
 
 SLOW_WORDS = (b"chat_template_kwargs", b"\\u", *constraints.WORDS)
 """Unless they hold one of these: a template may then do more, or a grammar has to be compiled."""
+
+
+MODELS: dict[Prepare, type[BaseModel]] = {chat_call.read: ChatRequest, completions.read: CompletionRequest}
+"""Whose fields ``--strict-requests`` wants to be all there are."""
 
 
 class OpenAIDialect(Dialect):
@@ -115,31 +123,31 @@ class OpenAIDialect(Dialect):
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Answer a conversation."""
-        call = await self._read(request, chat_call.read, self._frontend, caller_of(request))
+        call = await self._read(request, chat_call.read)
         if call.body.stream:
             return EventStream(chat.events(call, self._frontend, self._tokens), self.error_body)
         return await reply(request, chat.complete(call, self._frontend, self._tokens))
 
     async def create_completion(self, request: Request) -> Response:
         """Go on with one or more prompts."""
-        call = await self._read(request, completions.read, self._frontend, caller_of(request))
+        call = await self._read(request, completions.read)
         if call.body.stream:
             return EventStream(completions.events(call, self._frontend, self._tokens), self.error_body)
         return await reply(request, completions.complete(call, self._frontend, self._tokens))
 
     async def create_embedding(self, request: Request) -> Response:
         """Turn one or more texts into vectors."""
-        call = await self._read(request, embeddings.prepare, self._frontend, caller_of(request))
+        call = await self._read(request, embeddings.prepare)
         embeddings.check(call, self._frontend)
         return await reply(request, embeddings.embed(call, self._frontend))
 
     async def tokenize(self, request: Request) -> Response:
         """Turn a prompt or messages into token ids."""
-        return json_response(await self._read(request, tokens.tokenize, self._frontend, self._tokens))
+        return json_response(await self._read(request, partial(tokens.tokenize, tokens=self._tokens)))
 
     async def detokenize(self, request: Request) -> Response:
         """Turn token ids into text."""
-        return json_response(await self._read(request, tokens.detokenize, self._frontend))
+        return json_response(await self._read(request, tokens.detokenize))
 
     async def list_models(self) -> Response:
         """List the served model and its LoRA adapters."""
@@ -157,12 +165,18 @@ class OpenAIDialect(Dialect):
         """Forget a LoRA adapter once the requests for it that are under way have ended. For administrators."""
         return json_response(await adapters.unload(await body.read(request), self._frontend))
 
-    async def _read(self, request: Request, prepare: Callable[..., Any], *args: Any) -> Any:
-        """Run ``prepare`` on the body: here when it is small, else off the event loop."""
-        data = await body.read(request)
-        if self._is_strict and prepare in (chat_call.read, completions.read):
-            model = ChatRequest if prepare is chat_call.read else CompletionRequest
-            refuse_unknown(body.parse(data), [model, *self._frontend.processor_params], refusals.NAMES)
+    async def _read(self, request: Request, prepare: Prepare) -> Any:
+        """What ``prepare`` makes of the body: here when it is small, else off the event loop."""
+        data, caller = await body.read(request), caller_of(request)
+        if self._is_strict and prepare in MODELS:
+            prepare = partial(self._strictly, prepare)
         if len(data) <= SMALL_BODY and not any(word in data for word in SLOW_WORDS):
-            return prepare(data, *args)
-        return await unless_gone(request, self._frontend.run_blocking(prepare, data, *args))
+            return body.apply(prepare, data, self._frontend, caller)
+        return await unless_gone(
+            request, self._frontend.run_blocking(body.apply, prepare, data, self._frontend, caller)
+        )
+
+    def _strictly(self, prepare: Prepare, raw: Mapping[str, Any], *args: Any) -> Any:
+        """``prepare``, if all fields are known."""
+        refuse_unknown(raw, [MODELS[prepare], *self._frontend.processor_params])
+        return prepare(raw, *args)

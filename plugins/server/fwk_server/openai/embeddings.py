@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import EmbedInput, Frontend
-from fwk_server._common.body import parse, validate
+from fwk_server._common.body import validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.models import MAX_INPUTS, EmbeddingRequest
-from fwk_server._common.chat.refusals import refuse_unsupported
+from fwk_server._common.chat.other_names import refuse_unsupported
 from fwk_server._common.chat.served import check_model
 from fwk_server.openai.prompts import read_prompts
 
@@ -26,9 +26,8 @@ class EmbeddingCall:
     items: list[EmbedInput]
 
 
-def prepare(data: bytes, frontend: Frontend, caller: Caller) -> EmbeddingCall:
+def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> EmbeddingCall:
     """Read and tokenise. Runs off the event loop when there is much of it."""
-    raw = parse(data)
     body = validate(EmbeddingRequest, raw)
     check_model(body.model, frontend.card)
     frontend.card.check_task("embed")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend
 from fwk.types.sampling import check_token_ids
-from fwk_server._common.body import parse, validate
+from fwk_server._common.body import validate
+from fwk_server._common.caller import Caller
 from fwk_server._common.chat.messages import chat_ids, read_messages
 from fwk_server._common.chat.models import MAX_DETOKENIZED, DetokenizeRequest, TokenizeRequest
-from fwk_server._common.chat.refusals import refuse_unsupported
+from fwk_server._common.chat.other_names import refuse_unsupported
 from fwk_server._common.chat.served import adapter_of
 from fwk_server.openai.logprobs import TokenTexts
 
 
-def tokenize(data: bytes, frontend: Frontend, tokens: TokenTexts) -> dict[str, Any]:
+def tokenize(raw: Mapping[str, Any], frontend: Frontend, caller: Caller, *, tokens: TokenTexts) -> dict[str, Any]:
     """The ids of a prompt, or of messages put through the chat template."""
-    raw = parse(data)
     body = validate(TokenizeRequest, raw)
     adapter_of(body.model, frontend)  # adapters share the tokeniser
     refuse_unsupported(raw)
@@ -33,9 +34,9 @@ def tokenize(data: bytes, frontend: Frontend, tokens: TokenTexts) -> dict[str, A
     return reply
 
 
-def detokenize(data: bytes, frontend: Frontend) -> dict[str, Any]:
+def detokenize(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> dict[str, Any]:
     """The text of ids, special tokens included."""
-    body = validate(DetokenizeRequest, parse(data))
+    body = validate(DetokenizeRequest, raw)
     adapter_of(body.model, frontend)  # adapters share the tokeniser
     check_token_ids(body.tokens, frontend.card.vocab_size, "tokens", MAX_DETOKENIZED)
     return {"prompt": frontend.text.decode(body.tokens, skip_special_tokens=False)}

@@ -11,15 +11,13 @@ import msgspec
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput
-from fwk_server._common.body import parse, processor_extra, validate
+from fwk_server._common.body import processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.answers import Answer
-from fwk_server._common.chat.constraints import Constraint, read_constraint
 from fwk_server._common.chat.messages import chat_ids, read_messages
 from fwk_server._common.chat.models import ChatRequest
-from fwk_server._common.chat.other_names import in_our_names
+from fwk_server._common.chat.other_names import in_our_names, refuse_unsupported
 from fwk_server._common.chat.plain_tools import tools_in_text
-from fwk_server._common.chat.refusals import refuse_unsupported
 from fwk_server._common.chat.sampling import (
     check_generate,
     check_scores,
@@ -29,7 +27,7 @@ from fwk_server._common.chat.sampling import (
     truncated,
 )
 from fwk_server._common.chat.served import adapter_of
-from fwk_server._common.chat.tools import ToolUse, read_tools, with_answer
+from fwk_server._common.chat.tools import ToolUse, tools_and_constraint
 
 TAIL_TOKENS = 32
 """Of the prompt, looked at for thinking that the template has opened."""
@@ -77,74 +75,53 @@ class ChatCall:
         return found
 
 
-def read(data: bytes, frontend: Frontend, caller: Caller) -> ChatCall:
+def read(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatCall:
     """A call that has been read and checked, its grammar compiled."""
-    return check(prepare(parse(data), frontend, caller), frontend)
+    return check(prepare(raw, frontend, caller), frontend)
 
 
 def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatCall:
     """Read, render and tokenise the fields of a body. Runs off the event loop when there is much of it."""
-    raw = in_our_names(raw, frontend.processor_params)
+    processors = frontend.processor_params
+    raw = in_our_names(raw, processors)
+    refuse_unsupported(raw, reads=("lora_path", "truncate_prompt_tokens"))
     body = validate(ChatRequest, raw)
+    extra = processor_extra(processors, raw) or None
     adapter = adapter_of(body.model, frontend, body.lora_path)
     frontend.card.check_task("generate")
-    refuse_unsupported(raw, reads=("lora_path", "truncate_prompt_tokens"))
-    tools, constraint = _tools_and_constraint(raw, frontend)
-    check_generate(body)
-    if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    max_prompt_len = None if body.truncate_prompt_tokens else frontend.card.max_prompt_len
+    tools, constraint = tools_and_constraint(raw, frontend)
     messages = read_messages(body.messages)
     shown = tools.tools if tools is not None else None
     rendered = messages
     if not frontend.text.shows_tools:
         rendered, shown = tools_in_text(messages, tools, frontend), None
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    token_ids = chat_ids(frontend.text, body, rendered, bool(body.add_special_tokens), shown, max_prompt_len)
+    check_generate(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
     sampling = sampling_params(
         body,
         frontend.default_sampling,
-        max_tokens=limit,
+        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        extra=processor_extra(frontend.processor_params, raw) or None,
+        extra=extra,
         grammar=constraint[0] if constraint is not None else None,
     )
     item = GenerateInput(
-        prompt_token_ids=truncated(
-            body,
-            frontend.card,
-            chat_ids(
-                frontend.text,
-                body,
-                rendered,
-                bool(body.add_special_tokens),
-                shown,
-                None if body.truncate_prompt_tokens else frontend.card.max_prompt_len,
-            ),
-        ),
+        prompt_token_ids=truncated(body, frontend.card, token_ids),
         sampling=sampling,
         n=body.n or 1,
+        label=label_of(body, caller),
         priority=body.urgency(caller),
         service=body.service(caller),
         cache_salt=body.cache_salt or "",
         adapter=adapter,
-        label=label_of(body, caller),
         operation="chat",
         trace=caller.trace,
     )
-    check_scores(sampling.prompt_logprobs, len(item.prompt_token_ids))
     echo = messages[-1]["content"] if body.echo else ""
-    call = ChatCall(body, item, echo, tools, constraint[1] if constraint is not None else None)
-    if call.reads_special(frontend):
-        call.item = replace(item, sampling=msgspec.structs.replace(sampling, skip_special_tokens=False))
-    return call
-
-
-def _tools_and_constraint(raw: Mapping[str, Any], frontend: Frontend) -> tuple[ToolUse | None, Constraint | None]:
-    """What may be called, and what the output must look like: as the request says, or a call if one must be made."""
-    tools = read_tools(raw, frontend)
-    constraint = read_constraint(raw, frontend.grammar_kinds)
-    if constraint is not None and tools is not None:
-        tools = with_answer(tools, constraint, frontend)
-    return tools, tools.constraint if tools is not None else constraint
+    return ChatCall(body, item, echo, tools, constraint[1] if constraint is not None else None)
 
 
 def _tail(frontend: Frontend, token_ids: Sequence[int]) -> str:
@@ -154,6 +131,10 @@ def _tail(frontend: Frontend, token_ids: Sequence[int]) -> str:
 
 def check(call: ChatCall, frontend: Frontend) -> ChatCall:
     """Have the frontend complete the input."""
+    sampling = call.item.sampling
+    if call.reads_special(frontend):
+        call.item = replace(call.item, sampling=msgspec.structs.replace(sampling, skip_special_tokens=False))
+    check_scores(sampling.prompt_logprobs, len(call.item.prompt_token_ids))
     names = {"logprobs": "top_logprobs", "prompt": "messages", "prompt_token_ids": "messages"}
     if call.body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"

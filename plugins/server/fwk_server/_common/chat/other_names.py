@@ -1,6 +1,6 @@
-"""Other servers' names of fields: read as ours where they mean the same, refused by name where they cannot be had.
+"""Fields under other servers' names: read as ours where they mean the same, refused by name where they cannot be had.
 
-Together with ``refusals.py`` and the request models this covers the fields that OpenAI, vLLM, SGLang, llama.cpp and TGI
+Together with the request models this covers the fields that OpenAI, vLLM, SGLang, llama.cpp and TGI
 document. Only fields that none of them documents are ignored, and ``--strict-requests`` refuses those, too.
 """
 
@@ -115,6 +115,43 @@ _FINE: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+# Refused whenever they say anything: null, false, "", 0, [] and {} ask for nothing.
+_NOT_DONE = {
+    "audio": "this server generates text only",
+    "moderation": "this server has no moderation",
+    "web_search_options": "this server has no web search",
+    "suffix": "this server's model does not fill in the middle",
+    "guided_decoding_backend": "the grammar backend is the server's choice (--grammar-backend)",
+    "structural_tag": "structural_tag is not supported; tools with tool_choice are",
+    "stop_regex": "stop is for strings here; stop_regex is not supported",
+    "use_beam_search": "this server has no beam search",
+    "chat_template": "the model's own chat template is used; a request cannot bring one",
+    "documents": "documents are not supported: put their text into a message",
+    "truncate_prompt_tokens": "inputs are not truncated: send a shorter one",
+    "logprob_token_ids": "logprob_token_ids is not supported",
+    "return_tokens_as_token_ids": "return_tokens_as_token_ids is not supported; return_token_ids is",
+    "return_prompt_text": "return_prompt_text is not supported; echo is",
+    "thinking_token_budget": "thinking_token_budget is not supported: thinking counts towards max_tokens",
+    "lora_path": "LoRA adapters are for chat completions and completions",
+    "kv_transfer_params": "this server does not transfer KV",
+    "vllm_xargs": "vllm_xargs is not supported: logits processors declare their own fields",
+    "custom_params": "custom_params is not supported: logits processors declare their own fields",
+    "custom_logit_processor": "code in a request is never run",
+}
+
+
+def _is_text_only(value: Any) -> bool:
+    return value in ([], ["text"])
+
+
+# Fine with one value, refused with any other.
+_ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "modalities": (_is_text_only, "this server generates text only: modalities must be ['text']"),
+    "length_penalty": (lambda value: value == 1, "length_penalty belongs to beam search, which this server has not"),
+    "spaces_between_special_tokens": (lambda value: value is True, "special tokens are always spaced by the tokeniser"),
+}
+
+
 def in_our_names(raw: Mapping[str, Any], processors: Sequence[type[BaseModel]] = ()) -> Mapping[str, Any]:
     """``raw`` with other servers' names replaced. Raises ``InvalidRequest`` for what is documented and not done."""
     read = fields_of(processors)
@@ -138,14 +175,25 @@ def in_our_names(raw: Mapping[str, Any], processors: Sequence[type[BaseModel]] =
     return renamed
 
 
+def refuse_unsupported(raw: Mapping[str, Any], reads: Collection[str] = ()) -> None:
+    """Raise for the first field of a request that this server would have to ignore; the route ``reads`` some."""
+    for name in raw.keys() & _NOT_DONE.keys() - set(reads):
+        if raw[name]:
+            raise InvalidRequest(f"{name}: {_NOT_DONE[name]}", name)
+    for name in raw.keys() & _ONLY.keys():
+        is_fine, sentence = _ONLY[name]
+        if raw[name] is not None and not is_fine(raw[name]):
+            raise InvalidRequest(sentence, name)
+
+
 def fields_of(models: Sequence[type[BaseModel]]) -> set[str]:
     """The names that models read."""
     return {field.alias or name for model in models for name, field in model.model_fields.items()}
 
 
-def refuse_unknown(raw: Mapping[str, Any], models: Sequence[type[BaseModel]], more: Collection[str] = ()) -> None:
+def refuse_unknown(raw: Mapping[str, Any], models: Sequence[type[BaseModel]]) -> None:
     """For ``--strict-requests``: raise for a field that is neither read nor documented anywhere."""
-    known = fields_of(models) | _SAME.keys() | _REFUSED.keys() | _FINE.keys() | _HINTS | set(more)
+    known = fields_of(models) | _SAME.keys() | _REFUSED.keys() | _FINE.keys() | _HINTS | _NOT_DONE.keys() | _ONLY.keys()
     for name in raw:
         if name not in known:
             near = get_close_matches(name, known, 1)

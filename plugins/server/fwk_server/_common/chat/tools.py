@@ -12,7 +12,7 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend
 from fwk.types import GrammarRequest
 from fwk_server._common.body import shown, want
-from fwk_server._common.chat.constraints import NO_GRAMMAR, Constraint
+from fwk_server._common.chat.constraints import NO_GRAMMAR, Constraint, read_constraint
 from fwk_server._common.chat.models import MAX_TOOLS
 from fwk_server._common.chat.schemas import check_schema
 
@@ -38,6 +38,15 @@ class ToolUse:
     @property
     def functions(self) -> list[dict[str, Any]]:
         return [tool["function"] for tool in self.tools]
+
+
+def tools_and_constraint(raw: Mapping[str, Any], frontend: Frontend) -> tuple[ToolUse | None, Constraint | None]:
+    """What may be called, and what the output must look like: as the request says, or a call if one must be made."""
+    tools = read_tools(raw, frontend)
+    constraint = read_constraint(raw, frontend.grammar_kinds)
+    if constraint is not None and tools is not None:
+        tools = with_answer(tools, constraint, frontend)
+    return tools, tools.constraint if tools is not None else constraint
 
 
 def read_tools(raw: Mapping[str, Any], frontend: Frontend) -> ToolUse | None:
