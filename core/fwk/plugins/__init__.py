@@ -7,20 +7,11 @@ What a family's plugins implement belongs to ``fwk.interfaces``, the model and m
 """
 
 from fwk.plugins.discovery import Broken, PluginSet, Registered, discover
-from fwk.plugins.factory import PluginFactory
+from fwk.plugins.factory import PluginFactory, build, load_object, plugin_that_raised
 from fwk.plugins.families import FAMILIES, VERSIONS, Family
 from fwk.plugins.negotiation import Judgement, Resolution, judge, negotiate
 from fwk.plugins.options import OptionOwner, build_config, option_owners
-from fwk.plugins.selection import (
-    Candidate,
-    Selection,
-    build,
-    choose,
-    find,
-    load_object,
-    plugin_that_raised,
-    taking_part,
-)
+from fwk.plugins.selection import Candidate, Selection, choose, find, taking_part
 from fwk.plugins.versions import Adapter, ApiVersion
 
 __all__ = [

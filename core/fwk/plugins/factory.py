@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fwk.errors import FwkError, PluginLoadError
 from fwk.interfaces.declaration import Host
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.negotiation import Resolution
-from fwk.plugins.selection import NOWHERE, build, plugin_options, taking_part
+from fwk.plugins.selection import NOWHERE, plugin_options, taking_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +55,43 @@ class PluginFactory:
         """
         for item, options in taking_part(self.plugins, family, self.given, host):
             yield item, build(item, context(**fields, options=options))
+
+
+def load_object(item: Registered) -> Any:
+    """Import the declared class, with today's interface. Raises ``PluginLoadError`` naming plugin and cause."""
+    module_name, _, attribute = item.declaration.load.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+        return found if item.adapter is None else item.adapter.wrap(found)
+    except (Exception, SystemExit) as error:
+        raise PluginLoadError(
+            f"plugin {item.source} failed to import {item.declaration.load}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def build(item: Registered, context: Any) -> Any:
+    """Import and construct a plugin's object. Raises ``PluginLoadError`` naming plugin, package and cause."""
+    cls = load_object(item)
+    try:
+        return cls(context)
+    except FwkError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginLoadError(f"plugin {item.source} failed to start: {type(error).__name__}: {error}") from error
+
+
+def plugin_that_raised(plugins: PluginSet, error: BaseException) -> str | None:
+    """The plugin in whose code an exception was raised, for the log; None when it was in nobody's.
+
+    Goes by the modules on the exception's way, the innermost first: that a declaration's ``load`` names, or another
+    of its package.
+    """
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for module in reversed(modules):
+        package = module.partition(".")[0]
+        loads = [(item, item.declaration.load.partition(":")[0]) for item in plugins.all()]
+        owners = [item for item, load in loads if load.partition(".")[0] == package]
+        exact = [item for item, load in loads if load == module]
+        if owners:
+            return f"plugin {exact[0].source}" if exact else f"package {owners[0].package} {owners[0].version}"
+    return None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from fwk.errors import ConfigError, FwkError, PluginError, PluginLoadError
+from fwk.errors import ConfigError, PluginError, PluginLoadError
 from fwk.interfaces.declaration import Declaration, Facts, Host, Needs
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
 from fwk.plugins.discovery import PluginSet, Registered
@@ -150,18 +148,6 @@ def choose_tiers(plugins: PluginSet, cache: Registered, given: Sequence[str], fa
     return chosen
 
 
-def load_object(item: Registered) -> Any:
-    """Import the declared class, with today's interface. Raises ``PluginLoadError`` naming plugin and cause."""
-    module_name, _, attribute = item.declaration.load.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-        return found if item.adapter is None else item.adapter.wrap(found)
-    except (Exception, SystemExit) as error:
-        raise PluginLoadError(
-            f"plugin {item.source} failed to import {item.declaration.load}: {type(error).__name__}: {error}"
-        ) from error
-
-
 def plugin_options(item: Registered, given: Mapping[str, Mapping[str, object]]) -> Any:
     """The plugin's validated options; ``given`` is ``Config.plugin_options``."""
     values = given.get(item.key, {})
@@ -229,31 +215,3 @@ def check_used(plugins: PluginSet, given: Mapping[str, Mapping[str, object]], ch
             raise ConfigError(
                 f"{flag} belongs to {key}, but {instead}: select it with {how} {name}, or leave {flag} out"
             )
-
-
-def build(item: Registered, context: Any) -> Any:
-    """Import and construct a plugin's object. Raises ``PluginLoadError`` naming plugin, package and cause."""
-    cls = load_object(item)
-    try:
-        return cls(context)
-    except FwkError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PluginLoadError(f"plugin {item.source} failed to start: {type(error).__name__}: {error}") from error
-
-
-def plugin_that_raised(plugins: PluginSet, error: BaseException) -> str | None:
-    """The plugin in whose code an exception was raised, for the log; None when it was in nobody's.
-
-    Goes by the modules on the exception's way, the innermost first: that a declaration's ``load`` names, or another
-    of its package.
-    """
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for module in reversed(modules):
-        package = module.partition(".")[0]
-        loads = [(item, item.declaration.load.partition(":")[0]) for item in plugins.all()]
-        owners = [item for item, load in loads if load.partition(".")[0] == package]
-        exact = [item for item, load in loads if load == module]
-        if owners:
-            return f"plugin {exact[0].source}" if exact else f"package {owners[0].package} {owners[0].version}"
-    return None

@@ -15,10 +15,10 @@ import pytest
 
 from fwk.config import Options, stability_of
 from fwk.interfaces.declaration import Declaration, Facts, Host
-from fwk.plugins import FAMILIES, PluginSet, Registered, discover, find, load_object
+from fwk.plugins import FAMILIES, PluginSet, Registered, build, discover, find, load_object
 from fwk.plugins.discovery import GROUP
 from fwk.plugins.families import VERSIONS
-from fwk.plugins.selection import build, plugin_options
+from fwk.plugins.selection import plugin_options
 
 HEAVY = ("torch", "triton", "flashinfer", "transformers", "tokenizers", "fastapi", "uvicorn", "zmq", "numpy")
 """What declaring may not import: ``fwk --help`` declares everything that is installed."""
