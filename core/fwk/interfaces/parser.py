@@ -90,6 +90,8 @@ class ToolParserSpec(Declaration):
     """Declares a tool-call parser (``--tool-call-parser``); ``load`` names a ``ToolParser``.
 
     template_marks: for ``auto``: what is found in chat templates of models that speak this format; empty: never.
+    also_called: other servers' names of it. Like its own name, each is also found when written with other case and
+        without or with other ``-``, ``_`` and ``.``.
     is_fallback: ``auto`` takes it for templates that no other parser reads. It has a grammar, and instructions for
         templates that show the model no tools.
     """
@@ -97,6 +99,7 @@ class ToolParserSpec(Declaration):
     family: ClassVar[str] = "tool_parsers"
 
     template_marks: tuple[str, ...] = ()
+    also_called: tuple[str, ...] = ()
     is_fallback: bool = False
 
 
@@ -104,9 +107,10 @@ class ToolParserSpec(Declaration):
 class ReasoningParserSpec(Declaration):
     """Declares a reasoning parser (``--reasoning-parser``); ``load`` names a ``StreamParser``.
 
-    template_marks: as those of ``ToolParserSpec``.
+    template_marks, also_called: as those of ``ToolParserSpec``.
     """
 
     family: ClassVar[str] = "reasoning_parsers"
 
     template_marks: tuple[str, ...] = ()
+    also_called: tuple[str, ...] = ()

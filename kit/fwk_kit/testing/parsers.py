@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -52,6 +53,11 @@ def told(pieces: Sequence[Parsed]) -> Told:
         calls[-1][1] += delta.arguments
     content = "".join(piece.content for piece in pieces)
     return content, "".join(piece.reasoning for piece in pieces), [(name, text) for name, text in calls]
+
+
+LONG = 12_000
+MAX_SECONDS = 1.0
+"""For that many characters, one by one: ten times what a parser in Python needs that is linear in the text."""
 
 
 class StreamParserSuite(PluginSuite):
@@ -103,6 +109,17 @@ class StreamParserSuite(PluginSuite):
             for pieces in (list(text), parts, ["", *text, ""]):
                 assert self.parse(item, pieces) == whole, repr(text)
 
+    def test_the_time_is_linear_in_the_text(self, item: Registered) -> None:
+        """A sample again and again, and one that is cut off and goes on with what ends nothing."""
+        for sample in self.samples:
+            cut = sample[: len(sample) * 2 // 3]
+            texts = [sample * (LONG // len(sample)), *(cut + tail * LONG for tail in ("x", " ", "<", '"'))]
+            for pieces in ([texts[0]], *map(list, texts)):
+                started = time.process_time()
+                self.parse(item, pieces)
+                seconds = time.process_time() - started
+                assert seconds < MAX_SECONDS, f"{seconds:.1f} s for {len(pieces)} pieces that begin {cut!r}"
+
     def test_what_is_fed_comes_out_soon(self, item: Registered) -> None:
         """A long answer is not held back until its end."""
         parser: StreamParser = self.parser(item)
@@ -140,6 +157,16 @@ class ToolParserSuite(StreamParserSuite):
                 found = told([parser.feed(text), parser.finish()])
                 assert found[2] == [], text
                 assert calls[0][0] in found[0], f"{text!r} was swallowed"
+
+    def test_what_is_cut_off_is_not_lost(self, item: Registered) -> None:
+        """Wherever a text ends or goes wrong, nothing is raised; without a call all of it is content."""
+        rng = random.Random(11)
+        for sample in self.samples:
+            for end in range(len(sample)):
+                for text in (sample[:end], sample[:end] + rng.choice(WORDS) + sample[end + 1 :]):
+                    content, _, calls = self.parse(item, [text])
+                    if not calls:
+                        assert "".join(content.split()) == "".join(text.split()), repr(text)
 
     def test_its_grammar_is_one(self, item: Registered) -> None:
         for is_many in (False, True):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from fwk.interfaces.parser import Parsed, StreamParser
+
+MAX_PIECE = 4096
+"""Characters looked at together: a step that cuts the undecided text then costs no more when more is fed at once."""
 
 
 class SteppingParser(StreamParser):
@@ -15,17 +20,35 @@ class SteppingParser(StreamParser):
     _text: str  # undecided
 
     def feed(self, text: str) -> Parsed:
-        self._text += text
-        parsed = Parsed()
-        while True:
-            before = self._at
-            parsed += self._step()
-            if self._at is before:
-                return parsed
+        found: list[Parsed] = []
+        for start in range(0, len(text), MAX_PIECE):
+            self._text += text[start : start + MAX_PIECE]
+            before = None
+            while self._at is not before:
+                before = self._at
+                found.append(self._step())
+        return joined(found)
 
     @abstractmethod
     def _step(self) -> Parsed:
         """Decide on the text as far as it goes in one state."""
+
+
+def joined(pieces: Sequence[Parsed]) -> Parsed:
+    """All pieces, in order, as one: linear in their number."""
+    calls = [delta for piece in pieces for delta in piece.tool_calls]
+    content, reasoning = "".join(piece.content for piece in pieces), "".join(piece.reasoning for piece in pieces)
+    return Parsed(content, reasoning, calls)
+
+
+def as_json(value: Any) -> str:
+    """As JSON that every reply can hold. Raises ``ValueError`` for numbers that JSON has not."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return json.dumps(value, allow_nan=False)
+    return text
 
 
 def held_len(text: str, mark: str) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from fwk_parsers._common import as_json
+
 _STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _PLAIN = re.compile(r'[^"{}\[\]<]*')
 
@@ -73,7 +75,7 @@ def read_call(text: str) -> tuple[str, str] | None:
         if isinstance(arguments, str):
             text, arguments = arguments, json.loads(arguments)
         else:
-            text = json.dumps(arguments, ensure_ascii=False)
+            text = as_json(arguments)
     except (ValueError, RecursionError, AttributeError):
         return None
     return (name, text) if isinstance(name, str) and isinstance(arguments, dict) else None

@@ -10,6 +10,7 @@ def tool_parsers() -> list[ToolParserSpec]:
             name="hermes",
             load="fwk_parsers.hermes.parser:HermesParser",
             template_marks=("<tool_call>", "</tool_call>", '"arguments"'),
+            also_called=("qwen", "qwen2.5", "qwen3", "granite4"),
             summary='Calls as <tool_call>{"name": ..., "arguments": {...}}</tool_call>',
         )
     ]

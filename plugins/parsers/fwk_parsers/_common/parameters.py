@@ -1,0 +1,85 @@
+"""Calls whose arguments stand between marks of their own, one by one, as plain text."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from fwk_parsers._common import as_json
+from fwk_parsers._common.marked import MarkedCalls
+from fwk_parsers._common.typed import property_of, typed
+
+
+class ParameterCalls(MarkedCalls):
+    """A call's name, then for each argument a mark with its name, its value and a closing mark.
+
+    A call comes in one piece, when it ends. A value that is not closed goes up to the next argument.
+    """
+
+    head: ClassVar[re.Pattern[str]]
+    """The beginning of a call, with its ``name``."""
+    parameter: ClassVar[re.Pattern[str]]
+    """The beginning of an argument, with its ``name``, and perhaps ``is_string``: true or false."""
+    parameter_end: ClassVar[str]
+    ends: ClassVar[tuple[str, ...]] = ()
+    """What stands at a call's end, and is no part of a value."""
+
+    def _read(self, text: str) -> tuple[str, str] | None:
+        head = self.head.match(text)
+        if head is None:
+            return None
+        name = head.group("name").strip()
+        end = next((len(text) - len(mark) for mark in self.ends if text.endswith(mark)), len(text))
+        tool = self._tools.get(name)
+        body = text[head.end() : end]
+        arguments: dict[str, Any] = {}
+        for found, value in self._parameters(body):
+            argument = found.group("name").strip()
+            arguments[argument] = self._value(found, self._trimmed(value), property_of(tool, argument))
+        if not arguments and body.strip():
+            return _whole(name, body)
+        try:
+            return name, as_json(arguments)
+        except ValueError:
+            return None
+
+    def _parameters(self, body: str) -> Iterator[tuple[re.Match[str], str]]:
+        """Each argument's beginning and its value; linear in ``body``."""
+        last = body.rfind(self.parameter_end)  # none behind it is looked for
+        start = self.parameter.search(body)
+        while start is not None:
+            if start.end() <= last:
+                end = body.index(self.parameter_end, start.end())
+                after = self.parameter.search(body, end)
+            else:
+                after = self.parameter.search(body, start.end())
+                end = after.start() if after is not None else len(body)
+            yield start, body[start.end() : end]
+            start = after
+
+    def _value(self, start: re.Match[str], text: str, schema: Any) -> Any:
+        return typed(text, schema)
+
+    def _trimmed(self, value: str) -> str:
+        """A value without the line ends that the format puts around it."""
+        return value.removeprefix("\n").removesuffix("\n")
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+        return self._written(name, texts, {key for key, value in arguments.items() if isinstance(value, str)})
+
+    @abstractmethod
+    def _written(self, name: str, values: Mapping[str, str], strings: set[str]) -> str:
+        """A call in this format; ``strings``: the arguments that are strings."""
+
+
+def _whole(name: str, body: str) -> tuple[str, str] | None:
+    """A call without any argument marked: perhaps all of them are one JSON object."""
+    try:
+        found = json.loads(body)
+        return (name, as_json(found)) if isinstance(found, dict) else None
+    except (ValueError, RecursionError):
+        return None

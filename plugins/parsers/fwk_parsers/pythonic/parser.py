@@ -1,0 +1,67 @@
+"""Finds calls in Python's notation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fwk_parsers._common.marked import Block, MarkedCalls
+from fwk_parsers._common.python_calls import PythonBlock, read_python_call
+
+_MAX_NAME = 128
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+class PythonicParser(MarkedCalls):
+    """A list of calls; without marks it has to be the beginning of the answer."""
+
+    reads_special = True
+    opens = ("<|python_start|>",)
+    closes: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
+    is_open_first = True
+    separators = "[],;"
+    brackets: ClassVar[tuple[str, str]] = ("[", "]")
+
+    def _begins(self, rest: str) -> bool | None:
+        """A name and a parenthesis, behind a bracket, an opening mark or another call."""
+        found = _NAME.match(rest)
+        if found is None or found.end() > _MAX_NAME:
+            return False
+        if not self._has_call and not any(piece.strip() for piece in self._lead):
+            return False
+        return None if found.end() == len(rest) else rest[found.end()] == "("
+
+    def _start(self, rest: str) -> Block:
+        return PythonBlock()
+
+    def _read(self, text: str) -> tuple[str, str] | None:
+        return read_python_call(text)
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        values = ", ".join(f"{key}={_python(value)}" for key, value in arguments.items())
+        return f"{self.brackets[0]}{name}({values}){self.brackets[1]}"
+
+
+class LfmParser(PythonicParser):
+    """The same between marks of its own."""
+
+    opens = ("<|tool_call_start|>",)
+    closes = ("<|tool_call_end|>",)
+    is_open_first = False
+    brackets = ("<|tool_call_start|>[", "]<|tool_call_end|>")
+
+
+class OlmoParser(PythonicParser):
+    """One call a line between marks."""
+
+    opens = ("<function_calls>",)
+    closes = ("</function_calls>",)
+    is_open_first = False
+    brackets = ("<function_calls>\n", "\n</function_calls>")
+
+
+def _python(value: Any) -> str:
+    """A value as a Python literal."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
