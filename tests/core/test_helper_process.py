@@ -5,44 +5,53 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from fwk.errors import InvalidRequest, NotServed, RequestFailed
-from fwk.process.helper import Helper, Work, current_work
+from fwk_jobs.client import JobError, JobProcess, Work, current_work
 
 
 @pytest.fixture
-def helper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
+def helper(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobProcess]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    helper = Helper("tests.helpers.fork_jobs", None)
+    helper = JobProcess("tests.helpers.fork_jobs", None)
     yield helper
     helper.close()
 
 
-def call(helper: Helper, kind: str, cpu_seconds: float = 0.2) -> bytes:
-    return helper.call(kind, b"abc", cpu_seconds=cpu_seconds, max_bytes=64 << 20, what="the work")
+def call(helper: JobProcess, kind: str, cpu_seconds: float = 0.2) -> bytes:
+    return helper.call(kind, b"abc", cpu_seconds=cpu_seconds, max_bytes=64 << 20)
 
 
-def test_limits_and_results(helper: Helper) -> None:
+def failure(helper: JobProcess, kind: str, cpu_seconds: float = 0.2) -> JobError:
+    with pytest.raises(JobError) as caught:
+        call(helper, kind, cpu_seconds)
+    return caught.value
+
+
+def test_limits_and_results(helper: JobProcess) -> None:
     assert call(helper, "reverse") == b"cba"
-    with pytest.raises(InvalidRequest, match=r"the work takes more than 0\.2 seconds of CPU time"):
-        call(helper, "spin")
-    with pytest.raises(InvalidRequest, match="the work takes more than 64 MB of memory"):
-        call(helper, "allocate")
-    with pytest.raises(InvalidRequest, match="seconds"):
-        call(helper, "sleep", 0.05)
-    with pytest.raises(InvalidRequest, match="not that one") as refused:
-        call(helper, "refuse")
-    assert refused.value.param == "field"
-    with pytest.raises(RequestFailed):
-        call(helper, "die")
+    assert failure(helper, "spin").status == "cpu"
+    assert failure(helper, "allocate").status == "memory"
+    assert failure(helper, "sleep", 0.05).status == "cpu"
+    refused = failure(helper, "refuse")
+    assert (refused.status, str(refused), refused.param) == ("refused", "not that one", "field")
+    assert failure(helper, "die").status == "failed"
     assert call(helper, "reverse") == b"cba"
 
 
-def test_a_cancelled_job_ends_and_its_turn_is_free_meanwhile(helper: Helper) -> None:
+def test_large_jobs_and_large_answers_pass_each_other(helper: JobProcess) -> None:
+    """More than both pipes hold, in both directions at once."""
+    body = bytes(4 << 20)
+    with ThreadPoolExecutor(6) as pool:
+        jobs = [pool.submit(helper.call, "large", body, cpu_seconds=5, max_bytes=256 << 20) for _ in range(24)]
+        assert {len(job.result(60)) for job in jobs} == {4 << 20}
+
+
+def test_a_cancelled_job_ends_and_its_turn_is_free_meanwhile(helper: JobProcess) -> None:
     call(helper, "reverse")
     turns = threading.Semaphore(1)
     work = Work(turns)
@@ -53,7 +62,7 @@ def test_a_cancelled_job_ends_and_its_turn_is_free_meanwhile(helper: Helper) -> 
         with turns:
             try:
                 call(helper, "spin", 60)
-            except (InvalidRequest, RequestFailed) as error:
+            except JobError as error:
                 failures.append(error)
 
     thread = threading.Thread(target=wait)
@@ -70,7 +79,7 @@ def test_a_cancelled_job_ends_and_its_turn_is_free_meanwhile(helper: Helper) -> 
     assert not process.children()
 
 
-def test_it_starts_again_after_it_died_and_not_after_close(helper: Helper) -> None:
+def test_it_starts_again_after_it_died_and_not_after_close(helper: JobProcess) -> None:
     call(helper, "reverse")
     process = next(p for p in psutil.Process().children() if "tests.helpers.fork_jobs" in p.cmdline())
     process.kill()
@@ -79,8 +88,7 @@ def test_it_starts_again_after_it_died_and_not_after_close(helper: Helper) -> No
         try:
             assert call(helper, "reverse") == b"cba"
             break
-        except RequestFailed:
+        except JobError:
             assert time.monotonic() < end
     helper.close()
-    with pytest.raises(NotServed):
-        call(helper, "reverse")
+    assert failure(helper, "reverse").status == "closed"

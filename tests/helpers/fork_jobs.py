@@ -6,13 +6,15 @@ import os
 import time
 
 from fwk.errors import InvalidRequest
-from fwk.process.fork_server import ForkServer
-from fwk.process.helper import Job
+from fwk_jobs.fork_server import ForkServer
+from fwk_jobs.frames import Job
 
 
 def run(job: Job) -> bytes:
     """What ``job.kind`` says."""
     match job.kind:
+        case "large":
+            return bytes(4 << 20)
         case "spin":
             while True:
                 sum(range(1000))
@@ -31,4 +33,4 @@ if __name__ == "__main__":
     os.read(0, len(b"null\n"))
     target = os.dup(1)
     os.dup2(2, 1)
-    ForkServer(0, target, lambda job: None, run).serve()
+    ForkServer(0, target, lambda job: None, run, InvalidRequest).serve()

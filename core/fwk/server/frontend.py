@@ -21,7 +21,6 @@ from fwk.interfaces.observer import RequestRecord
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import PluginSet, Registered
-from fwk.process.helper import MAX_WAITING, Work, current_work
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
@@ -29,6 +28,7 @@ from fwk.text import ModelText, SequenceText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import AdapterInfo, FinishReason, Request, SamplingParams, TokenEvent, cache_namespace
 from fwk.types.sampling import NOTHING_FOLLOWS, GrammarKind
+from fwk_jobs.client import MAX_WAITING, Work, current_work
 
 NUM_TEXT_THREADS = 2
 """Threads that tokenise and render at once; those that wait for the helper process do not count."""

@@ -8,8 +8,9 @@ import msgspec
 
 from fwk.config import Config
 from fwk.config.wire import to_plain
-from fwk.process.helper import Helper
+from fwk.errors import InvalidRequest, NotServed, RequestFailed
 from fwk.types import GrammarRequest
+from fwk_jobs.client import JobError, JobProcess
 
 MAX_GRAMMAR_BYTES = 48 * 2**20
 """What compiling a grammar may allocate, as the engine keeps it."""
@@ -28,12 +29,31 @@ class HelperSetup(msgspec.Struct, frozen=True):
     config: dict[str, Any]
 
 
-def new_helper(config: Config) -> Helper:
+def new_helper(config: Config) -> JobProcess:
     """Not started yet."""
-    return Helper("fwk.server.helper_process", HelperSetup(to_plain(config)))
+    return JobProcess("fwk.server.helper_process", HelperSetup(to_plain(config)))
 
 
-def vet_grammar(helper: Helper, cpu_seconds: float, backend: str, request: GrammarRequest) -> None:
+def vet_grammar(helper: JobProcess, cpu_seconds: float, backend: str, request: GrammarRequest) -> None:
     """Have the helper compile a grammar. Raises ``InvalidRequest`` if it cannot, or not within the limits."""
     body = msgspec.msgpack.encode(GrammarJob(backend, request))
-    helper.call("grammar", body, cpu_seconds=cpu_seconds, max_bytes=MAX_GRAMMAR_BYTES, what="compiling the grammar")
+    try:
+        helper.call("grammar", body, cpu_seconds=cpu_seconds, max_bytes=MAX_GRAMMAR_BYTES)
+    except JobError as error:
+        raise _told(error, "compiling the grammar", cpu_seconds, MAX_GRAMMAR_BYTES) from None
+
+
+def _told(error: JobError, what: str, cpu_seconds: float, max_bytes: int) -> Exception:
+    """An error as the client is told: ``what`` was done with its part of the request."""
+    match error.status:
+        case "refused":
+            return InvalidRequest(str(error), error.param)
+        case "cpu":
+            return InvalidRequest(f"{what} takes more than {cpu_seconds:g} seconds of CPU time")
+        case "memory":
+            return InvalidRequest(f"{what} takes more than {max_bytes >> 20} MB of memory")
+        case "busy":
+            return NotServed(f"too many requests wait for {what} of others to be checked", 503, 1)
+        case "closed":
+            return NotServed("the server is stopping", 503)
+    return RequestFailed(f"{what} could not be checked")

@@ -1,4 +1,4 @@
-"""The helper process: ``python -m fwk.server.helper_process``, started by ``fwk.process.helper``."""
+"""The helper process: ``python -m fwk.server.helper_process``, started by ``fwk_jobs.client``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import sys
 import msgspec
 
 from fwk.config.wire import from_plain
+from fwk.errors import InvalidRequest
 from fwk.plugins import PluginFactory, discover
-from fwk.process.fork_server import ForkServer
-from fwk.process.helper import Job
 from fwk.server.helper import GrammarJob, HelperSetup
 from fwk.setup.checkpoint import open_model
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
+from fwk_jobs.fork_server import ForkServer
+from fwk_jobs.frames import Job
 
 _decode = msgspec.msgpack.Decoder(GrammarJob).decode
 
@@ -56,7 +57,7 @@ def main() -> None:
     target = os.dup(1)
     os.dup2(2, 1)  # whatever a plugin prints is no answer
     jobs = GrammarJobs(msgspec.json.decode(line, type=HelperSetup))
-    ForkServer(0, target, jobs.prepare, jobs.run).serve()
+    ForkServer(0, target, jobs.prepare, jobs.run, InvalidRequest).serve()
 
 
 if __name__ == "__main__":

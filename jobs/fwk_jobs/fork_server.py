@@ -1,4 +1,4 @@
-"""The child's side of ``fwk.process.helper``: runs each job in a fork of itself, within limits, and answers in order.
+"""The process's side: runs each job in a fork of itself, within limits.
 
 A fork costs a millisecond, starts with everything that was built before it, and takes what it allocated with it when
 it ends. The system ends one that exceeds its CPU time, whatever native code it is in. There are no threads here, so
@@ -18,8 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from fwk.errors import InvalidRequest
-from fwk.process.helper import Answer, Cancel, Job, read_frame, write_frame
+from fwk_jobs.frames import Answer, Cancel, Job, read_frame, write_frame
 
 MAX_RUNNING = 2
 """Jobs at once; a slow one does not hold up the next."""
@@ -37,10 +36,11 @@ class ForkServer:
     """Reads jobs from ``source`` and writes answers to ``target`` (descriptors) until ``source`` is closed.
 
     ``prepare`` is called in this process before a job's fork: what it builds is there for all later jobs. ``run`` is
-    called in the fork. Both may raise ``InvalidRequest``.
+    called in the fork. Both refuse a job by raising ``refusal``, whose ``param``, if it has one, is passed on.
     """
 
-    def __init__(self, source: int, target: int, prepare: Prepare, run: Run) -> None:
+    def __init__(self, source: int, target: int, prepare: Prepare, run: Run, refusal: type[Exception]) -> None:
+        self._refusal = refusal
         self._source = source
         self._target = target
         self._prepare = prepare
@@ -81,8 +81,8 @@ class ForkServer:
     def _start(self, job: Job) -> None:
         try:
             self._prepare(job)
-        except InvalidRequest as error:
-            self._answer(Answer(job.number, "invalid", str(error).encode(), error.param))
+        except self._refusal as error:
+            self._answer(_refused(job, error))
             return
         except Exception as error:
             self._answer(Answer(job.number, "failed", f"{type(error).__name__}: {error}".encode()))
@@ -109,8 +109,8 @@ class ForkServer:
             signal.setitimer(signal.ITIMER_PROF, job.cpu_seconds)  # the default action of both signals is to end it
             try:
                 answer = Answer(job.number, "ok", self._run_job(job))
-            except InvalidRequest as error:
-                answer = Answer(job.number, "invalid", str(error).encode(), error.param)
+            except self._refusal as error:
+                answer = _refused(job, error)
             except MemoryError:
                 answer = Answer(job.number, "memory")
             write_frame(target, msgspec.msgpack.encode(answer))
@@ -139,6 +139,10 @@ class ForkServer:
 
     def _answer(self, answer: Answer) -> None:
         write_frame(self._target, msgspec.msgpack.encode(answer))
+
+
+def _refused(job: Job, error: Exception) -> Answer:
+    return Answer(job.number, "refused", str(error).encode(), getattr(error, "param", None))
 
 
 def _data_bytes() -> int:

@@ -1,8 +1,4 @@
-"""Work that may turn out endless or huge, done in a process that can be killed.
-
-``Helper`` starts a process that imports and builds once (``fwk.process.fork_server``) and forks for each job. The
-caller's thread waits; it can be called off from any other.
-"""
+"""The caller's side: its thread waits for a job, and any other thread can call it off."""
 
 from __future__ import annotations
 
@@ -15,43 +11,26 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import Literal
 
 import msgspec
 
-from fwk.errors import InvalidRequest, NotServed, RequestFailed
+from fwk_jobs.frames import Answer, Cancel, Job, read_frame, write_frame
 
 MAX_WAITING = 24
 """Jobs that may be under way or wait at once; more are refused, to be tried again."""
 
-MAX_FRAME = 256 * 2**20
 
-Status = Literal["ok", "invalid", "cpu", "memory", "failed"]
+class JobError(Exception):
+    """There is no result.
 
+    status: ``refused`` by the job itself (``param`` names a part of what it was given), more ``cpu`` time or ``memory``
+    than it may have, ``failed``; ``busy``: too many wait; ``closed``.
+    """
 
-class Job(msgspec.Struct, tag=True, frozen=True):
-    """One piece of work. ``max_bytes``: what it may allocate beyond what the process had before."""
-
-    number: int
-    kind: str
-    body: bytes
-    cpu_seconds: float
-    max_bytes: int
-
-
-class Cancel(msgspec.Struct, tag=True, frozen=True):
-    """Nobody waits for a job any more."""
-
-    number: int
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """What became of a job: its result, or what to tell the client."""
-
-    number: int
-    status: Status
-    value: bytes = b""
-    param: str | None = None
+    def __init__(self, status: str, message: str = "", param: str | None = None) -> None:
+        super().__init__(message or status)
+        self.status = status
+        self.param = param
 
 
 class Work:
@@ -94,7 +73,7 @@ current_work: ContextVar[Work | None] = ContextVar("current_work", default=None)
 """That of this thread, in a pool that shares turns."""
 
 
-class Helper:
+class JobProcess:
     """Starts the process when it is needed, and again after it has died. Safe to use from any thread.
 
     ``module`` is run with ``setup``, JSON, as the first line of its input; then ``ForkServer`` answers.
@@ -104,6 +83,7 @@ class Helper:
         self._module = module
         self._setup = msgspec.json.encode(setup) + b"\n"
         self._lock = threading.Lock()
+        self._send_lock = threading.Lock()  # held while writing to the process
         self._numbers = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
         self._calls: dict[int, Future[Answer]] = {}
@@ -114,34 +94,22 @@ class Helper:
         with self._lock:
             self._running()
 
-    def call(self, kind: str, body: bytes, *, cpu_seconds: float, max_bytes: int, what: str) -> bytes:
-        """The result of a job; waits for it.
-
-        ``what`` names the client's part of it ("the grammar"). Raises ``InvalidRequest`` for one that exceeds its
-        limits, ``NotServed`` when too many wait.
-        """
+    def call(self, kind: str, body: bytes, *, cpu_seconds: float, max_bytes: int) -> bytes:
+        """The result of a job; waits for it. Raises ``JobError``."""
         work = current_work.get()
         job = Job(next(self._numbers), kind, body, cpu_seconds, max_bytes)
         future: Future[Answer] = Future()
         with self._lock:
             if len(self._calls) >= MAX_WAITING:
-                raise NotServed(f"too many requests wait for {what} of others to be checked", 503, 1)
+                raise JobError("busy")
             process = self._running()
             self._calls[job.number] = future
-            self._send(process, msgspec.msgpack.encode(job))
+        self._send(process, msgspec.msgpack.encode(job))
         with work.waiting(lambda: self._cancel(job.number)) if work is not None else contextlib.nullcontext():
             answer = future.result()
-        match answer.status:
-            case "ok":
-                return answer.value
-            case "invalid":
-                raise InvalidRequest(answer.value.decode(), answer.param)
-            case "cpu":
-                raise InvalidRequest(f"{what} takes more than {cpu_seconds:g} seconds of CPU time")
-            case "memory":
-                raise InvalidRequest(f"{what} takes more than {max_bytes >> 20} MB of memory")
-            case "failed":
-                raise RequestFailed(f"{what} could not be checked")
+        if answer.status == "ok":
+            return answer.value
+        raise JobError(answer.status, answer.value.decode(errors="replace"), answer.param)
 
     def close(self) -> None:
         """End it; calls under way fail."""
@@ -156,7 +124,7 @@ class Helper:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._is_closed:
-            raise NotServed("the server is stopping", 503)
+            raise JobError("closed")
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-P", "-m", self._module]
             environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
@@ -167,18 +135,21 @@ class Helper:
             with contextlib.suppress(OSError):
                 process.stdin.write(self._setup)
             self._process = process
-            threading.Thread(target=self._follow, args=(process,), name="fwk-helper", daemon=True).start()
+            threading.Thread(target=self._follow, args=(process,), name="fwk-jobs", daemon=True).start()
         return self._process
 
     def _send(self, process: subprocess.Popen[bytes], frame: bytes) -> None:
         assert process.stdin is not None
-        with contextlib.suppress(OSError):  # one that has died is noticed by the thread that reads
+        # Not the lock of the thread that reads: the process takes no more while nobody takes its answers. One that has
+        # died is noticed by that thread.
+        with self._send_lock, contextlib.suppress(OSError, ValueError):
             write_frame(process.stdin.fileno(), frame)
 
     def _cancel(self, number: int) -> None:
         with self._lock:
-            if number in self._calls and self._process is not None:
-                self._send(self._process, msgspec.msgpack.encode(Cancel(number)))
+            process = self._process if number in self._calls else None
+        if process is not None:
+            self._send(process, msgspec.msgpack.encode(Cancel(number)))
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -198,28 +169,3 @@ class Helper:
             process.stdout.close()
         for number, future in lost.items():
             future.set_result(Answer(number, "failed"))
-
-
-def write_frame(descriptor: int, body: bytes) -> None:
-    """A message and, before it, its length."""
-    data = memoryview(len(body).to_bytes(4, "little") + body)
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def read_frame(descriptor: int) -> bytes | None:
-    """The next message; None at the end, also in the middle of one."""
-    head = _read(descriptor, 4)
-    size = int.from_bytes(head or b"", "little")
-    return None if head is None or size > MAX_FRAME else _read(descriptor, size)
-
-
-def _read(descriptor: int, size: int) -> bytes | None:
-    parts: list[bytes] = []
-    while size:
-        part = os.read(descriptor, min(size, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
