@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from fwk import native
+from fwk.interfaces.graphs import Graph, GraphCapture, NotCapturable, StepOutput, StepSize
 from fwk.interfaces.model import Model
 from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
 from fwk.types import ForwardBatch
-from fwk.worker.cpu_graph import TapeCapture
-from fwk.worker.graphs import CapturedStepModel, Graph, GraphCapture, NotCapturable, StepOutput, StepSize
+from fwk.worker.graphs import CapturedStepModel
+from fwk_operators.cpu.graph import TapeCapture
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 

@@ -9,8 +9,9 @@ import pytest
 
 import fwk
 from fwk import SamplingParams, native
+from fwk.interfaces.graphs import StepOutput
 from fwk.types import ForwardBatch
-from fwk.worker.graphs import StepModel, StepOutput
+from fwk.worker.graphs import StepModel
 from tests.helpers.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")

@@ -10,8 +10,9 @@ import pytest
 import fwk
 from fwk import SamplingParams, native
 from fwk.errors import ConfigError
+from fwk.interfaces.graphs import StepOutput, StepSize
 from fwk.types import ForwardBatch
-from fwk.worker.graphs import StepModel, StepOutput, StepSize
+from fwk.worker.graphs import StepModel
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.quantised import gguf_twins
 

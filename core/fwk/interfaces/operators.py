@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fwk.interfaces.graphs import GraphCapture
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
@@ -74,6 +76,10 @@ class Operators(ABC):
     def scale(self, x: Tensor, factor: float) -> None:
         """Multiply x [n, size] in place, rounded."""
         x.mul_(factor)
+
+    def graph_capture(self) -> GraphCapture | None:
+        """How steps made of these operators are captured; None where each is computed operator by operator."""
+        return None
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Contiguous tensors [n, size of each] of one dtype side by side in a new one."""

@@ -24,7 +24,6 @@ from fwk.text import ModelText
 from fwk.text.grammars import Grammars
 from fwk.worker import kv_cache
 from fwk.worker.adapters import AdapterStore, NoAdapters
-from fwk.worker.cpu_graph import TapeCapture
 from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.graphs import CapturedStepModel, StepModel, StepSize
@@ -226,20 +225,21 @@ class WorkerBuilder:
         return store
 
     def _step_model(self, model: Model, is_greedy: Tensor, max_tokens: int, max_drafts: int) -> StepModel:
-        if self._why_not_captured():
+        capture = self._models.operators.graph_capture()
+        if capture is None or self._why_not_captured():
             return StepModel(model, is_greedy)
         max_seqs = self._config.engine.cuda_graph_max_bs
         most = StepSize(max_tokens, max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
-        return CapturedStepModel(model, is_greedy, self._models.operators, TapeCapture(self.threads), most)
+        return CapturedStepModel(model, is_greedy, self._models.operators, capture, most)
 
     def _why_not_captured(self) -> str:
         """Why steps are not even tried to be captured; empty when they are."""
         if self._config.engine.disable_cuda_graph:
             return "--disable-cuda-graph"
-        if self._device.type != "cpu":
-            return "steps are captured on CPUs only so far"
         if self._group.size > 1:
             return "ranks add up their parts through torch.distributed"
+        if self._models.operators.graph_capture() is None:
+            return f"the operators {self._chosen['operators']} are not captured"
         return ""
 
     def _how_steps_run(self, model: StepModel) -> str:

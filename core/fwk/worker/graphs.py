@@ -1,63 +1,15 @@
-"""A step's model: computed operator by operator, or replayed from what was captured once for steps of all sizes.
-
-``StepModel`` is what the runner calls. A ``GraphCapture`` knows how a device captures: a CPU records a tape of native
-operators (``worker.recording``); CUDA graphs, one for each of some sizes, have the same shape.
-"""
+"""A step's model: computed operator by operator, or replayed from what was captured once for steps of all sizes."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
 
 from torch import Tensor
 
+from fwk.interfaces.graphs import Graph, GraphCapture, NotCapturable, StepOutput, StepSize
 from fwk.interfaces.model import Model
 from fwk.interfaces.operators import Operators
 from fwk.types import ForwardBatch
-
-StepOutput = tuple[Tensor, Tensor | None]
-"""Hidden states [num_hidden, hidden_size], and logits [num_logits, vocab_size] if ``batch.logits_indices`` has any.
-
-Valid until the next step.
-"""
-
-
-class StepSize(NamedTuple):
-    """All that sets a step apart from another, besides what is in the input buffers and the plan of attention."""
-
-    num_tokens: int
-    num_hidden: int  # hidden states that are wanted: of all tokens, or fewer (``ForwardBatch.hidden_indices``)
-    num_logits: int
-    num_seqs: int
-
-    @staticmethod
-    def of(batch: ForwardBatch) -> StepSize:
-        num_hidden = batch.num_tokens if batch.hidden_indices is None else len(batch.hidden_indices)
-        return StepSize(batch.num_tokens, num_hidden, len(batch.logits_indices), batch.num_seqs)
-
-
-class NotCapturable(Exception):
-    """Why steps of this model cannot be captured, as a sentence goes on after "computed operator by operator:"."""
-
-
-class Graph(ABC):
-    """A captured step. Its inputs are read where they were when it was captured."""
-
-    @abstractmethod
-    def replay(self, size: StepSize) -> StepOutput:
-        """Compute a step of that size, with one call. The same tensors come back as long as the size is the same."""
-
-
-class GraphCapture(ABC):
-    """How a device captures steps."""
-
-    @abstractmethod
-    def capture(self, step: Callable[[StepSize], StepOutput], most: StepSize) -> Graph:
-        """Make what replays steps up to ``most``. ``step`` computes one of any size, on inputs that mean nothing.
-
-        Raises ``NotCapturable``.
-        """
 
 
 class StepModel:

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from fwk import native
 from fwk.errors import ModelLoadError
+from fwk.interfaces.graphs import GraphCapture
 from fwk.interfaces.operators import OperatorContext, Operators
-from fwk.native.thread_pool import operator
+from fwk.native.thread_pool import ThreadPool, operator
+from fwk_operators.cpu.graph import TapeCapture
 
 SOURCE = Path(__file__).with_name("operators.cpp")
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu": 2}
@@ -155,3 +157,7 @@ class CpuOperators(Operators):
         """The same numbers, those of a token in a row."""
         is_together = x.stride(-1) == 1 and (x.dim() == 2 or x.stride(1) == x.shape[2])
         return x if is_together else x.contiguous()
+
+    def graph_capture(self) -> GraphCapture | None:
+        threads = self.context.threads
+        return TapeCapture(threads) if isinstance(threads, ThreadPool) else None

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fwk.interfaces.graphs import Graph, GraphCapture, NotCapturable, StepOutput, StepSize
 from fwk.native import huge_pages
 from fwk.native.thread_pool import Tape, ThreadPool
-from fwk.worker.graphs import Graph, GraphCapture, NotCapturable, StepOutput, StepSize
 
 ALIGNMENT = 64
 
