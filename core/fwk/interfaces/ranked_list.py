@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Collection, Hashable, Iterator
-from itertools import chain
 from typing import Any, Generic, TypeVar
+
+from sortedcontainers import SortedKeyList  # pyright: ignore[reportMissingTypeStubs]
 
 Item = TypeVar("Item", bound=Hashable)
 Key = TypeVar("Key", bound=Hashable)
-
-_PIECE = 512
-"""Entries that a piece of the list has when it is cut in two, halved: moving them is what an addition costs."""
 
 
 class Ranked(Collection[Item], Generic[Item]):
@@ -23,8 +20,7 @@ class Ranked(Collection[Item], Generic[Item]):
 
     def __init__(self) -> None:
         self._entries: dict[Item, tuple[Any, int, Item]] = {}
-        self._pieces: list[list[tuple[Any, int, Item]]] = []
-        self._lasts: list[tuple[Any, int]] = []  # rank and number of each piece's last entry
+        self._sorted: Any = SortedKeyList(key=_place)
         self._num_added = 0
 
     def add(self, item: Item, rank: Any, number: int | None = None) -> None:
@@ -33,33 +29,18 @@ class Ranked(Collection[Item], Generic[Item]):
             self.remove(item)
         self._num_added += 1
         entry = (rank, self._num_added if number is None else number, item)
-        at = min(bisect_left(self._lasts, entry[:2]), len(self._pieces) - 1)
-        if at < 0:
-            self._pieces.append([entry])
-            self._lasts.append(entry[:2])
-        else:
-            piece = self._pieces[at]
-            insort(piece, entry, key=_place)
-            if len(piece) > 2 * _PIECE:
-                self._pieces[at : at + 1] = [piece[:_PIECE], piece[_PIECE:]]
-                self._lasts.insert(at, piece[_PIECE - 1][:2])
-                at += 1
-            self._lasts[at] = self._pieces[at][-1][:2]
+        self._sorted.add(entry)
         self._entries[item] = entry
 
     def remove(self, item: Item) -> None:
         """Take an item out. Raises ``KeyError`` when it is not in."""
         entry = self._entries.pop(item)
-        at = bisect_left(self._lasts, entry[:2])
-        piece = self._pieces[at] if at < len(self._pieces) else []
-        place = bisect_left(piece, entry[:2], key=_place)
-        if place == len(piece) or piece[place] is not entry:
-            raise ValueError(f"the ranks have no order (is one of them not a number?): {entry[0]!r} is not found again")
-        del piece[place]
-        if piece:
-            self._lasts[at] = piece[-1][:2]
-        else:
-            del self._pieces[at], self._lasts[at]
+        try:
+            self._sorted.remove(entry)
+        except ValueError:
+            raise ValueError(
+                f"the ranks have no order (is one of them not a number?): {entry[0]!r} is not found again"
+            ) from None
 
     def rank(self, item: Item) -> Any:
         """The rank an item was added with. Raises ``KeyError`` when it is not in."""
@@ -69,7 +50,7 @@ class Ranked(Collection[Item], Generic[Item]):
         return item in self._entries
 
     def __iter__(self) -> Iterator[Item]:
-        return (entry[2] for entry in chain.from_iterable(self._pieces))
+        return (entry[2] for entry in self._sorted)
 
     def __len__(self) -> int:
         return len(self._entries)
