@@ -55,6 +55,24 @@ class TestWatermark(LogitsProcessorSuite):
     asks = ({"extra": {"watermark": True}},)
 
 
+class TestThinkingBudget(LogitsProcessorSuite):
+    plugin = "thinking_budget"
+    asks = (
+        {
+            "extra": {
+                "thinking_token_budget": 0,
+                "thinking_marks": {"opens": [], "closes": [[9]], "end": [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]},
+            }
+        },
+        {
+            "extra": {
+                "thinking_token_budget": 1,
+                "thinking_marks": {"opens": [], "closes": [[40]], "end": [13, 14, 15, 16, 17, 18, 40]},
+            }
+        },
+    )
+
+
 class TestLLGuidance(GrammarBackendSuite):
     plugin = "llguidance"
 

@@ -24,6 +24,14 @@ PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 10
         {"temperature": 0.0, "min_tokens": 9},
         {"temperature": 0.4, "seed": 5, "extra": {"xtc_probability": 0.5, "xtc_threshold": 0.02, "typical_p": 0.9}},
         {"temperature": 0.4, "seed": 6, "extra": {"dry_multiplier": 0.5, "top_n_sigma": 2.0, "top_a": 0.1}},
+        {
+            "temperature": 0.4,
+            "seed": 8,
+            "extra": {
+                "thinking_token_budget": 6,
+                "thinking_marks": {"opens": [], "closes": [[1]], "end": [5, 6, 7, 5, 6, 7, 1]},
+            },
+        },
         {"temperature": 0.4, "seed": 7, "extra": {"dynatemp_range": 0.3, "watermark": True}},
     ],
 )

@@ -48,6 +48,19 @@ class ParserContext:
     options: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkingMarks:
+    """How a model's thinking begins and ends, for ending it in the model's place.
+
+    opens: the mark it begins with; empty: the prompt has opened it. closes: the marks that end it.
+    end: what is written to end it, up to where the answer begins.
+    """
+
+    opens: str
+    closes: tuple[str, ...]
+    end: str
+
+
 class StreamParser(ABC):
     """Fed with text as it comes. Feeding everything at once gives the same as feeding it by character."""
 
@@ -64,6 +77,10 @@ class StreamParser(ABC):
     @abstractmethod
     def finish(self) -> Parsed:
         """The text has ended: give out what was held back."""
+
+    def thinking_marks(self) -> ThinkingMarks | None:
+        """Asked of a new reasoning parser: how the thinking can be ended. None: it cannot."""
+        return None
 
 
 class ToolParser(StreamParser):

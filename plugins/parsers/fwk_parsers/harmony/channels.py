@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
-from fwk.interfaces.parser import Parsed, ParserContext
+from fwk.interfaces.parser import Parsed, ParserContext, ThinkingMarks
 from fwk_parsers._common import SteppingParser, held_len
 from fwk_parsers._common.marked import MAX_HEADER
 from fwk_parsers.harmony.tools import CHANNEL, MESSAGE, START, TO_FUNCTION
@@ -45,6 +45,11 @@ class HarmonyChannels(SteppingParser):
         self._to = _To.CONTENT
         if MESSAGE in header:  # the prompt has begun the message
             self._at, self._to = _At.BODY, _destination(header)
+
+    def thinking_marks(self) -> ThinkingMarks:
+        is_open = self._at is _At.BODY and self._to is _To.REASONING
+        opens = "" if is_open else f"{CHANNEL}analysis{MESSAGE}"
+        return ThinkingMarks(opens, _ENDS, f"{_ENDS[0]}{START}assistant{CHANNEL}final{MESSAGE}")
 
     def finish(self) -> Parsed:
         text, self._text = self._text, ""

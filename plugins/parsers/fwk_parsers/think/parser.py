@@ -6,7 +6,7 @@ import re
 from enum import Enum, auto
 from typing import ClassVar
 
-from fwk.interfaces.parser import Parsed, ParserContext
+from fwk.interfaces.parser import Parsed, ParserContext, ThinkingMarks
 from fwk_parsers._common import HeldSpace, SteppingParser, held_len
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -41,6 +41,10 @@ class ThinkParser(SteppingParser):
         self._has_thought = False
         self._ends = (*self.closes, *self.interrupts)
         self._end = re.compile("|".join(map(re.escape, self._ends)))
+
+    def thinking_marks(self) -> ThinkingMarks:
+        opens = "" if self._at is _At.OPENED else self.opens[0]
+        return ThinkingMarks(opens, self._ends, f"{self.closes[0]}\n\n")
 
     def finish(self) -> Parsed:
         text, self._text = self._text, ""

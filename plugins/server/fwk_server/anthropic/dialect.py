@@ -12,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fwk.interfaces.http import ByteStream
+from fwk_server._common.caller import Caller
+from fwk_server._common.chat.budget import FIELD, can_budget
 from fwk_server._common.chat.dialect import ChatDialect, Running, told
 from fwk_server._common.documented import EVENTS, Reply
 from fwk_server._common.replies import json_response
@@ -82,6 +84,12 @@ class AnthropicDialect(ChatDialect):
         """How many tokens a conversation is for the served model."""
         _, running = await self.read(request, prompt_fields)
         return json_response({"input_tokens": len(running.call.item.prompt_token_ids)})
+
+    def prepared(self, fields: Mapping[str, Any], caller: Caller) -> Running:
+        """A call of OpenAI's fields. Clients send a budget to any model: where none can be kept, it is left out."""
+        if not can_budget(self.frontend):
+            fields = {name: value for name, value in fields.items() if name != FIELD}
+        return super().prepared(fields, caller)
 
     def _last_words(self, error: Exception) -> bytes:
         return _event("error", self.error_body(*told(error), None, None))

@@ -75,6 +75,11 @@ def prompt_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"thinking.type must be enabled, disabled or adaptive, not {shown(thinking)}", "thinking")
     if thinking is not None:
         fields["chat_template_kwargs"] = dict.fromkeys(("enable_thinking", "thinking"), thinking != "disabled")
+    budget = (body.thinking or {}).get("budget_tokens")
+    if thinking == "enabled" and budget is not None:
+        if type(budget) is not int or not 0 < budget < 2**31:
+            raise InvalidRequest("thinking.budget_tokens must be a positive integer", "thinking")
+        fields["thinking_token_budget"] = budget
     return fields
 
 

@@ -14,9 +14,10 @@ from fwk.interfaces.dialect import Frontend, GenerateInput
 from fwk_server._common.body import processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.answers import Answer
+from fwk_server._common.chat.budget import with_marks
 from fwk_server._common.chat.messages import chat_ids, read_messages
 from fwk_server._common.chat.models import ChatRequest
-from fwk_server._common.chat.other_names import in_our_names, refuse_unsupported
+from fwk_server._common.chat.other_names import fields_of, in_our_names, refuse_unsupported
 from fwk_server._common.chat.plain_tools import tools_in_text
 from fwk_server._common.chat.sampling import (
     check_generate,
@@ -84,7 +85,7 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
     """Read, render and tokenise the fields of a body. Runs off the event loop when there is much of it."""
     processors = frontend.processor_params
     raw = in_our_names(raw, processors)
-    refuse_unsupported(raw, reads=("lora_path", "truncate_prompt_tokens"))
+    refuse_unsupported(raw, reads=("lora_path", "truncate_prompt_tokens", *fields_of(processors)))
     body = validate(ChatRequest, raw)
     extra = processor_extra(processors, raw) or None
     adapter = adapter_of(body.model, frontend, body.lora_path)
@@ -97,6 +98,8 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
     if not frontend.text.shows_tools:
         rendered, shown = tools_in_text(messages, tools, frontend), None
     token_ids = chat_ids(frontend.text, body, rendered, bool(body.add_special_tokens), shown, max_prompt_len)
+    token_ids = truncated(body, frontend.card, token_ids)
+    extra = with_marks(extra, _tail(frontend, token_ids), frontend, is_constrained=constraint is not None)
     check_generate(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
@@ -109,7 +112,7 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
         grammar=constraint[0] if constraint is not None else None,
     )
     item = GenerateInput(
-        prompt_token_ids=truncated(body, frontend.card, token_ids),
+        prompt_token_ids=token_ids,
         sampling=sampling,
         n=body.n or 1,
         label=label_of(body, caller),

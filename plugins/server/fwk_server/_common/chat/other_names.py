@@ -15,13 +15,16 @@ from pydantic import BaseModel
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown
 
-# llama.cpp's, SGLang's and transformers' names.
+# llama.cpp's, SGLang's, Qwen's and transformers' names.
 _SAME = {
     "n_predict": "max_tokens",
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "repeat_penalty": "repetition_penalty",
     "grammar": "guided_grammar",
+    "thinking_budget": "thinking_token_budget",
+    "thinking_budget_tokens": "thinking_token_budget",
+    "reasoning_budget": "thinking_token_budget",
 }
 
 _HINTS = frozenset(
@@ -96,8 +99,6 @@ _REFUSED: dict[str, tuple[Sequence[Any], str]] = {
     "guided_whitespace_pattern": ((), "whitespace is the server's choice: --constrained-json-whitespace-pattern"),
     "guided_structural_tag": ((), "tools with tool_choice are supported"),
     "chat_template_content_format": ((), "contents are always given to the template as text"),
-    "thinking_budget_tokens": ((-1,), "thinking counts towards max_tokens"),
-    "reasoning_budget": ((-1,), "thinking counts towards max_tokens"),
     "bad_words_ids": ((), "bad_words takes texts"),
     "input_extra": ((), "this route completes a prompt; /infill fills in the middle"),
     "token_healing": ((), _CANNOT),
@@ -131,7 +132,7 @@ _NOT_DONE = {
     "logprob_token_ids": "logprob_token_ids is not supported",
     "return_tokens_as_token_ids": "return_tokens_as_token_ids is not supported; return_token_ids is",
     "return_prompt_text": "return_prompt_text is not supported; echo is",
-    "thinking_token_budget": "thinking_token_budget is not supported: thinking counts towards max_tokens",
+    "thinking_token_budget": "thinking can be limited in chat completions, by the logits processor thinking_budget",
     "lora_path": "LoRA adapters are for chat completions and completions",
     "kv_transfer_params": "this server does not transfer KV",
     "vllm_xargs": "vllm_xargs is not supported: logits processors declare their own fields",
@@ -170,7 +171,7 @@ def in_our_names(raw: Mapping[str, Any], processors: Sequence[type[BaseModel]] =
     for name, ours in given.items():
         if renamed.get(ours) is not None:
             raise InvalidRequest(f"{name} and {ours} mean the same: give one", name)
-        if not (ours == "max_tokens" and raw[name] == -1):  # llama.cpp: as many as fit
+        if not (ours in ("max_tokens", "thinking_token_budget") and raw[name] == -1):  # llama.cpp: without a limit
             renamed[ours] = raw[name]
     return renamed
 
