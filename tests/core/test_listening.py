@@ -19,8 +19,7 @@ from fwk.errors import ConfigError, PortTaken
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
 from fwk.server.keys import Keys, read_keys
-from fwk.server.listening import forget, is_public, listen, tls_context
-from fwk.server.serve import _warn_if_open
+from fwk.server.listening import forget, is_public, listen, tls_context, warn_if_open
 from fwk_http.addresses import address
 
 
@@ -64,11 +63,11 @@ def test_what_other_machines_reach(options: dict[str, Any], public: bool) -> Non
 
 def test_a_public_address_without_a_key_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     config = Config(server=ServerOptions(host="0.0.0.0"))
-    _warn_if_open(config, Keys("key"))
-    _warn_if_open(config, Keys(named={"ann": "key"}))
-    _warn_if_open(Config(), Keys())
+    warn_if_open(config.server, Keys("key"))
+    warn_if_open(config.server, Keys(named={"ann": "key"}))
+    warn_if_open(ServerOptions(), Keys())
     assert not caplog.records
-    _warn_if_open(config, Keys(admin="admin"))
+    warn_if_open(config.server, Keys(admin="admin"))
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "add --api-key KEY" in caplog.text
 

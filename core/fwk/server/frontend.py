@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
+from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.dialect import AdapterCard, EmbedInput, Frontend, GenerateInput, ModelCard, OutputDelta
 from fwk.interfaces.lora import LoRASource
 from fwk.interfaces.observer import RequestRecord
@@ -24,9 +24,10 @@ from fwk.plugins import PluginSet, Registered
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
-from fwk.text import ModelText, SequenceText, check_embed_input, prepare_input
+from fwk.server.streams import EventStream, PendingEmbedding, SequenceStream
+from fwk.text import ModelText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
-from fwk.types import AdapterInfo, FinishReason, Request, SamplingParams, TokenEvent, cache_namespace
+from fwk.types import AdapterInfo, Request, SamplingParams, TokenEvent, cache_namespace
 from fwk.types.sampling import NOTHING_FOLLOWS, GrammarKind
 from fwk_jobs.client import MAX_WAITING, Work, current_work
 
@@ -43,116 +44,6 @@ _decode_sampling = msgspec.msgpack.Decoder(SamplingParams).decode
 def _copied(sampling: SamplingParams) -> SamplingParams:
     """For observers: its lists are theirs, and may be changed without harm."""
     return _decode_sampling(_encode(sampling))
-
-
-class _Stream:
-    """Events of one request, from the socket's callback to the request's own task.
-
-    ``pause`` is called with True when more than ``max_len`` wait to be taken, and with False when all were.
-    """
-
-    def __init__(self, max_len: int, pause: Callable[[bool], None]) -> None:
-        self._max_len = max_len
-        self._pause = pause
-        self._is_paused = False
-        self._items: list[TokenEvent] = []
-        self._error: EngineDead | NotServed | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, news: list[TokenEvent] | EngineDead | NotServed) -> None:
-        if isinstance(news, EngineDead | NotServed):
-            self._error = self._error or news
-        else:
-            self._items.extend(news)
-            if len(self._items) > self._max_len and not self._is_paused:
-                self._is_paused = True
-                self._pause(True)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def take(self) -> list[TokenEvent]:
-        """Everything that has come since; waits for something. Once all was taken, raises what ended it."""
-        while not self._items:
-            if isinstance(self._error, EngineDead):
-                raise EngineDead(str(self._error))  # the one that was told is everybody's
-            if self._error is not None:
-                raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        items, self._items = self._items, []
-        if self._is_paused:
-            self._is_paused = False
-            self._pause(False)
-        return items
-
-
-class _Sequence:
-    """One sequence of a request on its way back to the client."""
-
-    __slots__ = ("index", "is_done", "last_time", "num_tokens", "text")
-
-    def __init__(self, index: int, text: SequenceText, now: float) -> None:
-        self.index = index
-        self.text = text
-        self.is_done = False
-        self.last_time = now
-        self.num_tokens = 0
-
-    def delta(self, event: TokenEvent) -> OutputDelta:
-        """What the client learns from an event."""
-        text, count = self.text.feed(event)
-        self.num_tokens += count
-        stop = self.text.stop_string
-        return OutputDelta(
-            index=self.index,
-            text=text,
-            token_ids=event.token_ids[:count],
-            finish_reason="stop" if stop is not None else event.finish_reason,
-            stop_reason=stop if stop is not None else event.stop_token_id,
-            logprobs=event.logprobs[:count] if event.logprobs is not None else None,
-            prompt_logprobs=event.prompt_logprobs,
-            cached_tokens=event.cached_tokens,
-            num_output_tokens=self.num_tokens,
-            error=event.error,
-            is_refusal=event.is_refusal,
-        )
-
-
-class _Embedding:
-    """One input on its way to its vector."""
-
-    def __init__(self, record: RequestRecord, observers: Observers) -> None:
-        self.record = record
-        self.vector: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._observers = observers
-
-    def put(self, news: list[TokenEvent] | EngineDead | NotServed) -> None:
-        if isinstance(news, EngineDead | NotServed):
-            self.end("abort", news)
-            return
-        for event in news:
-            if event.embedding is not None:
-                self.end("stop", event.embedding)
-            elif event.finish_reason is not None:
-                self.end(event.finish_reason, RequestFailed(event.error or "the engine made no embedding"))
-
-    def end(self, reason: FinishReason, outcome: bytes | Exception | None = None) -> None:
-        """Note how it ended, once. Without an outcome, or when it was cancelled, no caller waits for one."""
-        if self.record.finished is not None:
-            return
-        if outcome is None:
-            self.vector.cancel()
-        elif not self.vector.done():
-            if isinstance(outcome, Exception):
-                self.vector.set_exception(outcome)
-            else:
-                self.vector.set_result(outcome)
-        self.record.finish_reasons = (reason,)
-        self.record.finished = time.monotonic()
-        self._observers.request_finished(self.record)
 
 
 class ServerFrontend(Frontend):
@@ -315,8 +206,8 @@ class ServerFrontend(Frontend):
         content: list[list[str]] | None = None
         if self._observers.wants_content:
             record.prompt_token_ids, content = item.prompt_token_ids, [[] for _ in range(item.n)]
-        sequences = [_Sequence(i, self._model_text.follow(item.sampling), now) for i in range(item.n)]
-        stream = _Stream(MAX_UNREAD + 8 * item.n, partial(self._client.pause, request.request_id))
+        sequences = [SequenceStream(i, self._model_text.follow(item.sampling), now) for i in range(item.n)]
+        stream = EventStream(MAX_UNREAD + 8 * item.n, partial(self._client.pause, request.request_id))
         num_open = item.n
         self._client.submit(request, stream.put)
         self._observers.request_arrived(record)
@@ -347,7 +238,7 @@ class ServerFrontend(Frontend):
         check_embed_input(item, max_model_len=self.card.max_model_len, vocab_size=self.card.vocab_size)
 
     async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
-        calls: list[_Embedding] = []
+        calls: list[PendingEmbedding] = []
         try:
             for item in items:
                 calls.append(self._submit_embed(item))
@@ -359,7 +250,7 @@ class ServerFrontend(Frontend):
                 call.end("abort")
                 self._client.forget(call.record.request_id)
 
-    def _submit_embed(self, item: EmbedInput) -> _Embedding:
+    def _submit_embed(self, item: EmbedInput) -> PendingEmbedding:
         request = Request(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=item.token_ids,
@@ -376,12 +267,14 @@ class ServerFrontend(Frontend):
             trace=item.trace,
             caller=self.key_names.get(item.service.tenant, ""),
         )
-        call = _Embedding(record, self._observers)
+        call = PendingEmbedding(record, self._observers)
         self._client.submit(request, call.put)
         self._observers.request_arrived(record)
         return call
 
-    def _deltas(self, events: list[TokenEvent], sequences: list[_Sequence], record: RequestRecord) -> list[OutputDelta]:
+    def _deltas(
+        self, events: list[TokenEvent], sequences: list[SequenceStream], record: RequestRecord
+    ) -> list[OutputDelta]:
         """Turn events into deltas, ending sequences whose text reached a stop string."""
         now = time.monotonic()
         deltas: list[OutputDelta] = []

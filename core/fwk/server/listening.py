@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from fwk.interfaces.dialect import openai_error
 from fwk.server.keys import Keys, read_keys
 from fwk_http import addresses
 from fwk_http.server import Bounds
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,16 @@ def forget(options: ServerOptions) -> None:
 def is_public(options: ServerOptions) -> bool:
     """Whether other machines can reach the address."""
     return options.uds is None and not addresses.is_loopback(options.host)
+
+
+def warn_if_open(options: ServerOptions, keys: Keys) -> None:
+    """Say so if anybody on the network may use the model."""
+    if is_public(options) and not keys.for_users:
+        log.warning(
+            "%s is reachable from other machines, and anybody there may use the model: add --api-key KEY, or listen on "
+            "127.0.0.1",
+            options.host,
+        )
 
 
 def tls_context(options: ServerOptions) -> ssl.SSLContext | None:

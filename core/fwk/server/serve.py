@@ -16,7 +16,6 @@ from fastapi import FastAPI
 
 from fwk import __version__
 from fwk.config import Config
-from fwk.config.secrets import without_secrets
 from fwk.engine.adapters import adapter_paths
 from fwk.errors import ConfigError, EngineDead, PluginError
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
@@ -24,7 +23,7 @@ from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import ModelCard
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.lora import LoRASourceContext
-from fwk.plugins import PluginFactory, PluginSet, Selection, choose, option_owners
+from fwk.plugins import PluginFactory, PluginSet, Selection, choose
 from fwk.plugins.selection import check_strict, check_used
 from fwk.process.file_limits import allow_more_descriptors
 from fwk.process.gc import gc_paused
@@ -34,13 +33,13 @@ from fwk.server.app import Reports, build_app
 from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
 from fwk.server.helper import new_helper, vet_grammar
-from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
-from fwk.server.listening import Listening, bounds, forget, is_public, listen
+from fwk.server.listening import Listening, bounds, forget, listen, warn_if_open
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers, tool_note
 from fwk.server.replicas import Replicas
 from fwk.server.route_registry import RouteRegistry
+from fwk.server.server_info import describe
 from fwk.server.switching import PluginSwitcher, ServerComponents
 from fwk.setup.checkpoint import OpenedModel, locate, num_bytes, open_model
 from fwk.text import ModelText
@@ -58,7 +57,7 @@ SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penal
 def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], engines: Sequence[EngineProcess]) -> int:
     """Serve until a signal or the engine's end. Returns the process's exit code. ``engines``: a process for each."""
     listening = listen(config.server)
-    _warn_if_open(config, listening.keys)
+    warn_if_open(config.server, listening.keys)
     allow_more_descriptors()
     path = locate(config, plugins, progress)  # fetch first, with progress: the engine process then finds it in place
     for engine in engines:
@@ -72,15 +71,6 @@ def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], e
         return runner(_Server(config, plugins, listening, progress, engines).run())
     finally:
         forget(config.server)
-
-
-def _warn_if_open(config: Config, keys: Keys) -> None:
-    if is_public(config.server) and not keys.for_users:
-        log.warning(
-            "%s is reachable from other machines, and anybody there may use the model: add --api-key KEY, or listen on "
-            "127.0.0.1",
-            config.server.host,
-        )
 
 
 def _load_balancer(
@@ -306,23 +296,7 @@ class _Server:
         if board is not None:
             chosen |= board.chosen()
         return {
-            "version": __version__,
-            "model": without_secrets(type(config.model), config.model.model_dump()),
-            "engine": without_secrets(type(config.engine), config.engine.model_dump()),
-            "server": without_secrets(type(config.server), config.server.model_dump())
-            | {
-                "has_api_key": bool(self._listening.keys.for_users),
-                "has_admin_api_key": bool(config.server.admin_api_key),
-            },
-            "plugin_options": {
-                owner.key: without_secrets(owner.model, config.plugin_options[owner.key])
-                for owner in option_owners(self._plugins)
-                if owner.key in config.plugin_options
-            },
-            "fingerprint": self._plugins.fingerprint,
-            "plugins_lock": config.plugins.plugins_lock,
-            "plugins": [f"{item.key} {item.package} {item.version}" for item in self._plugins.all()],
-            "broken_plugins": [broken.sentence() for broken in self._plugins.broken],
+            **describe(config, self._plugins, self._listening.keys),
             "chosen": chosen,
             "active": board.active() if board is not None else [],
             "active_fingerprint": board.fingerprint(chosen) if board is not None and ready is not None else None,

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 
 from fwk.errors import FwkError, InvalidRequest
 from fwk.interfaces.dialect import Dialect, GenerateInput
-from fwk.interfaces.http import CLIENT_CLOSED, ByteStream, unless_disconnected
 from fwk.types import SamplingParams
+from fwk_http.replies import CLIENT_CLOSED, ByteStream, unless_disconnected
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, one_line_traceback
-from fwk.interfaces.http import CLIENT_CLOSED, ByteStream, unless_disconnected
+from fwk_http.replies import CLIENT_CLOSED, ByteStream, unless_disconnected
 from fwk_server._common.documented import EVENTS
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fwk.interfaces.http import ByteStream
+from fwk_http.replies import ByteStream
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.budget import FIELD, can_budget
 from fwk_server._common.chat.dialect import ChatDialect, Running, told

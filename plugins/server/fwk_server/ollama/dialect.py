@@ -17,7 +17,7 @@ from starlette.responses import Response
 from fwk import __version__
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import EmbedInput
-from fwk.interfaces.http import ByteStream
+from fwk_http.replies import ByteStream
 from fwk_server._common import body
 from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.call import check, prepare
