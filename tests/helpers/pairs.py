@@ -124,7 +124,7 @@ def _quantised(method: str, **options: Any) -> Feature:
 FEATURES = [
     Feature("chunked prefill", lambda run: any(not s.samples for b in run.batches for s in b.sequences), SMALL_STEPS),
     Feature("cached prefix", lambda run: max(run.cached) > 0, {"prefix_cache": "radix"}),
-    Feature("pre-emption", lambda run: run.stats.preemptions > 0, SMALL_POOL, sampling={"max_tokens": 24}),
+    Feature("pre-emption", lambda run: run.stats.preemptions > 0, SMALL_POOL, sampling={"max_tokens": 40}),
     Feature(
         "n-gram",
         lambda run: run.stats.draft_tokens > 0,
