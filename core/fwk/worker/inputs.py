@@ -23,6 +23,7 @@ class StepRows:
     num_tokens: np.ndarray  # [num_rows] int64: tokens before the position the logits are for
     drawn: Mapping[tuple[int, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
     """(slot, num_tokens) of a row -> the draft at that place and the distribution [vocab_size] it was drawn from."""
+    wants_prompt_logprobs: bool = False  # of at least one sequence of the step
     _sampling_state: SamplingState | None = None
     """Of the rows' slots, once somebody has asked for them (``sampling_state``)."""
 
@@ -157,8 +158,9 @@ class InputBuffers:
                     positions[end - len(depths) : end] = seq_lens[i] - len(depths) + depths
         adapters = table.adapter[rows]
         has_adapters = bool((adapters >= 0).any())
+        step_rows.wants_prompt_logprobs = table.wants_prompt_logprobs(slots)
         hidden_indices, logits_indices = self._wanted(
-            logits_indices, len(token_ids), has_adapters or table.wants_prompt(slots)
+            logits_indices, len(token_ids), has_adapters or step_rows.wants_prompt_logprobs
         )
         forward = self._forward(
             slots, token_ids, positions, slot_mapping, starts, seq_lens, hidden_indices, logits_indices

@@ -51,9 +51,7 @@ class ModelRunner:
 
     def execute(self, batch: Batch) -> StepResult:
         """Run one step."""
-        if (
-            torch.is_inference_mode_enabled()
-        ):  # set once by an engine process: entering it here costs as much as building inputs
+        if torch.is_inference_mode_enabled():  # set once by an engine process: entering it costs as much as the inputs
             return self._execute(batch)
         with torch.inference_mode():
             return self._execute(batch)
@@ -69,8 +67,9 @@ class ModelRunner:
         computed = time.perf_counter()
         self._drafting.follow(forward)
         results = self._sampler.sample(batch, rows, logits, failed, trees)
-        for slot, found in prompt_logprobs(self.model.model, self._table, batch, forward, hidden).items():
-            results.setdefault(slot, SequenceResult(slot, [])).prompt_logprobs = found
+        if rows.wants_prompt_logprobs:
+            for slot, found in prompt_logprobs(self.model.model, self._table, batch, forward, hidden).items():
+                results.setdefault(slot, SequenceResult(slot, [])).prompt_logprobs = found
         self._drafting.propose([s for s in batch.sequences if s.samples and results[s.slot].goes_on], results)
         ended = time.perf_counter()
         return StepResult(batch.step, list(results.values()), computed - launched, ended - started)

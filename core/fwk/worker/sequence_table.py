@@ -74,7 +74,7 @@ class SequenceTable:
             is_greedy, self.seeds[slots], bool(is_greedy.all()), bool((self.logprobs[slots] >= 0).any())
         )
 
-    def wants_prompt(self, slots: np.ndarray) -> bool:
+    def wants_prompt_logprobs(self, slots: np.ndarray) -> bool:
         """Whether log-probabilities of prompt tokens are still to come of a sequence in ``slots`` [n]."""
         is_left = self.num_computed[slots] < self.num_prompt[slots] - 1
         return bool((is_left & (self.prompt_logprobs[slots] >= 0)).any())

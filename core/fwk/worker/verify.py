@@ -56,7 +56,7 @@ class Verifier:
         for place, scheduled in enumerate(batch.sequences):
             if scheduled.samples:
                 drafts = scheduled.draft_token_ids
-                tokens = accepted(drafts, picked[row : row + 1 + len(drafts)])
+                tokens = accepted(drafts, picked[row : row + 1 + len(drafts)]) if drafts else picked[row : row + 1]
                 gained[scheduled.slot] = (tokens, slice(row, row + len(tokens)))
                 first_rows[scheduled.slot] = (place, row)
                 row += 1 + len(drafts)

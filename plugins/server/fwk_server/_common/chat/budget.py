@@ -22,14 +22,12 @@ def can_budget(frontend: Frontend) -> bool:
 
 
 def with_marks(
-    extra: dict[str, Any] | None, prompt_tail: str, frontend: Frontend, *, is_constrained: bool
+    extra: dict[str, Any], prompt_tail: str, frontend: Frontend, *, is_constrained: bool
 ) -> dict[str, Any] | None:
-    """The fields of logits processors, with the tokens that a budget among them needs. Raises ``InvalidRequest``.
+    """The fields of logits processors, with the tokens that the budget among them needs. Raises ``InvalidRequest``.
 
     A constrained answer has no thinking in it, and keeps every budget.
     """
-    if extra is None or extra.get(FIELD, -1) < 0:
-        return extra
     if is_constrained:
         return {name: value for name, value in extra.items() if name != FIELD} or None
     parser = frontend.reasoning_parser(prompt_tail)

@@ -14,11 +14,10 @@ from fwk.interfaces.dialect import Frontend, GenerateInput
 from fwk_server._common.body import processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.answers import Answer
-from fwk_server._common.chat.budget import with_marks
+from fwk_server._common.chat.budget import FIELD, with_marks
 from fwk_server._common.chat.messages import chat_ids, read_messages
 from fwk_server._common.chat.models import ChatRequest
 from fwk_server._common.chat.other_names import fields_of, in_our_names, refuse_unsupported
-from fwk_server._common.chat.plain_tools import tools_in_text
 from fwk_server._common.chat.sampling import (
     check_generate,
     check_scores,
@@ -28,7 +27,7 @@ from fwk_server._common.chat.sampling import (
     truncated,
 )
 from fwk_server._common.chat.served import adapter_of
-from fwk_server._common.chat.tools import ToolUse, tools_and_constraint
+from fwk_server._common.chat.tools import ToolUse, tools_and_constraint, tools_in_text
 
 TAIL_TOKENS = 32
 """Of the prompt, looked at for thinking that the template has opened."""
@@ -99,7 +98,8 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
         rendered, shown = tools_in_text(messages, tools, frontend), None
     token_ids = chat_ids(frontend.text, body, rendered, bool(body.add_special_tokens), shown, max_prompt_len)
     token_ids = truncated(body, frontend.card, token_ids)
-    extra = with_marks(extra, _tail(frontend, token_ids), frontend, is_constrained=constraint is not None)
+    if extra is not None and extra.get(FIELD, -1) >= 0:
+        extra = with_marks(extra, _tail(frontend, token_ids), frontend, is_constrained=constraint is not None)
     check_generate(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
