@@ -3,7 +3,7 @@
     python -m benchmarks.cpu_linears [--formats float,long,int8,int4,Q4_1] [--rows 1,8,32,512] [--repeat 7]
         [--dtype bfloat16] [--clock cpu]
 
-Beside the times: how much of the memory bandwidth a pass reaches that a loop reads in the same turns, how many
+Alongside the times: how much of the memory bandwidth a pass reaches that a loop reads in the same turns, how many
 multiply-adds a second, and the ratio to oneDNN on weights that it packed. With more than 64 rows the head is left out,
 as in a prompt. ``long`` is bfloat16 in 16 bits, ``float`` in 12 where the kernel does that. Medians; a ratio is of the
 same turn. ``--clock cpu`` counts this thread's processor time, for machines that others use too; it needs

@@ -71,7 +71,7 @@ def picture(pages: dict[str, str]) -> str:
     font = 'font-family="sans-serif" font-size="12"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {font}>',
-        "<title>fwk beside vLLM, OpenVINO and llama.cpp on two cores</title>",
+        "<title>fwk alongside vLLM, OpenVINO and llama.cpp on two cores</title>",
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
     ]
     for i, (machine, page) in enumerate(pages.items()):

@@ -76,14 +76,14 @@ def startup(folder: Path, count: int, rounds: int) -> None:
     pairs = [(start(None), start(folder)) for _ in range(rounds + 1)][1:]  # the first writes bytecode
     (_, few), (_, many) = pairs[0]
     assert many - few == count
-    without, beside = (statistics.median(pair[i][0] for pair in pairs) for i in (0, 1))
+    without, alongside = (statistics.median(pair[i][0] for pair in pairs) for i in (0, 1))
     added = statistics.median((b[0] - a[0]) / count for a, b in pairs)
-    print(f"start-up, {few} plugins: {without * 1e3:.0f} ms; {many} plugins: {beside * 1e3:.0f} ms")
+    print(f"start-up, {few} plugins: {without * 1e3:.0f} ms; {many} plugins: {alongside * 1e3:.0f} ms")
     print(f"a plugin adds {added * 1e3:.2f} ms (median of {rounds} pairs)")
 
 
 def throughput(folder: Path, count: int, rounds: int) -> None:
-    """Print the ratio of decode throughput beside the others to that without."""
+    """Print the ratio of decode throughput alongside the others to that without."""
     import torch
 
     import fwk

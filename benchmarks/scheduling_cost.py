@@ -3,7 +3,7 @@
     python -m benchmarks.scheduling_cost [--steps 300] [--running 32] [--policies fcfs,lpm]
 
 The real scheduler, block allocator, radix cache and policies, without a model: each sampled token is a constant. Two
-kinds of step: "decode", in which every slot is taken and goes on; and "turnover", in which a sequence ends, the next
+kinds of step: "decode", in which every slot is taken and continues; and "turnover", in which a sequence ends, the next
 is matched against the cache and started, blocks are evicted for it when the cache is full, and another one arrives.
 Times are medians of ``schedule`` + ``update`` (and ``add`` in a turnover), microseconds a step.
 """

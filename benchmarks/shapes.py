@@ -1,4 +1,4 @@
-"""Native kernels beside torch's own path, on as few cores and instructions as a smaller machine has.
+"""Native kernels alongside torch's own path, on as few cores and instructions as a smaller machine has.
 
     python -m benchmarks.shapes [--cores 1] [--isa avx2] [--dtype bfloat16] [--quantization int8] [--rounds 3]
 

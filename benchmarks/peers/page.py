@@ -34,7 +34,7 @@ def page(date: str, command: str, engines: Sequence[Engine], records: Sequence[R
     rounds = max((record.round for record in records), default=0)
     probes, busy = ([getattr(record, name) for record in records] for name in ("probe", "busy"))
     lines = [
-        f"# {date}, fwk beside other engines on a CPU",
+        f"# {date}, fwk alongside other engines on a CPU",
         "",
         f"```\n{command}\n```",
         "",

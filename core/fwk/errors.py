@@ -86,7 +86,7 @@ class EngineDead(FwkError):
 class BlameSequence(FwkError):
     """Raised by a worker's plugin when a failure belongs to exactly one sequence (its ``slot``).
 
-    The engine fails that sequence's request and goes on with the others. ``is_refusal``: what the request asks for
+    The engine fails that sequence's request and continues with the others. ``is_refusal``: what the request asks for
     cannot be had (its limits rule out every token); its client is told so with 400, otherwise with 500.
     """
 

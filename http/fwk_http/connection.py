@@ -104,7 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _parse(self, data: memoryview) -> None:
         """Feed the parser. At a request that asks for another protocol it stops, body unread, and is of no more use:
-        another one goes on from the same head without the wish.
+        another one continues from the same head without the wish.
         """
         while True:
             try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 LINGER_SECONDS = 2.0
-"""How long a client that goes on sending is read from after the last byte of its reply."""
+"""How long a client that continues sending is read from after the last byte of its reply."""
 
 LINGER_BYTES = 64 * 2**20
 """How much of what it sends is read."""

@@ -133,7 +133,7 @@ class Fake(Session):
         self._log.append(f"{self._name} pauses")
 
     def go_on(self) -> None:
-        self._log.append(f"{self._name} goes on")
+        self._log.append(f"{self._name} continues")
 
 
 def ready(name: str, log: list[str], seconds: float = 1.0, error: Exception | None = None, **given: Any) -> Ready:
@@ -159,8 +159,8 @@ def test_rounds_take_engines_in_turn(rounds: Rounds) -> None:
     rounds.run([ready("a", log), ready("b", log, stays=True)], ["S1", "S4"], 2)
     once = ["a starts", "a S1", "a stops", "b starts", "b S1", "b pauses", "a starts", "a S4", "a stops"]
     assert log[: len(once)] == once
-    assert log[len(once) : len(once) + 3] == ["b goes on", "b S4", "b pauses"]
-    assert log[-4:] == ["b S4", "b pauses", "b goes on", "b stops"]  # a paused process would hear no signal
+    assert log[len(once) : len(once) + 3] == ["b continues", "b S4", "b pauses"]
+    assert log[-4:] == ["b S4", "b pauses", "b continues", "b stops"]  # a paused process would hear no signal
     assert log.count("b starts") == 1
     rounds.run([ready("a", log)], ["S1"], 1)
     assert [(r.engine, r.round) for r in read(rounds.records) if r.scenario == "S1"] == [

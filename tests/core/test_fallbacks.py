@@ -40,7 +40,7 @@ REMEDY = "it needs the package rocket>=3: pip install 'rocket>=3'"
 SMALL: dict[str, Any] = {"load_format": "dummy", "max_total_tokens": 512, "max_running_requests": 2}
 
 
-def beside(*specs: Declaration) -> PluginSet:
+def alongside(*specs: Declaration) -> PluginSet:
     """Our plugins, and a package that declares these."""
     plugins, module = discover(), ModuleType("acme")
     for family in {spec.family for spec in specs}:
@@ -61,7 +61,7 @@ def test_a_runner_of_experts_is_settled_with_the_quantizer(tmp_path: Path) -> No
         rank=99,
         limits=(Limit("quant", ("none",), "fused"),),
     )
-    plugins, path = beside(spec), model(tmp_path, MIXTURE)
+    plugins, path = alongside(spec), model(tmp_path, MIXTURE)
     told = "MoE runner 'fused' was not taken: it serves quant none only, not int8: fused"
     with fwk.LLM(path, plugins=plugins, quantization="none", **SMALL) as llm:
         assert llm.engine.info.chosen["moe"] == "fused"
@@ -83,7 +83,7 @@ def test_a_grammar_backend_that_cannot_go_back_is_no_choice_beside_drafts(tmp_pa
     spec = GrammarBackendSpec(
         name="onward", load="a:b", rank=99, kinds=frozenset({"regex"}), limits=(Limit("speculative", ("none",)),)
     )
-    options: dict[str, Any] = {"plugins": beside(spec), "speculative_algorithm": "ngram", **SMALL}
+    options: dict[str, Any] = {"plugins": alongside(spec), "speculative_algorithm": "ngram", **SMALL}
     with fwk.LLM(model(tmp_path, TINY), **options) as llm:
         assert llm.engine.info.chosen["grammar"] == "llguidance"
         assert "'onward' was not taken: it serves speculative none only, not ngram" in llm.engine.info.reasons[0]
@@ -93,7 +93,7 @@ def test_a_grammar_backend_that_cannot_go_back_is_no_choice_beside_drafts(tmp_pa
 
 def test_a_quantizer_that_layers_cannot_have_is_told_once(tmp_path: Path) -> None:
     plain = QuantizerSpec(name="swift", load="a:b", rank=99, api=2, layouts=("plain",), exact=("plain",), needs=LACKING)
-    with fwk.LLM(model(tmp_path, TINY), plugins=beside(plain), **SMALL) as llm:
+    with fwk.LLM(model(tmp_path, TINY), plugins=alongside(plain), **SMALL) as llm:
         assert llm.engine.info.reasons == [f"quantizer 'swift' was not taken: {REMEDY}"]
 
 
@@ -101,12 +101,12 @@ def test_a_logits_processor_that_cannot_join_ends_the_start(tmp_path: Path) -> N
     spec = LogitsProcessorSpec(name="careful", load="a:b", limits=(Limit("drafts", ("none",), "it keeps a history"),))
     why = "logits processor 'careful' .acme. cannot be used: it serves drafts none only, not chain: it keeps a history"
     with pytest.raises(PluginError, match=why):
-        fwk.LLM(model(tmp_path, TINY), plugins=beside(spec), speculative_algorithm="ngram", **SMALL)
+        fwk.LLM(model(tmp_path, TINY), plugins=alongside(spec), speculative_algorithm="ngram", **SMALL)
 
 
 def test_a_loader_that_lacks_something_is_told(tmp_path: Path) -> None:
     save_file({"model.embed_tokens.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
-    plugins = beside(LoaderSpec(name="swift", load="a:b", rank=99, needs=LACKING))
+    plugins = alongside(LoaderSpec(name="swift", load="a:b", rank=99, needs=LACKING))
     opened = open_model(build_config(plugins, {"model": model(tmp_path, TINY)}), plugins, print)
     assert opened.reasons == (f"loader 'swift' was not taken: {REMEDY}",)
 
@@ -114,12 +114,12 @@ def test_a_loader_that_lacks_something_is_told(tmp_path: Path) -> None:
 def test_a_parser_that_lacks_something_is_told_if_the_template_is_of_its_kind() -> None:
     swift = ToolParserSpec(name="swift", load="a:b", rank=99, template_marks=("<tool_call>",), needs=LACKING)
     other = ToolParserSpec(name="other", load="a:b", rank=99, template_marks=("[CALL]",), needs=LACKING)
-    found = select_parser("tool_parsers", "auto", beside(swift, other), '<tool_call> "arguments" </tool_call>')
+    found = select_parser("tool_parsers", "auto", alongside(swift, other), '<tool_call> "arguments" </tool_call>')
     assert found.chosen is not None
     assert found.chosen.name == "hermes"
     assert found.reasons() == [f"tool parser 'swift' was not taken: {REMEDY}"]
     assert found.refusals()["other"] == "it reads [CALL], which the chat template does not have"
-    assert select_parser("tool_parsers", "none", beside(swift), "<tool_call>").chosen is None
+    assert select_parser("tool_parsers", "none", alongside(swift), "<tool_call>").chosen is None
 
 
 def test_a_strict_server_takes_no_second_best_balancer(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Sinking(ModelSpec):
         return replace(needs, features=needs.features | {"sinks"})
 
 
-def beside(spec: ModelSpec) -> PluginSet:
+def alongside(spec: ModelSpec) -> PluginSet:
     """The installed plugins and one of the test's."""
 
     class Plugin:
@@ -65,7 +65,7 @@ def test_a_nested_config_is_read_by_the_plugin(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"no model plugin serves 'WrappedLlama'.*\(text_config\)"):
         fwk.LLM(str(tmp_path))
     spec = Wrapped(name="wrapped", load="fwk_models.llama.model:Llama", architectures=("WrappedLlama",))
-    with fwk.LLM(str(tmp_path), plugins=beside(spec), dtype="float32", max_total_tokens=256) as llm:
+    with fwk.LLM(str(tmp_path), plugins=alongside(spec), dtype="float32", max_total_tokens=256) as llm:
         assert llm.generate([token_ids(9)], SAMPLING)[0].token_ids == wanted
 
 
@@ -88,11 +88,11 @@ def test_a_runner_is_one_that_there_is() -> None:
 def test_auto_leaves_a_backend_that_lacks_what_a_layer_needs(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama")
     spec = Sinking(name="sinking", load="fwk_models.llama.model:Llama", architectures=("LlamaForCausalLM",), rank=1)
-    with fwk.LLM(str(tmp_path), plugins=beside(spec), dtype="float32", max_total_tokens=256) as llm:
+    with fwk.LLM(str(tmp_path), plugins=alongside(spec), dtype="float32", max_total_tokens=256) as llm:
         assert llm.engine.info.chosen["attention"] == "torch"
         assert any("'cpu' was not taken: it lacks sinks" in reason for reason in llm.engine.info.reasons)
     with pytest.raises(PluginError, match="lacks sinks"):
-        fwk.LLM(str(tmp_path), plugins=beside(spec), attention_backend="cpu", model_impl="sinking")
+        fwk.LLM(str(tmp_path), plugins=alongside(spec), attention_backend="cpu", model_impl="sinking")
 
 
 class Recording:

@@ -176,7 +176,7 @@ async def test_an_observer_that_raises_is_told_nothing_more(caplog: pytest.LogCa
     for _ in range(5):
         observers.request_arrived(record())
     observers.close()
-    assert caplog.text.count("observer observers.raising raised and is told nothing more") == 1
+    assert caplog.text.count("observer observers.raising raised and is notified no more") == 1
     assert len(hearing.heard) == 6
 
 

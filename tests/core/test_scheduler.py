@@ -149,7 +149,7 @@ def test_prompts_computed_at_the_same_time_hold_their_prefix_once() -> None:
 
 
 def test_who_waits_for_blocks_keeps_its_own() -> None:
-    """The first goes on; the second waits with what it has computed instead of starting over."""
+    """The first continues; the second waits with what it has computed instead of starting over."""
     engine = make_engine(num_blocks=16, block_size=4, cache="none", step_tokens=64, chunk_tokens=8)
     for name, length in (("first", 20), ("second", 20)):
         engine.add(request(name, list(range(length)), max_tokens=20))

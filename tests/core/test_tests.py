@@ -10,7 +10,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 PROGRAMS = ("tests.faults.soak",)
-"""Programs of several modules that lie beside the tests."""
+"""Programs of several modules that lie next to the tests."""
 
 
 def imports(source: str) -> Iterator[str]:

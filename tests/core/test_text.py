@@ -112,7 +112,7 @@ def test_sentencepiece_streams_to_its_decoded_text(text: str) -> None:
 
 
 def test_undecided_bytes_cost_linear_time() -> None:
-    """Bytes that never become a character are given out after a bounded wait, and the stream goes on."""
+    """Bytes that never become a character are given out after a bounded wait, and the stream continues."""
     ids = [0xE4] * 4_000 + [PIECES.token_to_id("a")]
     text, counted = stream(PIECES, ids)
     assert counted == 4_001

@@ -106,10 +106,10 @@ def run(
     library: ctypes.CDLL, name: str, shape: tuple[int, int, int, int], x: np.ndarray, w: np.ndarray, sums: np.ndarray
 ) -> None:
     """sums: [rows + 1, 32]; what is behind the block's rows and columns stays as it is."""
-    below, beside = sums[-1].copy(), sums[:, shape[1] :].copy()
+    below, alongside = sums[-1].copy(), sums[:, shape[1] :].copy()
     getattr(library, name)(*map(ctypes.c_int64, shape), *(ctypes.c_void_p(a.ctypes.data) for a in (x, w, sums)))
     assert np.array_equal(below, sums[-1])
-    assert np.array_equal(beside, sums[:, shape[1] :])
+    assert np.array_equal(alongside, sums[:, shape[1] :])
 
 
 STRIPS = [*SHAPES[:2], (3, 16, 8, 2)]

@@ -115,7 +115,7 @@ class DrawingDecoder(SpeculativeDecoder):
 
     max_drafts = 2
     tokens = (20, 21, 22, 23, 24, 25)
-    rng = np.random.default_rng(11)  # goes on: drafts drawn once and proposed in every run would not be a sample
+    rng = np.random.default_rng(11)  # continues: drafts drawn once and proposed in every run would not be a sample
 
     def propose(self, view: DraftView) -> Drafts:
         q = np.zeros(320)

@@ -87,7 +87,7 @@ def test_the_first_hour_works_as_printed(environment: Environment, tmp_path: Pat
 
 
 def test_a_new_plugin_of_every_family_is_served(environment: Environment, tmp_path: Path) -> None:
-    """All of them installed beside one another, each serving a tiny model."""
+    """All of them installed alongside one another, each serving a tiny model."""
     for family in FAMILIES:
         environment.run("fwk", "plugins", "new", family, f"my_{family}", "--directory", str(tmp_path))
         environment.install(tmp_path / f"fwk-my-{family.replace('_', '-')}")

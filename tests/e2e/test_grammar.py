@@ -35,7 +35,7 @@ def settings(num: int, names: list[str], **given: Any) -> list[SamplingParams]:
 
 @pytest.fixture
 def make(tiny_folder: Path) -> Iterator[Callable[..., fwk.LLM]]:
-    """Engines with the test's own plugins beside the installed ones."""
+    """Engines with the test's own plugins alongside the installed ones."""
     made: list[fwk.LLM] = []
 
     def make(**options: Any) -> fwk.LLM:

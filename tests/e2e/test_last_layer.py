@@ -1,4 +1,4 @@
-"""The last layer goes on with the wanted tokens alone: whatever a request is told, is what it was told without that."""
+"""The last layer continues with the wanted tokens alone: every reply is what it was without that."""
 
 from __future__ import annotations
 

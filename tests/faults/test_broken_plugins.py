@@ -1,4 +1,4 @@
-"""Part of check 24: packages that break their promises, beside a server that uses none of them but one observer.
+"""Part of check 24: packages that break their promises, alongside a server that uses none of them but one observer.
 
 What those do that are chosen is in ``tests/core/test_broken_plugins.py``.
 """

@@ -24,7 +24,7 @@ CONTEXT = 8192  # all of the K/V memory that these servers have
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny random model that goes on for long."""
+    """The folder of a tiny random model that continues for long."""
     return write_model(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=CONTEXT)
 
 
@@ -57,7 +57,7 @@ async def test_a_storm_of_clients_that_hang_up(server: Server) -> None:
 
 
 async def aborted(server: Server, work: Callable[[], Awaitable[None]], count: int) -> None:
-    """``work`` must lead to just so many sequences aborted, and to none that goes on."""
+    """``work`` must lead to just so many sequences aborted, and to none that continues."""
     before = server.stats()
     await work()
     until(lambda: server.stats()["aborted"] >= before["aborted"] + count, 10, f"{count} aborts")

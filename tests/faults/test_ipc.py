@@ -57,11 +57,11 @@ def test_the_folder_is_ours_alone(fake: Server) -> None:
 async def test_strangers_are_not_listened_to(fake: Server, stranger: zmq.Socket[bytes]) -> None:
     before = fake.stats()["dropped_messages"]
     async with connect(fake) as client:
-        alone = await client.complete(prompt="beside strangers", max_tokens=30)
+        alone = await client.complete(prompt="alongside strangers", max_tokens=30)
         for message in MESSAGES.values():
             for parts in ([message], [b"", message], [message, message]):
                 stranger.send_multipart(parts)
-        assert await client.complete(prompt="beside strangers", max_tokens=30) == alone
+        assert await client.complete(prompt="alongside strangers", max_tokens=30) == alone
     sent = 3 * len(MESSAGES)
     until(lambda: fake.stats()["dropped_messages"] == before + sent, 5, "every message counted")
     assert fake.metric("fwk:engine_dropped_messages_total") == before + sent
@@ -81,5 +81,5 @@ def test_what_is_no_message_at_all(fake: Server, stranger: zmq.Socket[bytes]) ->
     has_ended = events.poll(10_000)
     stranger.disable_monitor()
     events.close()
-    assert has_ended, "the connection goes on past the limit"
+    assert has_ended, "the connection continues past the limit"
     fake.check_invariants()

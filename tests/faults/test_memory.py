@@ -17,11 +17,13 @@ pytestmark = pytest.mark.slow
 async def test_one_request_has_none(tiny: Server) -> None:
     """A processor that cannot have memory is as one that raises anything else: its request fails alone."""
     async with connect(tiny) as client:
-        alone = await client.complete(prompt="beside", max_tokens=30)
+        alone = await client.complete(prompt="alongside", max_tokens=30)
         bad = {"prompt": "greedy for memory", "max_tokens": 20, "fault": "memory:5"}
-        (status, body), beside = await together([client.post(bad), client.complete(prompt="beside", max_tokens=30)])
+        (status, body), alongside = await together(
+            [client.post(bad), client.complete(prompt="alongside", max_tokens=30)]
+        )
     assert (status, body["error"]["type"]) == (500, "server_error"), body
-    assert beside == alone
+    assert alongside == alone
     tiny.check_invariants(may_log_errors=True)
 
 

@@ -149,8 +149,8 @@ async def test_clients_that_do_not_read(spawn: Start) -> None:
             silent.connect((host, int(port)))
             silent.sendall(head + data)
         async with connect(server) as client:
-            beside = await _steps_of_a_reader(server, client)
-        assert beside < 1.2 * alone + 100, (alone, beside)
+            alongside = await _steps_of_a_reader(server, client)
+        assert alongside < 1.2 * alone + 100, (alone, alongside)
         until(lambda: server.log.count("did not read its reply") == 2, 10, "the end of both")
         server.check_invariants()  # while their ends of the connections are open
 
@@ -164,7 +164,7 @@ async def _steps_of_a_reader(server: Server, client: Client) -> int:
 
 
 async def test_readers_of_a_byte_a_second_slow_nobody_down(spawn: Start) -> None:
-    """16 of them beside 4 that read."""
+    """16 of them alongside 4 that read."""
     server = spawn("--executor", "fake", "--fake-step-ms", "20", "--max-running-requests", "32")
     head, data = raw_request({"prompt": "slow", "max_tokens": 1900, "stream": True, "ignore_eos": True})
     host, port = server.url.removeprefix("http://").split(":")
@@ -187,9 +187,9 @@ async def test_readers_of_a_byte_a_second_slow_nobody_down(spawn: Start) -> None
                 one.sendall(head + data)
             until(lambda: server.metric("fwk:num_requests_running") == 16, 10, "all of them under way")
             reading = asyncio.create_task(_sip(slow))
-            beside = await fast(client)
+            alongside = await fast(client)
             reading.cancel()
-    assert beside < 1.2 * alone + 25, (alone, beside)  # the books are half a second old at most
+    assert alongside < 1.2 * alone + 25, (alone, alongside)  # the books are half a second old at most
     server.check_invariants()
 
 

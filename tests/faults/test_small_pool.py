@@ -53,7 +53,7 @@ async def test_exactly_full(pool: Server, length: int, max_tokens: int) -> None:
         (ids,) = await client.complete(prompt=[65] * length, max_tokens=max_tokens, ignore_eos=True)
         assert len(ids) == max_tokens
         both = [client.complete(prompt=[66] * length, max_tokens=max_tokens, ignore_eos=True) for _ in range(2)]
-        one, other = await together(both)  # neither fits beside the other, once grown
+        one, other = await together(both)  # neither fits alongside the other, once grown
     assert one == other
     pool.check_invariants()
 
@@ -83,7 +83,7 @@ async def test_choices_grow_together(pool: Server) -> None:
     body |= {"temperature": 0.7}
     async with connect(pool) as client:
         first = await client.complete(**body)
-        again, _ = await together([client.complete(**body), client.complete(prompt="beside", max_tokens=300)])
+        again, _ = await together([client.complete(**body), client.complete(prompt="alongside", max_tokens=300)])
     assert len(first) == 8
     assert again == first
     pool.check_invariants()

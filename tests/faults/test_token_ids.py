@@ -43,17 +43,17 @@ async def test_refused_beside_four_neighbours(tiny: Server) -> None:
     num_refused = 0
     async with connect(tiny) as client:
         alone = [await client.complete(max_tokens=120, ignore_eos=True, **body) for body in NEIGHBOURS]
-        beside = asyncio.create_task(neighbours(client))
+        alongside = asyncio.create_task(neighbours(client))
         for token_id in OUTSIDE:
             for field, body in places(token_id):
                 error = await client.refused(body)
                 # Past what an integer of the wire holds, the element is named as "no token id" instead.
                 assert error["param"].startswith(field.partition("[")[0]), (token_id, field, error)
                 num_refused += 1
-        while num_refused < 400 and not beside.done():  # until the last neighbour has ended
+        while num_refused < 400 and not alongside.done():  # until the last neighbour has ended
             await client.refused(places(VOCAB)[num_refused % 8][1])
             num_refused += 1
-        assert await beside == alone
+        assert await alongside == alone
     tiny.check_invariants()
 
 

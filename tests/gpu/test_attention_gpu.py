@@ -101,5 +101,5 @@ def test_steps(registered: Registered, shape: Shape, name: str) -> None:
 @pytest.mark.parametrize("registered", PLUGINS.family("attention"), ids=lambda item: item.name)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_tree(registered: Registered, shape: Shape) -> None:
-    pasts, parents = TREES["beside decode and prompt"]
+    pasts, parents = TREES["alongside decode and prompt"]
     run(registered, shape, pasts, [25 if tree is None else len(tree) for tree in parents], parents)

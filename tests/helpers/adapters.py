@@ -64,7 +64,7 @@ def make_adapter(base: Path, folder: Path, merged: Path | None = None, *, seed: 
 
 
 def reference(base: Path, adapter: Path | None = None) -> torch.nn.Module:
-    """The network as transformers and peft compute it in float32, the adapter beside the weights and not in them."""
+    """The network as transformers and peft compute it in float32, the adapter alongside the weights and not in them."""
     network = _base_network(base)
     if adapter is None:
         return network

@@ -150,7 +150,7 @@ class EngineOptions(Options):
     speculative_algorithm: str = option(
         "none", "Speculative decoder that drafts tokens for the model to verify.", stability="beta"
     )
-    enable_lora: bool = option(False, "Serve LoRA adapters beside the model.")
+    enable_lora: bool = option(False, "Serve LoRA adapters alongside the model.")
     lora_backend: str = option("auto", "LoRA kernels.", needs="enable_lora")
     lora_paths: tuple[str, ...] = option(
         (), "Adapters to load at the start, as NAME=FOLDER.", aliases=["lora-modules"], needs="enable_lora"

@@ -101,7 +101,7 @@ class Scheduler:
     def switch_policy(self, policy: SchedulePolicy, name: str) -> None:
         """Ask another policy from now on: it ranks all who wait, and is told of all who run.
 
-        Raises ``EngineDead`` when it fails at that; then the old one goes on.
+        Raises ``EngineDead`` when it fails at that; then the old one continues.
         """
         policy_runner = PolicyRunner(policy, self, name)
         everybody = [*self._running, *self._waiting]
@@ -326,8 +326,8 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, num_new: int, plan: StepPlan) -> list[int] | None:
         """Blocks for ``num_new`` more tokens, taken from those behind it if need be; None when it has to wait.
 
-        Nobody takes blocks from who stands before it, and who waits keeps its own: so the first goes on, in every step
-        but those in which others that run need no blocks, and the engine cannot thrash for ever.
+        No sequence takes blocks from one that stands before it, and one that waits keeps its own. So the first runs in
+        every step but those in which other running ones need no blocks, and the engine cannot thrash for ever.
         """
         count = self._kv_blocks.num_missing(sequence, sequence.num_computed_tokens + num_new, len(sequence.blocks))
         while True:
@@ -346,7 +346,7 @@ class Scheduler:
                 self._preempt(victim)
 
     def _displace(self) -> None:
-        """Let the policy pre-empt running sequences for the first waiting one, until that one fits beside the rest."""
+        """Let the policy pre-empt running sequences until the first waiting one fits alongside the rest."""
         sequence = next(self._candidates(), None)
         while sequence is not None and self._running and not self._fits(sequence):
             victim = self._policy.ask("choose_preemption_victim", sequence, list(self._running))

@@ -65,7 +65,7 @@ class Facts:
 
 _FACTS = frozenset(item.name for item in fields(Facts)) - {"host", "features", "layouts", "model", "chosen"}
 LIMITED = _FACTS | {"device"}
-"""The facts that a ``Limit`` can name, beside the families."""
+"""The facts that a ``Limit`` can name, alongside the families."""
 
 
 @dataclass(frozen=True, slots=True)

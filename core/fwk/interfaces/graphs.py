@@ -35,7 +35,7 @@ class StepSize(NamedTuple):
 
 
 class NotCapturable(Exception):
-    """Why steps of this model cannot be captured, as a sentence goes on after "computed operator by operator:"."""
+    """Why steps of this model cannot be captured, as a sentence continues after "computed operator by operator:"."""
 
 
 class Graph(ABC):

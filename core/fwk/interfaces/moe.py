@@ -64,7 +64,7 @@ class MoERunner(ABC):
         """The weighted sum of each token's experts: [num_tokens, hidden_size], of this rank's part of them.
 
         x: [num_tokens, hidden_size], unchanged; expert_ids: [num_tokens, top_k] int64, no expert twice for a token;
-        weights: [num_tokens, top_k] float32. What a token gets must not depend on the tokens beside it.
+        weights: [num_tokens, top_k] float32. What a token gets must not depend on the tokens alongside it.
         """
 
 

@@ -79,7 +79,7 @@ class Observer:
 
     Calls come on a thread of the observer's own, in order, one at a time and within some hundredths of a second: a slow
     observer slows nobody. One that falls behind (20,000 events wait) misses events until it has caught up: tokens
-    first, then requests, and of the engine's states all but the last. One that raises is told nothing more. The log
+    first, then requests, and of the engine's states all but the last. One that raises is notified no more. The log
     says so, and /server_info counts what was missed. Records are copies. ``routes`` are served on the event loop.
     """
 

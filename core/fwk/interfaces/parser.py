@@ -84,7 +84,7 @@ class StreamParser(ABC):
 
 
 class ToolParser(StreamParser):
-    """Finds tool calls. Text that is not a call of a known tool stays content; white space beside calls may go."""
+    """Finds tool calls. Text that is not a call of a known tool stays content; white space alongside calls may go."""
 
     @abstractmethod
     def grammar(self, is_many: bool) -> GrammarRequest | None:

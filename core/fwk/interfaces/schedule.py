@@ -119,14 +119,14 @@ class SchedulePolicy:
 
         The running sequences stand in the order of their ranks, equals by arrival. One that needs blocks gets them from
         those behind it, first of all from whom this answers, and waits with what it has when there are none: so the
-        first always goes on, and the engine cannot thrash for ever, whatever is answered.
+        first always continues, and the engine cannot thrash for ever, whatever is answered.
         """
         return running[-1]
 
     def choose_preemption_victim(
         self, sequence: SequenceView, running: Sequence[SequenceView], view: SchedulerView
     ) -> SequenceView | None:
-        """Which running sequence is pre-empted for a waiting one that does not fit beside them; by default none.
+        """Which running sequence is pre-empted for a waiting one that does not fit alongside them; by default none.
 
         Asked for the first of the order, when slots, blocks or the step's tokens do not suffice for it, again until it
         fits or the answer is None. Overriding it is what switches pre-emption on, at the cost of a look at the running

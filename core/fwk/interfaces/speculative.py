@@ -77,7 +77,7 @@ class SpeculativeContext:
     """What a decoder is built with.
 
     ``load_model(name)`` opens and builds another model, whose attention layers get a place in the target's KV cache
-    beside its own: same blocks, same backend. It must have the target's vocabulary.
+    alongside its own: same blocks, same backend. It must have the target's vocabulary.
     """
 
     num_slots: int

@@ -30,7 +30,7 @@ class GatedMLP:
         config = context.config
         hidden, inner = config.hidden_size, intermediate_size or config.intermediate_size
         self.activation = str(activation or config.raw.get("hidden_act") or "silu")
-        activation_named(self.activation)  # one that is unknown is told now
+        activation_named(self.activation)  # one that is unknown is reported now
         self.operators = context.operators
         parts = [Part(f"{prefix}.{name}_proj", inner) for name in ("gate", "up")]
         self.gate_up = ColumnParallelLinear(context, parts, hidden, bias=bias)

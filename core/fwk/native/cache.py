@@ -1,7 +1,7 @@
 """The cache of built libraries: a folder of this user's, files that are checked before they are loaded.
 
-The SHA-256 of a library is in a file beside it. A library that a full disk or a power failure cut short would otherwise
-end the process with SIGBUS at every start.
+The SHA-256 of a library is in a file next to it. A library that a full disk or a power failure cut short would
+otherwise end the process with SIGBUS at every start.
 """
 
 from __future__ import annotations

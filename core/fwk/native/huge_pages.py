@@ -51,7 +51,7 @@ def discard_writes(memory: Tensor) -> Iterator[None]:
 
 
 def prefault_async(pieces: Sequence[Tensor]) -> threading.Thread:
-    """Begin to take the huge pages that pieces of ``zeros`` lie in, beside what this thread does.
+    """Begin to take the huge pages that pieces of ``zeros`` lie in, alongside what this thread does.
 
     The system clears a page when it is first written to, and a virtual machine may have to ask its host for it: half a
     second for 200 MB has been seen. Nothing happens where the system cannot do it ahead (Linux before 5.14).

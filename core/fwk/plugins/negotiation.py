@@ -69,7 +69,7 @@ def negotiate(
 ) -> Resolution:
     """Settle the families of ``wanted``: a plugin's name each, or ``auto``. Families left out are not used.
 
-    facts: of the run; ``chosen`` holds what is in use beside the choices (methods of single layers, for ``quant``).
+    facts: of the run; ``chosen`` holds what is in use alongside the choices (methods of single layers, for ``quant``).
     options: ``Config.plugin_options``; what a plugin asks may depend on its own. Raises ``PluginError`` with one
     sentence when a plugin is unknown, or when nothing agrees.
     """
@@ -179,19 +179,19 @@ class _Negotiation:
         return self._refusal(item, chosen) is None
 
     def _refusal(self, item: Registered, chosen: Choices) -> str | None:
-        """Why ``item`` cannot be taken beside what is chosen from other families; None when it can."""
-        beside = {family: other for family, other in chosen.items() if family != item.family}
+        """Why ``item`` cannot be taken alongside what is chosen from other families; None when it can."""
+        alongside = {family: other for family, other in chosen.items() if family != item.family}
         why = item.declaration.refusal(self._facts)
         if why is not None:  # it may not even be able to say what it would ask
             return why
-        together = {**beside, item.family: item}
+        together = {**alongside, item.family: item}
         facts = self._facts_of(together)
         asks = item.declaration.asks_of(facts, self._options_of(item))
-        why = self._unasked(item, beside, facts) or _unanswered(asks, beside.values(), self._wanted)
+        why = self._unasked(item, alongside, facts) or _unanswered(asks, alongside.values(), self._wanted)
         why = why or item.declaration.refusal(facts)
         if why is None and self._wanted.get(item.family, AUTO) == AUTO:
             why = item.declaration.auto_skip_reason(facts)
-        return why or _objection(beside.values(), facts)
+        return why or _objection(alongside.values(), facts)
 
     def _unasked(self, item: Registered, others: Choices, facts: Facts) -> str | None:
         """What ``item`` lacks of that which others ask of it."""
@@ -215,7 +215,7 @@ class _Negotiation:
         return self._own[item.key]
 
     def _selection(self, family: str, chosen: Choices) -> Selection:
-        """Each candidate of a family, judged beside everything else that was settled."""
+        """Each candidate of a family, judged alongside everything else that was settled."""
         facts = self._facts_of(chosen)
         candidates = [
             Candidate(item, self._refusal(item, chosen), item.declaration.is_meant_for(facts))

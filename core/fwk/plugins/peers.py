@@ -1,6 +1,6 @@
 """Arguments of other servers: which work here, and a sentence for each that does not.
 
-The tables beside this module hold every argument of LightLLM's, SGLang's and RTP-LLM's argument pages, and vLLM's most
+The tables next to this module hold every argument of LightLLM's, SGLang's and RTP-LLM's argument pages, and vLLM's most
 used ones. ``docs/migrating.md`` is made from them, and an unknown flag is looked up there.
 """
 

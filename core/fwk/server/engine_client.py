@@ -230,7 +230,7 @@ class EngineClient:
     def _receive(self) -> None:
         """Take in one message, if there is one, and look for the next when others have had their turn.
 
-        The descriptor tells once that something has come, so each look goes on until there is nothing. pyzmq's own
+        The descriptor tells once that something has come, so each look continues until there is nothing. pyzmq's own
         asyncio sockets do the same, by way of futures that cost as much as everything else done with a message.
         """
         if self._socket is None:

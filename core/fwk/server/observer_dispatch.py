@@ -144,7 +144,7 @@ class Listener:
         try:
             getattr(self.observer, event)(*args)
         except Exception as error:
-            log.error("observer %s raised and is told nothing more: %s", self.name, one_line_traceback(error))
+            log.error("observer %s raised and is notified no more: %s", self.name, one_line_traceback(error))
             log.debug("what it raised", exc_info=error)
             return False
         return event != "close"

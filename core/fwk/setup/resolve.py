@@ -34,7 +34,7 @@ class ModelSetup:
     """An opened model on a settled device, in a settled precision, with settled plugins.
 
     ``reasons`` has a sentence for each way in which the run is not what ``auto`` would have liked best; ``refused``
-    one for each plugin that cannot be had beside the others, by family and name. ``max_step_tokens`` bounds a step,
+    one for each plugin that cannot be had alongside the others, by family and name. ``max_step_tokens`` bounds a step,
     and from ``max_start_tokens`` of prompts on it starts no further one.
     """
 
@@ -202,7 +202,7 @@ def requested_plugins(config: Config, opened: OpenedModel | None, plugins: Plugi
 def check_quantizers(used: Sequence[str], resolution: Resolution) -> None:
     """Hold what was chosen with one quantizer in mind against those that the layers got in the end.
 
-    Raises ``PluginError`` when one of the choices cannot serve beside them.
+    Raises ``PluginError`` when one of the choices cannot serve alongside them.
     """
     named = {"quant": tuple(dict.fromkeys((*used, *resolution.facts.chosen["quant"])))}
     resolution.check(replace(resolution.facts, chosen={**resolution.facts.chosen, **named}))

@@ -39,7 +39,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt of a conversation. ``kwargs`` reach the template but cannot replace our own arguments.
 
-        ``continue_final_message`` cuts the prompt right after the last message's text, so that the model goes on
+        ``continue_final_message`` cuts the prompt right after the last message's text, so that the model continues
         with it.
         """
         last = ""

@@ -1,4 +1,4 @@
-"""The grammar backend of one process: settled on at start-up, built beside the rest of the start."""
+"""The grammar backend of one process: settled on at start-up, built alongside the rest of the start."""
 
 from __future__ import annotations
 

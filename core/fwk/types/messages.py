@@ -154,7 +154,7 @@ class EngineReady(msgspec.Struct, tag=True, frozen=True):
     """Sentences about refusals and fallbacks on the way to ``chosen``."""
     adapters: list[AdapterInfo] = []
     refused: dict[str, dict[str, str]] = {}
-    """Why each of the other plugins could not be had beside ``chosen``: family -> plugin name -> sentence."""
+    """Why each of the other plugins could not be had alongside ``chosen``: family -> plugin name -> sentence."""
 
 
 class EngineFailed(msgspec.Struct, tag=True, frozen=True):

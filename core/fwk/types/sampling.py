@@ -81,7 +81,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
-    """Number of most likely tokens reported beside each chosen one; 0 reports the chosen one only."""
+    """Number of most likely tokens reported alongside each chosen one; 0 reports the chosen one only."""
     prompt_logprobs: int | None = None
     grammar: GrammarRequest | None = None
     extra: dict[str, Any] = {}

@@ -131,7 +131,7 @@ class BlockStore:
     def _complain(self, name: str, error: Exception) -> None:
         if name not in self._failed:
             self._failed.add(name)
-            log.warning("cache tier %s failed, serving goes on without what it lacks: %r", name, error)
+            log.warning("cache tier %s failed, serving continues without what it lacks: %r", name, error)
 
 
 def open_store(

@@ -43,7 +43,7 @@ class Workload:
 
     kind: ``random`` (lengths between ``spread`` times the given ones and those), ``sharegpt`` (lengths as long-tailed
     as conversations': log-normal with these means), ``structured`` (chats constrained by a JSON schema).
-    prefix_len: tokens that all prompts begin with, beside their own ``input_len``.
+    prefix_len: tokens that all prompts begin with, alongside their own ``input_len``.
     concurrency: requests under way at most (closed loop). rate: requests a second, arriving as a Poisson process; None
     sends them as fast as ``concurrency`` allows.
     """

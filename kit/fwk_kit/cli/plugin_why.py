@@ -35,7 +35,7 @@ class Answer:
 
 
 def why(plugins: PluginSet, family: str, config: Config) -> Answer:
-    """Judge the plugins of a family for a run, beside all else that the run would take.
+    """Judge the plugins of a family for a run, alongside all else that the run would take.
 
     Without a model (``config.model.model`` is empty) what depends on one is left open. Raises ``FwkError`` for options
     that name nothing, and for a model that cannot be opened.

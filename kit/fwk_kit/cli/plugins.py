@@ -71,7 +71,9 @@ def bench(argv: Sequence[str]) -> int:
     items = [item for item in named(plugins, arguments.name) if arguments.against in plugins.by_family[item.family]]
     if len(items) != 1:
         keys = ", ".join(item.key for item in items) or "none"
-        raise ConfigError(f"of the plugins {arguments.name!r}, those beside one called {arguments.against!r}: {keys}")
+        raise ConfigError(
+            f"of the plugins {arguments.name!r}, those alongside one called {arguments.against!r}: {keys}"
+        )
     report = run(plugins, items[0], arguments.against, arguments.model, Load(rounds=max(1, arguments.rounds)))
     if arguments.output is not None:
         is_markdown = arguments.output.endswith(".md")

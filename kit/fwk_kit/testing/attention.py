@@ -132,7 +132,7 @@ class AttentionSuite(ServedSuite):
     @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
     @pytest.mark.parametrize("num_new", [[1] * 6, [1, 4, 2, 1, 1, 3]], ids=["decode", "drafts"])
     def test_a_prefix_that_sequences_share(self, item: Registered, num_new: list[int], kv_dtype: str) -> None:
-        """Sequences with the same leading blocks, some of them for longer than others, beside two without."""
+        """Sequences with the same leading blocks, some of them for longer than others, alongside two without."""
         shape, prefix = Shape(kv_dtype=kv_dtype, block_size=32, head_size=16), 544
         shared, pasts = [544, 544, 544, 288, 0, 0], [544, 575, 700, 300, 300, 15]
         lens = [past + n for past, n in zip(pasts, num_new, strict=True)]
@@ -156,7 +156,7 @@ class AttentionSuite(ServedSuite):
         torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=0)
 
     def test_sequences_do_not_disturb_their_neighbours(self, item: Registered) -> None:
-        """A sequence gets the same numbers beside others as alone, even beside one that is broken."""
+        """A sequence gets the same numbers alongside others as alone, even alongside one that is broken."""
         shape = Shape()
         lens = [50, 700, 30]
         tables = block_tables(lens, shape.block_size)

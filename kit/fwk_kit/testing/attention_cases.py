@@ -293,6 +293,6 @@ TREES: dict[str, tuple[list[int], list[list[int] | None]]] = {
     "two levels": ([33], [[-1, 0, 0, 1, 1, 2, 2]]),
     "a chain": ([15], [[-1, 0, 1, 2, 3]]),
     "several": ([50, 18, 70, 31], [[-1, 0, 0, 2, 1], [-1], [-1, 0, 0, 1, 1, 2, 2, 3], [-1, 0, 1]]),
-    "beside decode and prompt": ([40, 9, 0, 30], [[-1, 0, 0, 1], [-1], None, None]),
+    "alongside decode and prompt": ([40, 9, 0, 30], [[-1, 0, 0, 1], [-1], None, None]),
     "large": ([37], [[-1, *[i // 3 for i in range(29)]]]),
 }

@@ -43,7 +43,7 @@ def installed() -> PluginSet:
 
 
 @functools.cache
-def beside(package: str) -> PluginSet:
+def alongside(package: str) -> PluginSet:
     """The plugins of fwk and of one other package: what else is installed changes no verdict."""
     points = entry_points(group=GROUP)
     return discover(points=[point for point in points if point.dist and point.dist.name in ("fwk", package)])

@@ -12,7 +12,7 @@ import pytest
 from fwk.interfaces.model import Encoder, Model, ModelSpec
 from fwk.plugins import Registered
 from fwk.types import ModelConfig, SamplingParams
-from fwk_kit.testing.base import PluginSuite, beside
+from fwk_kit.testing.base import PluginSuite, alongside
 from fwk_kit.testing.serving import TINY, tokens_of
 
 
@@ -114,7 +114,7 @@ class ModelSuite(PluginSuite):
 
         sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         with LLM(
-            folder, plugins=beside(item.package), dtype="float32", max_total_tokens=256, **self.settings(item)
+            folder, plugins=alongside(item.package), dtype="float32", max_total_tokens=256, **self.settings(item)
         ) as llm:
             [done] = llm.generate([ids], sampling)
         assert done.prompt_logprobs is not None

@@ -110,7 +110,7 @@ class StreamParserSuite(PluginSuite):
                 assert self.parse(item, pieces) == whole, repr(text)
 
     def test_the_time_is_linear_in_the_text(self, item: Registered) -> None:
-        """A sample again and again, and one that is cut off and goes on with what ends nothing."""
+        """A sample again and again, and one that is cut off and continues with what ends nothing."""
         for sample in self.samples:
             cut = sample[: len(sample) * 2 // 3]
             texts = [sample * (LONG // len(sample)), *(cut + tail * LONG for tail in ("x", " ", "<", '"'))]

@@ -55,7 +55,7 @@ class QuantizerSuite(PluginSuite):
     def packed(self, layout: str, name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
         """How a checkpoint of ``layout`` holds ``weight`` [out, in]: tensors by name after the prefix, their numbers.
 
-        Override it for every layout beside ``plain``; what it answers None for is skipped.
+        Override it for every layout alongside ``plain``; what it answers None for is skipped.
         """
         return ({"weight": weight}, weight) if layout == PLAIN else None
 

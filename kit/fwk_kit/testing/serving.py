@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fwk.types import SamplingParams
-from fwk_kit.testing.base import beside, installed
+from fwk_kit.testing.base import alongside, installed
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -59,7 +59,9 @@ def tokens_of(config: dict[str, Any], package: str | None = "fwk", **options: An
     settings = {"load_format": "dummy", "max_total_tokens": 2048, "max_running_requests": 8, "check_blocks": True}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        with LLM(folder, plugins=installed() if package is None else beside(package), **{**settings, **options}) as llm:
+        with LLM(
+            folder, plugins=installed() if package is None else alongside(package), **{**settings, **options}
+        ) as llm:
             sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
             together = [done.token_ids for done in llm.generate(PROMPTS, sampling)]
             again = [llm.generate([prompt], sampling)[0].token_ids for prompt in PROMPTS]

@@ -100,7 +100,7 @@ async def engine_stopped_for_a_while(scene: Scene) -> str:
         await asyncio.sleep(4)
         scene.server.signal_engine(signal.SIGCONT)
         await asyncio.to_thread(until, lambda: scene.server.health() == 200, 20, "health 200")
-    return "it goes on"
+    return "it continues"
 
 
 async def step_sleeps(scene: Scene) -> str:

@@ -97,8 +97,8 @@ def test_fp8_codes() -> None:
     numbers = codes.view(torch.float8_e4m3fn).float()
     finite = numbers.isfinite()
     between = (numbers[:126] + numbers[1:127]) / 2  # ties
-    beside = torch.cat([between.nextafter(between * 0 + x) for x in (0.0, 1e9)])
-    given = torch.cat([numbers[finite], between, -between, beside, -beside])
+    alongside = torch.cat([between.nextafter(between * 0 + x) for x in (0.0, 1e9)])
+    given = torch.cat([numbers[finite], between, -between, alongside, -alongside])
     given = torch.nn.functional.pad(given, (0, 1024 - len(given)))
     read, written = torch.empty(256), torch.empty(1024, dtype=torch.uint8)
     code_kernel[(1,)](codes, read, given, written)

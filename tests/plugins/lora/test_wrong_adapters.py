@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "other method": (config(peft_type="IA3"), "of type 'IA3'; only LORA"),
     "dora": (config(use_dora=True), "adapters with DoRA are not supported"),
     "bias": (config(bias="all"), "trained biases are not supported"),
-    "whole modules": (config(modules_to_save=["lm_head"]), "whole modules beside the adapter"),
+    "whole modules": (config(modules_to_save=["lm_head"]), "whole modules alongside the adapter"),
     "lora bias": (config(lora_bias=True), "'lora_bias' is True"),
     "transposed": (config(fan_in_fan_out=True), "'fan_in_fan_out' is True"),
     "unknown": (config(use_new_thing=3), "'use_new_thing' is 3"),
@@ -205,7 +205,7 @@ def test_options(folders: Path, options: dict[str, Any], message: str) -> None:
 
 @pytest.fixture
 def told(folders: Path, tmp_path: Path) -> Path:
-    """A folder to load from, beside one that is not."""
+    """A folder to load from, alongside one that is not."""
     shutil.copytree(folders / "narrow", tmp_path / "told/mine")
     shutil.copytree(folders / "narrow", tmp_path / "told/threads/other")
     shutil.copytree(folders / "narrow", tmp_path / "secret")

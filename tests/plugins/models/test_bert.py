@@ -311,7 +311,7 @@ def test_numbers_that_are_none_fail_their_request_alone(copy: Path, reference: t
         (MODULES[:1], "mean_tokens", "the modules Transformer are not known"),
         ([], "mean_tokens", "the modules of none are not known"),
         ({"a": 1}, "mean_tokens", "not a list of modules"),
-        ([{"type": "x.Transformer", "path": "../other"}], "mean_tokens", "not the name of a folder beside it"),
+        ([{"type": "x.Transformer", "path": "../other"}], "mean_tokens", "not the name of a folder next to it"),
         (MODULES, "max_tokens", "pooling by max_tokens is not known; mean, cls and lasttoken are"),
         (MODULES, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls_token and mean_tokens is"),
         (MODULES, {}, "pooling by nothing is not known"),

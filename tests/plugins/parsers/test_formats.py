@@ -20,7 +20,7 @@ from fwk_parsers.harmony.channels import HarmonyChannels
 from fwk_parsers.harmony.tools import HarmonyTools
 from fwk_parsers.hermes.parser import HermesParser
 
-# What is telling in each family's published chat template, beside what it shares with others.
+# What is telling in each family's published chat template, alongside what it shares with others.
 TEMPLATES = {
     "Qwen 3": (
         '<tool_call>\\n{"name": <function-name>, "arguments": {}}\\n</tool_call> \'</think>\'',

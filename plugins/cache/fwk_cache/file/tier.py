@@ -109,4 +109,4 @@ class FileTier(CacheTier):
     def _warn(self, error: OSError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            log.warning("K/V cannot be kept in %s, serving goes on without: %s", self._base, error.strerror or error)
+            log.warning("K/V cannot be kept in %s, serving continues without: %s", self._base, error.strerror or error)

@@ -9,7 +9,7 @@ from fwk_cache._common.options import EvictionOptions
 
 
 class HierarchicalOptions(EvictionOptions):
-    """Options of ``cache.hierarchical``, beside those of the trie."""
+    """Options of ``cache.hierarchical``, alongside those of the trie."""
 
     hicache_write_policy: Literal["write_through", "write_back"] = option(
         "write_through",

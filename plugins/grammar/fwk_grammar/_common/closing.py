@@ -9,7 +9,7 @@ _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties")
 _COMPOSED = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas"})
-"""Beside these an object may have properties that only another part of the schema lists."""
+"""Alongside these an object may have properties that only another part of the schema lists."""
 
 
 def closed(schema: Any) -> Any:
@@ -30,7 +30,7 @@ def _closed(schema: Any, keeps_definitions: bool) -> Any:
         if isinstance(out.get(name), Mapping) and not (is_definition and keeps_definitions):
             out[name] = {key: _closed(part, keeps_definitions) for key, part in out[name].items()}
     for name in _LISTS:
-        # Beside properties of its own, an object's alternatives are about the same object.
+        # Alongside properties of its own, an object's alternatives are about the same object.
         if isinstance(out.get(name), list) and "properties" not in out:
             out[name] = [_closed(part, keeps_definitions) for part in out[name]]
     for name in _SCHEMAS:

@@ -1,4 +1,4 @@
-"""A Hugging Face style folder: config.json and the files beside it, all but the weights.
+"""A Hugging Face style folder: config.json and the files next to it, all but the weights.
 
 The folder is not trusted: nothing in it is executed (``auto_map`` is ignored), and sizes are checked before reading.
 """

@@ -49,7 +49,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
     for _, folder in found:
         pure = PurePosixPath(folder)
         if pure.is_absolute() or ".." in pure.parts:  # the file is not trusted
-            raise ModelLoadError(f"{path}: {folder!r} is not the name of a folder beside it")
+            raise ModelLoadError(f"{path}: {folder!r} is not the name of a folder next to it")
     return found
 
 

@@ -29,7 +29,7 @@ def build_tokenizer(vocab_size: object, where: str) -> Tokenizer:
     if type(vocab_size) is not int or not smallest <= vocab_size < 2**31:
         raise ModelLoadError(
             f"{where}: 'vocab_size' must be at least {smallest} for the built-in byte tokeniser, not {vocab_size!r}; "
-            "raise it or put a tokenizer.json beside it"
+            "raise it or put a tokenizer.json next to it"
         )
     vocab = {character: byte for byte, character in enumerate(_byte_characters())}
     vocab.update({text: NUM_BYTES + number for number, text in enumerate(SPECIALS)})

@@ -121,7 +121,7 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
 def _member(folder: Path, index: Path, name: str) -> Path:
     """The path of a file the index names. It must lie in the folder: the index is not trusted.
 
-    Hub caches keep ``snapshots/REVISION/FILE`` as links into ``blobs`` beside ``snapshots``; these are followed too.
+    Hub caches keep ``snapshots/REVISION/FILE`` as links into ``blobs`` next to ``snapshots``; these are followed too.
     """
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or pure.suffix != ".safetensors":

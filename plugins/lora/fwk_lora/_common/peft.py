@@ -36,7 +36,7 @@ _IGNORED = {
 }  # fmt: skip
 """Fields that are read below, that matter in training only, or that the tensors themselves show."""
 
-_NAMES = {"use_dora": "DoRA", "modules_to_save": "whole modules beside the adapter", "bias": "trained biases"}
+_NAMES = {"use_dora": "DoRA", "modules_to_save": "whole modules alongside the adapter", "bias": "trained biases"}
 _KEEPS_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to start training that leave the base model's weights alone."""
 

@@ -101,7 +101,7 @@ def corrected_routing(config: ModelConfig) -> Routing:
 
 
 def corrected_experts(context: ModelContext, prefix: str) -> SharedExperts:
-    """Experts by ``corrected_routing`` and the shared ones beside them."""
+    """Experts by ``corrected_routing`` and the shared ones alongside them."""
     config, raw = context.config, context.config.raw
     method, scores = raw.get("topk_method", "noaux_tc"), raw.get("scoring_func", "sigmoid")
     if (method, scores) != ("noaux_tc", "sigmoid") or raw.get("moe_layer_freq", 1) != 1:

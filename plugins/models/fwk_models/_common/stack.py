@@ -106,7 +106,7 @@ class JoinedGatedMLP:
         inner = inner or context.config.intermediate_size
         hidden = context.config.hidden_size
         self.function, self.operators = function, context.operators
-        activation(function)  # one that is unknown is told now
+        activation(function)  # one that is unknown is reported now
         part = Part(gate_up, 2 * inner, segments=((inner, None), (inner, None)))
         self.gate_up = ColumnParallelLinear(context, [part], hidden)
         self.down = RowParallelLinear(context, down, inner, hidden)

@@ -1,7 +1,7 @@
 """OpenTelemetry traces: one span per request, sent to an OTLP/HTTP collector.
 
 Off until ``--otlp-traces-endpoint`` (or ``--enable-trace``, for a collector on this machine) is given. What a collector
-asks of its clients beside the address, such as a key, is read from OpenTelemetry's own environment variables
+asks of its clients alongside the address, such as a key, is read from OpenTelemetry's own environment variables
 (``OTEL_EXPORTER_OTLP_HEADERS``, ``OTEL_EXPORTER_OTLP_CERTIFICATE``); ``OTEL_SERVICE_NAME`` and
 ``OTEL_RESOURCE_ATTRIBUTES`` describe the server.
 """
@@ -22,7 +22,7 @@ class OtelOptions(Options):
     otlp_traces_endpoint: str | None = option(
         None, f"Send a trace span per request to this OTLP/HTTP collector: its URL ({PATH} where it has no path)."
     )
-    enable_trace: bool = option(False, f"Send traces to {LOCAL}; not needed beside --otlp-traces-endpoint.")
+    enable_trace: bool = option(False, f"Send traces to {LOCAL}; not needed alongside --otlp-traces-endpoint.")
 
     @field_validator("otlp_traces_endpoint")
     @classmethod

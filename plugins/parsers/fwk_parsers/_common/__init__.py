@@ -14,7 +14,7 @@ MAX_PIECE = 4096
 
 
 class SteppingParser(StreamParser):
-    """A parser that is in one state at a time, and goes on as long as a step changes it."""
+    """A parser that is in one state at a time, and continues as long as a step changes it."""
 
     _at: Any  # the state, an enum
     _text: str  # undecided

@@ -20,7 +20,7 @@ class MarkedJson(MarkedCalls):
     is_array: ClassVar[bool] = False
     """Whether the model was taught an array."""
     margin: ClassVar[str] = ""
-    """What the model was taught to write inside the marks, beside the calls."""
+    """What the model was taught to write inside the marks, alongside the calls."""
     is_text: ClassVar[bool] = False
     """Whether the marks are plain text, which a grammar can force."""
 

@@ -1,4 +1,4 @@
-"""Bare JSON calls with ``parameters``, and the special tokens that may stand beside them."""
+"""Bare JSON calls with ``parameters``, and the special tokens that may stand alongside them."""
 
 from __future__ import annotations
 

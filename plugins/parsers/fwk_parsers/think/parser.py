@@ -23,7 +23,7 @@ class _At(Enum):
 
 
 class ThinkParser(SteppingParser):
-    """White space beside the marks is dropped; thinking that never ends is thinking."""
+    """White space alongside the marks is dropped; thinking that never ends is thinking."""
 
     opens: ClassVar[tuple[str, ...]] = (OPEN,)
     closes: ClassVar[tuple[str, ...]] = (CLOSE,)

@@ -1,6 +1,6 @@
 """A limit on thinking: when it is used up, a message and the closing mark are written in the model's place.
 
-Qwen3's report (2505.09388, section 4.3) describes the method: the model goes on from a sentence that says its time is
+Qwen3's report (2505.09388, section 4.3) describes the method: the model continues from a sentence that says its time is
 up. The fields are vLLM's and llama.cpp's. The server adds the marks of the model's thinking, from the reasoning parser.
 """
 

@@ -70,8 +70,8 @@ class _Budget:
 class ThinkingBudget(LogitsProcessor):
     """Allows one token only, from the budget's end until the thinking is closed.
 
-    Reads ``thinking_marks`` beside its own fields: token ids of the mark that ``opens`` the thinking (none: the prompt
-    has opened it), of those that close it (``closes``), and of all that is written at its ``end``.
+    Reads ``thinking_marks`` alongside its own fields: token ids of the mark that ``opens`` the thinking (none: the
+    prompt has opened it), of those that close it (``closes``), and of all that is written at its ``end``.
     """
 
     def __init__(self, context: SamplingContext) -> None:

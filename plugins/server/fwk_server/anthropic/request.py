@@ -68,7 +68,7 @@ def prompt_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     for i, turn in enumerate(body.messages):
         messages += _turn(want(turn, dict, "an object", f"messages[{i}]"), f"messages[{i}]")
     fields: dict[str, Any] = {"messages": messages, **renamed(raw, {"model": "model"}), **_tools(raw)}
-    if messages and messages[-1]["role"] == "assistant":  # the answer goes on with it
+    if messages and messages[-1]["role"] == "assistant":  # the answer continues with it
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     thinking = (body.thinking or {}).get("type")
     if thinking not in (None, "enabled", "disabled", "adaptive"):

@@ -37,7 +37,7 @@ class DraftDepth:
     """
 
     def __init__(self, num_slots: int, most: int, is_adaptive: bool) -> None:
-        import numpy as np  # noqa: PLC0415 - the declarations beside this class are light
+        import numpy as np  # noqa: PLC0415 - the declarations alongside this class are light
 
         self.most = most
         self._is_adaptive = is_adaptive

@@ -26,7 +26,7 @@ class Part:
 
 
 class TiledAttention(AttentionBackend):
-    """K and V of a slot lie beside each other: blocks of [2, block_size, num_kv_heads, head_size]."""
+    """K and V of a slot lie next to each other: blocks of [2, block_size, num_kv_heads, head_size]."""
 
     def block_format(self, spec: KVSpec) -> BlockFormat:
         return BlockFormat((2, self.context.block_size, spec.num_kv_heads, spec.head_size), self.context.dtype)

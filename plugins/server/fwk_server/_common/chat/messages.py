@@ -67,7 +67,7 @@ def chat_ids(
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise InvalidRequest(
-            "continue_final_message and add_generation_prompt exclude each other: the one goes on with the last "
+            "continue_final_message and add_generation_prompt exclude each other: the one continues with the last "
             "message, the other opens a new one",
             "continue_final_message",
         )
