@@ -42,6 +42,27 @@ class TestTGI(DialectSuite):
     wrong = (Call("POST", "/generate", {"inputs": 3}), Call("POST", "/generate", {}))
 
 
+class TestResponses(DialectSuite):
+    plugin = "openai-responses"
+    generates = (
+        Call("POST", "/v1/responses", {"input": "Hi"}),
+        Call("POST", "/v1/responses", {"input": CHAT["messages"], "instructions": "Be kind.", "temperature": 0.0}),
+    )
+    streams = (Call("POST", "/v1/responses", {"input": "Hi", "stream": True}),)
+    wrong = (
+        Call("POST", "/v1/responses", {}),
+        Call("POST", "/v1/responses", {"input": []}),
+        Call("POST", "/v1/responses", {"input": "Hi", "tools": [{"type": "web_search"}]}),
+    )
+
+    def text_of(self, call: Call, reply: Reply) -> str:
+        if not call.body.get("stream"):
+            return "".join(part["text"] for item in json.loads(reply.body)["output"] for part in item["content"])
+        events = [json.loads(line[6:]) for line in reply.body.decode().splitlines() if line.startswith("data: ")]
+        assert [events[0]["type"], events[-1]["type"]] == ["response.created", "response.completed"]
+        return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+
+
 OLLAMA_CHAT = {"model": "tiny", **CHAT}
 OLLAMA_GENERATE = {"model": "tiny", "prompt": "Hi"}
 

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match
 from starlette.types import Scope
 
 from fwk import __version__
@@ -128,6 +129,14 @@ def _plain(scope: Scope, status: int, message: str, param: str | None, code: str
     return openai_error(status, message, param, code)
 
 
+def _allowed(request: Request, status: int) -> dict[str, str]:
+    """The header of a 405, with the methods of all routes of the path: the router names those of the first."""
+    if status != 405:
+        return {}
+    found = [route for route in request.app.router.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {"allow": ", ".join(sorted({method for route in found for method in getattr(route, "methods", ())}))}
+
+
 def install_error_handlers(app: FastAPI, body: ErrorBody = _plain) -> None:
     """Every error leaves in the shape of its dialect, and none holds a path, an address or a traceback."""
 
@@ -164,6 +173,7 @@ def install_error_handlers(app: FastAPI, body: ErrorBody = _plain) -> None:
         code = getattr(error, "code", None)
         response = answer(request, error.status_code, str(error.detail), getattr(error, "param", None), code)
         response.headers.update(error.headers or {})
+        response.headers.update(_allowed(request, error.status_code))
         return response
 
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 Translate = Callable[[Mapping[str, Any]], dict[str, Any]]
 Endpoint = Callable[..., Coroutine[Any, Any, Response]]
+
+NO_BODY = {
+    "required": False,
+    "content": {"application/json": {"schema": {"type": "object", "description": "Not read."}}},
+}
+"""Of a POST whose path says all."""
 
 
 class ErrorReply(Reply):
@@ -87,8 +93,12 @@ class ChatDialect(Dialect):
         error: type[BaseModel] = ErrorReply,
         stream: str = "",
         method: str = "POST",
+        parameters: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Add a route whose body ``requests`` documents, and which the endpoint reads itself."""
+        """Add a route. The endpoint reads the body itself, which ``requests`` documents, and the ``parameters``.
+
+        A POST that ``requests`` does not know has a body that is not read.
+        """
 
         async def answer(request: Request) -> Response:
             try:
@@ -96,10 +106,12 @@ class ChatDialect(Dialect):
             except ClientDisconnect:
                 return Response(status_code=CLIENT_CLOSED)
 
-        extra = None
+        extra: dict[str, Any] = {"parameters": list(parameters)} if parameters else {}
         if path in self.requests:
             content = {"application/json": {"schema": self.requests[path].model_json_schema()}}
-            extra = {"requestBody": {"required": True, "content": content}}
+            extra["requestBody"] = {"required": True, "content": content}
+        elif method == "POST":
+            extra["requestBody"] = NO_BODY
         app.add_api_route(
             path,
             answer,
@@ -108,7 +120,7 @@ class ChatDialect(Dialect):
             name=f"{type(self).__name__}_{endpoint.__name__}_{method}",
             description=endpoint.__doc__,
             responses=documented(reply, error, works=method == "POST", stream=stream),
-            openapi_extra=extra,
+            openapi_extra=extra or None,
         )
 
     async def read(self, request: Request, translate: Translate) -> tuple[Mapping[str, Any], Running]:

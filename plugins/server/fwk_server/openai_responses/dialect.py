@@ -1,0 +1,270 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fwk.errors import InvalidRequest, NotServed
+from fwk.interfaces.dialect import DialectContext
+from fwk.interfaces.lifecycle import Stage
+from fwk_http.replies import ByteStream
+from fwk_server._common import body
+from fwk_server._common.body import shown
+from fwk_server._common.caller import Caller, caller_of
+from fwk_server._common.chat.dialect import ChatDialect, Running, told
+from fwk_server._common.documented import EVENTS, Reply
+from fwk_server._common.replies import json_response
+from fwk_server._common.replies import reply as replied
+from fwk_server.openai_responses.items import read_items
+from fwk_server.openai_responses.reply import Writer
+from fwk_server.openai_responses.request import MAX_ID, ResponsesBody, chat_fields, read
+from fwk_server.openai_responses.store import Key, ResponseStore, UnknownResponse
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_ONE = "/v1/responses/{response_id}"
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+"""Fields of chat requests, and what they are called here."""
+_MAX_LISTED = 100
+_ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string", "maxLength": MAX_ID}}
+_LISTING = [
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": _MAX_LISTED}},
+    {"name": "order", "in": "query", "schema": {"type": "string", "enum": ["asc", "desc"]}},
+    {"name": "after", "in": "query", "schema": {"type": "string", "maxLength": MAX_ID}},
+]
+
+
+class ResponseReply(Reply):
+    """A response."""
+
+    id: str
+    object: str
+    status: str
+    output: list[dict[str, Any]]
+
+
+class DeletedReply(Reply):
+    """The reply to a deletion."""
+
+    id: str
+    deleted: bool
+
+
+class ItemsReply(Reply):
+    """Items of a request."""
+
+    object: str
+    data: list[dict[str, Any]]
+    has_more: bool
+
+
+class ErrorReply(Reply):
+    """Every error."""
+
+    error: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Job:
+    """A response under way, and what is stored of it at its end; ``key`` None: nothing."""
+
+    writer: Writer
+    running: Running
+    key: Key | None
+    inputs: list[dict[str, Any]]
+    context: list[dict[str, Any]]
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        return {"response": self.writer.response, "input": self.inputs, "context": self.context}
+
+
+class ResponsesDialect(ChatDialect):
+    """OpenAI's Responses API over the served model."""
+
+    requests = {"/v1/responses": ResponsesBody}
+
+    def __init__(self, context: DialectContext) -> None:
+        super().__init__(context)
+        options = context.options
+        self._store = ResponseStore(options.responses_store_bytes if options else 64 * 2**20)
+        self._max_background = options.max_background_responses if options else 64
+        self._background: dict[Key, _Job] = {}
+        context.lifecycle.on(Stage.CLOSE, self._close)
+
+    def routes(self, app: FastAPI) -> None:
+        self.route(app, "/v1/responses", self.create, reply=ResponseReply, error=ErrorReply, stream=EVENTS)
+        add = partial(self.route, app, error=ErrorReply)
+        add(_ONE, self.retrieve, reply=ResponseReply, method="GET", parameters=[_ID])
+        add(_ONE, self.delete, reply=DeletedReply, method="DELETE", parameters=[_ID])
+        add(f"{_ONE}/cancel", self.cancel, reply=ResponseReply, parameters=[_ID])
+        add(f"{_ONE}/input_items", self.input_items, reply=ItemsReply, method="GET", parameters=[_ID, *_LISTING])
+
+    async def create(self, request: Request) -> Response:
+        """Answer a conversation."""
+        data, caller = await body.read(request), caller_of(request)
+        asked, job = await self.frontend.run_blocking(self._job, data, caller)
+        if asked.background:
+            return json_response(self._start(job))
+        if asked.stream:
+            return ByteStream(self._events(job), lambda error: job.writer.fail(told(error)[1]), media_type=EVENTS)
+        return await replied(request, self._whole(job))
+
+    def _job(self, data: bytes, caller: Caller) -> tuple[ResponsesBody, _Job]:
+        """Read, render and check a body. Runs off the event loop."""
+        raw = body.parse(data)
+        asked = read(raw)
+        tenant = caller.service.tenant
+        is_stored = asked.store is not False and self._store.max_bytes > 0
+        if asked.background and not is_stored:
+            raise InvalidRequest("background needs store: the response is fetched from there", "background")
+        inputs = read_items(asked.input)
+        context = inputs
+        if asked.previous_response_id is not None:
+            before = self._store.get((tenant, asked.previous_response_id), "previous_response_id")
+            context = [*before["context"], *before["response"]["output"], *inputs]
+        running = self.prepared(chat_fields(asked, raw, context), caller)
+        writer = Writer(asked, raw, running, is_stored)
+        return asked, _Job(writer, running, (tenant, writer.id) if is_stored else None, inputs, context)
+
+    def prepared(self, fields: Mapping[str, Any], caller: Caller) -> Running:
+        """A call of OpenAI's chat fields; what is wrong with one is told with its name here."""
+        try:
+            return super().prepared(fields, caller)
+        except InvalidRequest as error:
+            head = (error.param or "").partition("[")[0].partition(".")[0]
+            if head not in _NAMES:
+                raise
+            name = _NAMES[head]
+            message = str(error)
+            raise InvalidRequest(
+                name + message.removeprefix(head) if message.startswith(head) else message, name
+            ) from None
+
+    async def _whole(self, job: _Job) -> dict[str, Any]:
+        job.writer.take(await job.running.whole())
+        job.writer.finish()
+        self._keep(job)
+        return job.writer.response
+
+    async def _events(self, job: _Job) -> AsyncGenerator[bytes, None]:
+        """The events. The first ones wait for the engine: what it refuses is an ordinary HTTP error."""
+        opening = job.writer.opening()
+        async with aclosing(job.running.news()) as news:
+            async for added, _ in news:
+                yield opening + job.writer.take(added)
+                opening = b""
+        last = opening + job.writer.finish()
+        self._keep(job)
+        yield last
+
+    def _keep(self, job: _Job) -> None:
+        if job.key is not None:
+            self._store.put(job.key, job.entry)
+
+    def _start(self, job: _Job) -> dict[str, Any]:
+        """Have a response made in the background: the response as it is now."""
+        if len(self._background) >= self._max_background:
+            raise NotServed(f"{self._max_background} responses are in the background already: try again later", 429)
+        assert job.key is not None
+        self._background[job.key] = job
+        told_now = dict(job.writer.response)
+        job.task = asyncio.create_task(self._run(job, job.key))
+        return told_now
+
+    async def _run(self, job: _Job, key: Key) -> None:
+        writer = job.writer
+        try:
+            writer.opening()
+            async with aclosing(job.running.news()) as news:
+                async for added, _ in news:
+                    writer.take(added)
+            writer.finish()
+        except asyncio.CancelledError:
+            writer.cancel()
+            raise
+        except Exception as error:
+            writer.fail(told(error)[1])
+        finally:
+            if self._background.pop(key, None) is not None:  # not deleted meanwhile
+                self._keep(job)
+
+    async def retrieve(self, request: Request) -> Response:
+        """Tell of a stored response, or of one in the background."""
+        if request.query_params.get("stream") == "true":
+            raise InvalidRequest("stream is not supported here: a response is streamed while it is made", "stream")
+        return json_response(self._entry(_key(request))["response"])
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a response; one in the background ends."""
+        key = _key(request)
+        job = self._background.pop(key, None)
+        if job is not None:
+            await _end(job)
+        elif not self._store.delete(key):
+            raise UnknownResponse(key[1], "response_id")
+        return json_response({"id": key[1], "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        """End a response in the background; one that has ended is told as it is."""
+        key = _key(request)
+        response = self._entry(key)["response"]
+        if not response["background"]:
+            raise InvalidRequest("only responses in the background can be cancelled", "response_id")
+        job = self._background.get(key)
+        if job is not None:
+            await _end(job)
+            if job.key in self._background:  # it had not begun
+                job.writer.cancel()
+                self._keep(self._background.pop(key))
+            response = job.writer.response
+        return json_response(response)
+
+    async def input_items(self, request: Request) -> Response:
+        """List the items of a request, its last first."""
+        items: list[dict[str, Any]] = self._entry(_key(request))["input"]
+        query = request.query_params
+        order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest(f"order must be asc or desc, not {shown(order)}", "order")
+        if not (limit.isascii() and limit.isdecimal() and len(limit) <= 3 and 1 <= int(limit) <= _MAX_LISTED):
+            raise InvalidRequest(f"limit must be an integer from 1 to {_MAX_LISTED}, not {shown(limit)}", "limit")
+        listed = items if order == "asc" else items[::-1]
+        if after is not None:
+            names = [item["id"] for item in listed]
+            if after not in names:
+                raise InvalidRequest(f"after: the response has no item {shown(after)}", "after")
+            listed = listed[names.index(after) + 1 :]
+        page = listed[: int(limit)]
+        ends = {"first_id": page[0]["id"] if page else "", "last_id": page[-1]["id"] if page else ""}
+        return json_response({"object": "list", "data": page, **ends, "has_more": len(page) < len(listed)})
+
+    def _entry(self, key: Key) -> dict[str, Any]:
+        job = self._background.get(key)
+        return job.entry if job is not None else self._store.get(key)
+
+    async def _close(self) -> None:
+        for job in list(self._background.values()):
+            await _end(job)
+
+
+async def _end(job: _Job) -> None:
+    """Stop a response in the background, and wait until the engine knows."""
+    assert job.task is not None
+    job.task.cancel()
+    await asyncio.gather(job.task, return_exceptions=True)
+
+
+def _key(request: Request) -> Key:
+    """Where a response would be: responses of one key are not there for another."""
+    return caller_of(request).service.tenant, request.path_params["response_id"]

@@ -1,0 +1,211 @@
+"""From the body of ``POST /v1/responses`` to OpenAI's chat fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fwk.errors import InvalidRequest
+from fwk_server._common.body import shown, validate, want
+from fwk_server._common.chat.dialect import renamed
+from fwk_server._common.chat.models import MAX_LABEL, MAX_NAME, MAX_TOOLS, Label
+from fwk_server._common.fields import CONTEXT, bounded, ranged
+from fwk_server.openai_responses.items import messages_of
+
+MAX_ID = 128
+MAX_PAIRS = 16
+MAX_KEY = 64
+MAX_VALUE = 512
+
+_SAME = {
+    name: name
+    for name in (
+        "model",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "service_tier",
+        "user",
+    )
+} | {"max_output_tokens": "max_tokens"}
+
+_CANNOT = {
+    "conversation": "conversations are not kept here: previous_response_id goes on with a response",
+    "prompt": "prompts are not kept here: send instructions and input",
+    "context_management": "nothing is compacted here: send a shorter input",
+    "moderation": "this server has no moderation",
+    "image": "this server's model reads text only",
+    "access_programs": "this server has no such programs",
+    "background_options": "responses in the background begin as soon as there is room",
+    "prompt_cache_options": "prompts are always cached; leave it out",
+    "top_logprobs": "log-probabilities are in chat completions only",
+}
+"""OpenAI's fields that ask for something that is not here."""
+
+_Object = Annotated[dict[str, Any], bounded("object", CONTEXT)]
+_Items = Annotated[list[Any], bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
+_Tools = Annotated[
+    list[Any], bounded("array", "", items={"type": "object", "x-limit": CONTEXT}, maxItems=MAX_TOOLS), Field()
+]
+_Value = Annotated[str, Field(max_length=MAX_VALUE)]
+_KnownInclude = Literal["reasoning.encrypted_content"]
+
+
+class ResponsesBody(BaseModel):
+    """``POST /v1/responses``."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
+    input: Annotated[str, bounded("string", CONTEXT)] | _Items
+    instructions: Annotated[str, bounded("string", CONTEXT)] | None = None
+    previous_response_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
+    stream: bool | None = None
+    stream_options: _Object | None = None
+    store: bool | None = None
+    background: bool | None = None
+    include: Annotated[list[_KnownInclude], Field(max_length=8)] | None = Field(
+        None, description="Reasoning items hold their text in the clear, whether it is asked for or not."
+    )
+    max_output_tokens: Annotated[int, ranged("max_tokens", CONTEXT)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        None, description="Of tools that the server runs itself; here there are none."
+    )
+    parallel_tool_calls: bool | None = None
+    tools: _Tools | None = None
+    tool_choice: Annotated[str, Field(max_length=MAX_LABEL)] | _Object | None = None
+    text: _Object | None = None
+    reasoning: _Object | None = None
+    temperature: Annotated[float, ranged("temperature")] | None = None
+    top_p: Annotated[float, ranged("top_p")] | None = None
+    top_k: Annotated[int, ranged("top_k")] | None = None
+    min_p: Annotated[float, ranged("min_p")] | None = None
+    repetition_penalty: Annotated[float, ranged("repetition_penalty")] | None = None
+    presence_penalty: Annotated[float, ranged("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, ranged("frequency_penalty")] | None = None
+    seed: Annotated[int, ranged("seed")] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Annotated[dict[Annotated[str, Field(max_length=MAX_KEY)], _Value], Field(max_length=MAX_PAIRS)] | None = (
+        None
+    )
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_LABEL)] | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+
+
+def read(raw: Mapping[str, Any]) -> ResponsesBody:
+    """The checked body. Raises ``InvalidRequest`` for a field that cannot be done, or that nobody knows."""
+    for name, value in raw.items():
+        if name in _CANNOT:
+            if value:
+                raise InvalidRequest(f"{name} is not supported: {_CANNOT[name]}", name)
+        elif name not in ResponsesBody.model_fields and value is not None:
+            raise InvalidRequest(f"{shown(name)} is not a field of /v1/responses", name[:256])
+    body = validate(ResponsesBody, raw)
+    if body.truncation == "auto":
+        raise InvalidRequest(
+            "truncation must be disabled: nothing is left out here; send a shorter input", "truncation"
+        )
+    if body.stream and body.background:
+        raise InvalidRequest("background responses are not streamed: leave stream or background out", "background")
+    return body
+
+
+def chat_fields(body: ResponsesBody, raw: Mapping[str, Any], context: list[dict[str, Any]]) -> dict[str, Any]:
+    """The fields of a chat request over the items of the whole conversation."""
+    return {
+        "messages": messages_of(body.instructions, context),
+        **renamed(raw, _SAME),
+        **_format(body.text or {}),
+        **_reasoning(body.reasoning or {}),
+        **_tools(body),
+    }
+
+
+def _format(text: Mapping[str, Any]) -> dict[str, Any]:
+    _only(text, ("format", "verbosity"), "text")
+    wanted = want(text.get("format") or {"type": "text"}, dict, "an object", "text.format")
+    kind = wanted.get("type")
+    if text.get("verbosity") not in (None, "low", "medium", "high"):
+        raise InvalidRequest("text.verbosity must be low, medium or high", "text.verbosity")
+    if kind == "json_schema":
+        want(wanted.get("name"), str, "a string", "text.format.name")
+        want(wanted.get("schema"), dict, "a JSON schema", "text.format.schema")
+        return {"response_format": {"type": kind, "json_schema": wanted}}
+    if kind not in ("text", "json_object"):
+        raise InvalidRequest(
+            f"text.format.type must be text, json_object or json_schema, not {shown(kind)}", "text.format"
+        )
+    return {"response_format": {"type": kind}}
+
+
+def _reasoning(reasoning: Mapping[str, Any]) -> dict[str, Any]:
+    _only(reasoning, ("effort", "summary", "generate_summary"), "reasoning")
+    for name in ("summary", "generate_summary"):
+        if reasoning.get(name) not in (None, "auto", "concise", "detailed"):
+            raise InvalidRequest(f"reasoning.{name} must be auto, concise or detailed", f"reasoning.{name}")
+    effort = reasoning.get("effort")
+    if effort is None:
+        return {}
+    efforts = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+    if effort not in efforts:
+        raise InvalidRequest(f"reasoning.effort must be one of {', '.join(efforts)}", "reasoning.effort")
+    if effort == "none":
+        return {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
+    return {"reasoning_effort": effort}
+
+
+def _only(given: Mapping[str, Any], names: tuple[str, ...], at: str) -> None:
+    for name, value in given.items():
+        if name not in names and value is not None:
+            raise InvalidRequest(f"{at}.{name[:64]} is not supported, only {', '.join(names)}", at)
+
+
+def _tools(body: ResponsesBody) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if body.tools:
+        fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+    choice = body.tool_choice
+    if isinstance(choice, dict):
+        kind = choice.get("type")
+        if kind == "function":
+            choice = _named(choice, "tool_choice")
+        elif kind == "allowed_tools":
+            listed = want(choice.get("tools"), list, "an array", "tool_choice.tools")
+            allowed = [_named(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(listed)]
+            choice = {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": allowed}}
+        else:
+            raise InvalidRequest(
+                f"tool_choice.type must be function or allowed_tools, not {shown(kind)}", "tool_choice"
+            )
+    return fields if choice is None else fields | {"tool_choice": choice}
+
+
+def _named(choice: Any, at: str) -> dict[str, Any]:
+    name = want(want(choice, dict, "an object", at).get("name"), str, "a string", f"{at}.name")
+    if choice.get("type") != "function":
+        raise InvalidRequest(f"{at}.type must be function: only functions are called here", at)
+    return {"type": "function", "function": {"name": name}}
+
+
+def _tool(tool: Any, at: str) -> dict[str, Any]:
+    kind = want(tool, dict, "an object", at).get("type")
+    if kind != "function":
+        raise InvalidRequest(f"{at}: tools of type {shown(kind)} are run by no one here, only function", "tools")
+    function: dict[str, Any] = {"name": want(tool.get("name"), str, "a string", f"{at}.name")}
+    if tool.get("description") is not None:
+        function["description"] = want(tool["description"], str, "a string", f"{at}.description")
+    if tool.get("parameters") is not None:
+        function["parameters"] = want(tool["parameters"], dict, "a JSON schema", f"{at}.parameters")
+    return {"type": "function", "function": function}
