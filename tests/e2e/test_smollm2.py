@@ -81,7 +81,9 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("options", SETTINGS)
+@pytest.mark.parametrize(
+    "options", [SETTINGS[0], SETTINGS[3], *(pytest.param(options, marks=pytest.mark.slow) for options in SETTINGS[1:3])]
+)
 def test_float32_output_is_the_same_in_every_setting(options: dict[str, Any], alone: list[fwk.Completion]) -> None:
     with fwk.LLM(dtype="float32", **{"max_total_tokens": 8192, **options}) as llm:
         together = llm.generate(PROMPTS, GREEDY)
@@ -116,7 +118,7 @@ def test_bfloat16_output_differs_only_where_two_tokens_are_close() -> None:
     runs: list[list[fwk.Completion]] = []
     for options in settings:
         with fwk.LLM(dtype="bfloat16", **{"max_total_tokens": 8192, **options}) as llm:
-            runs.append(llm.generate(PROMPTS[::2], GREEDY))
+            runs.append(llm.generate(PROMPTS[::4], GREEDY))
     compared = 0
     for run in runs[1:]:
         for one, other in zip(runs[0], run, strict=True):
@@ -126,4 +128,4 @@ def test_bfloat16_output_differs_only_where_two_tokens_are_close() -> None:
                     assert entry.top[0][1] - entry.top[1][1] < ROUNDING
                     break
                 compared += 1
-    assert compared > 0.5 * len(SETTINGS[::3]) * len(PROMPTS[::2]) * NUM_TOKENS
+    assert compared > 0.5 * len(SETTINGS[::3]) * len(PROMPTS[::4]) * NUM_TOKENS
