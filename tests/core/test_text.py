@@ -14,13 +14,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from fwk.config import ModelOptions
 from fwk.errors import InvalidRequest, ModelLoadError
-from fwk.text import ModelText, template_sandbox
+from fwk.text import ModelText
 from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
 from fwk.text.lengths import max_characters
 from fwk.text.stop_strings import StopMatcher
 from fwk.text.vocabulary import Vocabulary, byte_of_char
 from fwk.types import SamplingParams, TokenEvent
+from fwk_jinja import sandbox
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 
 TEXT = ["the quick brown fox jumps over the lazy dog", "Grüße aus Köln, 中文字符 日本語 emoji 👩‍👩‍👧 e\u0301"] * 3
@@ -298,7 +299,7 @@ def test_templates_that_misbehave_are_refused(source: str) -> None:
     ],
 )
 def test_templates_have_a_deadline(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.1)
     started = time.monotonic()
     with pytest.raises(InvalidRequest, match=r"takes more than 0\.1 seconds of CPU time"):
         ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])

@@ -1,32 +1,24 @@
-"""Chat templates: Jinja from a model's files, run in a sandbox."""
+"""Chat templates: from messages to the prompt."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
-
-from jinja2 import Template, TemplateError
-from jinja2.exceptions import SecurityError
+from typing import Any
 
 from fwk.errors import InvalidRequest, ModelLoadError
-from fwk.text.template_sandbox import MAX_RENDERED, Sandbox
+from fwk_jinja.errors import TemplateRefusal
+from fwk_jinja.template import BoundedTemplate
 
 
 class ChatTemplate:
     """One compiled template with the special tokens it may name."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._sandbox = environment = Sandbox()
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = _strftime_now
         self._special = dict(special_tokens)
         try:
-            self._template: Template = environment.from_string(source)
-        except TemplateError as error:
-            raise ModelLoadError(f"the chat template does not compile: {error}; use --chat-template FILE") from None
+            self._template = BoundedTemplate(source)
+        except TemplateRefusal as refusal:
+            raise ModelLoadError(f"the chat template {refusal}; use --chat-template FILE") from None
 
     def render(
         self,
@@ -79,31 +71,7 @@ class ChatTemplate:
         return name in prompt
 
     def _run(self, variables: Mapping[str, Any]) -> str:
-        parts: list[str] = []
-        length = 0
-        self._sandbox.start()
         try:
-            for part in self._template.generate(variables):
-                length += len(part)
-                if length > MAX_RENDERED:
-                    raise InvalidRequest(f"the chat template produces more than {MAX_RENDERED} characters", "messages")
-                parts.append(part)
-        except SecurityError:
-            raise InvalidRequest("the chat template does something the sandbox forbids", "messages") from None
-        except TemplateError as error:
-            raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from None
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError):
-            raise InvalidRequest("the chat template cannot render these messages", "messages") from None
-        return "".join(parts)
-
-
-def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+            return self._template.render(variables)
+        except TemplateRefusal as refusal:
+            raise InvalidRequest(f"the chat template {refusal}", "messages") from None

@@ -21,7 +21,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from fwk.errors import InvalidRequest
+from fwk_jinja.errors import TemplateRefusal
 
 MAX_RENDERED = 32 * 2**20
 """Characters a template may produce, at the end and on the way."""
@@ -79,7 +79,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         clock = self._clock
         clock.ticks += 1
         if clock.ticks % TICKS == 0 and time.thread_time() > clock.end:
-            raise InvalidRequest(f"the chat template takes more than {MAX_SECONDS:g} seconds of CPU time", "messages")
+            raise TemplateRefusal(f"takes more than {MAX_SECONDS:g} seconds of CPU time")
 
     def _ticking(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
