@@ -59,6 +59,18 @@ class ModelOptions(Options):
         "{}", "JSON object of config.json fields to replace.", aliases=["hf-overrides"]
     )
 
+    sampling_defaults: Literal["model", "openai"] = option(
+        "model",
+        "What sampling fields are that a request leaves out. model: as its makers recommend (generation_config.json); "
+        "openai: temperature 1, top_p 1.",
+    )
+    preferred_sampling_params: str = option(
+        "{}",
+        "JSON object of sampling fields for requests that leave them out; these go before --sampling-defaults.",
+        aliases=["override-generation-config"],
+    )
+    eos_id: tuple[int, ...] = option((), "Ids of tokens that end an answer, in addition to the model's own.")
+
     @field_validator("served_model_name", mode="before")
     @classmethod
     def _several(cls, names: object) -> object:

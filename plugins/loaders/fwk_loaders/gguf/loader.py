@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint, Loader, WeightSource
+from fwk_loaders._common.json_file import read_json
 from fwk_loaders.gguf.config import architecture_of, read_config, read_generation_config
 from fwk_loaders.gguf.metadata import Metadata
 from fwk_loaders.gguf.reader import MAGIC, GGUFFile
@@ -67,10 +68,12 @@ class GGUFCheckpoint(Checkpoint):
 
     @cached_property
     def _generation_config(self) -> dict[str, Any]:
-        return read_generation_config(self._metadata)
+        path = self.path.with_name("generation_config.json")
+        given = read_json(path) if path.exists() else {}
+        return {**given, **read_generation_config(self._metadata)}
 
     def generation_config(self) -> Mapping[str, Any]:
-        """The ids that end an answer."""
+        """The ids that end an answer, and what a generation_config.json next to the file says of sampling."""
         return self._generation_config
 
     def tokenizer(self) -> Tokenizer:

