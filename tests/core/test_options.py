@@ -96,7 +96,7 @@ def test_an_option_has_one_owner() -> None:
 
 def test_plugin_options_appear_under_the_plugins_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["serve", "--help"])
+        main(["serve", "--help-all"])
     text = capsys.readouterr().out
     assert "schedulers.lpm (schedule policy, from fwk):" in text
     assert text.index("schedulers.lpm (") < text.index("--lpm-window", text.index("schedulers.lpm ("))
@@ -136,7 +136,7 @@ def test_a_flag_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_every_option_has_a_stability_that_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["serve", "--help"])
+        main(["serve", "--help-all"])
     text = "".join(capsys.readouterr().out.split())
     rows = {cells[1].strip(" `"): cells[4].strip() for cells in map(cells_of, page(installed()).splitlines()) if cells}
     levels: set[str] = set()

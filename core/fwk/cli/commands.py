@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 
@@ -36,7 +37,9 @@ def commands(prefix: str = "", points: Sequence[EntryPoint] | None = None) -> di
 def run(name: str, found: Mapping[str, Command], words: Sequence[str], what: str = "command") -> int:
     """Run a command. Raises ``ConfigError`` for an unknown one, ``PluginError`` for one that failed to load."""
     if name not in found:
-        raise ConfigError(f"unknown {what} {name!r}; commands: {', '.join(found)}")
+        near = difflib.get_close_matches(name, found, 1)
+        meant = f": did you mean {near[0]!r}?" if near else f"; commands: {', '.join(found)}"
+        raise ConfigError(f"unknown {what} {name!r}{meant}")
     command = found[name]
     if not command.load:
         raise PluginError(command.summary)

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fwk.cli.option_parsing import Parser, add_option_flags, parse, read_config_file
+from fwk.cli.option_parsing import HelpAll, Parser, add_option_flags, parse, read_config_file, read_environment
 from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, build_config, discover
+from fwk.plugins.options import called
 from fwk.process.kernel_caches import bound_kernel_caches
 from fwk.process.threads import configure_omp_env
 
@@ -27,7 +28,7 @@ def note(sentence: str) -> None:
 
 
 def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config, Any]:
-    """Discover plugins, read flags and ``--config`` (the command line wins), build the configuration.
+    """Discover plugins, read flags, ``--config`` and ``FWK_*`` variables (the first wins), build the configuration.
 
     The parser may hold the command's own arguments; they come back in the namespace. One of them, ``bare_model``, is
     the model given without a flag.
@@ -35,11 +36,13 @@ def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config
     configure_omp_env(os.environ)  # before torch is imported
     bound_kernel_caches(os.environ)
     plugins = discover(_early(argv), warn=warn)
-    own = {action.dest for action in parser._actions}
+    own = parser.own = frozenset(action.dest for action in parser._actions)
+    parser.add_argument("--help-all", action=HelpAll, default=argparse.SUPPRESS, help="show every option and exit")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line wins")
     add_option_flags(parser, plugins)
     namespace, unknown = parse(parser, argv)
-    given: dict[str, Any] = read_config_file(namespace.config) if namespace.config else {}
+    file = getattr(namespace, "config", None) or os.environ.get("FWK_CONFIG")
+    given: dict[str, Any] = read_config_file(file) if file else {}
     line = {name: value for name, value in vars(namespace).items() if name not in own | {"config"}}
     bare = getattr(namespace, "bare_model", None)
     if bare is not None and line.setdefault("model", bare) != bare:
@@ -49,7 +52,14 @@ def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config
         if unknown[0].startswith("-"):
             build_config(plugins, {unknown[0].partition("=")[0]: "true", **given, **line})
         parser.error(f"unexpected argument {unknown[0]!r}")
-    config = build_config(plugins, {**given, **line})
+    given |= line
+    names = called(plugins)
+    taken = {names[name].partition(" ")[0] for name in given if name in names}
+    variables = read_environment(parser, os.environ)
+    given |= {
+        name: value for name, value in variables.items() if name in names and names[name].partition(" ")[0] not in taken
+    }
+    config = build_config(plugins, given)
     return plugins, config, namespace
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast, get_args, get_origin
 
@@ -17,12 +17,75 @@ from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, option_owners
 from fwk.plugins.options import flag, normal, switches
 
+ESSENTIAL = (
+    "served_model_name", "dtype", "quantization", "context_length", "tensor_parallel_size", "attention_backend",
+    "speculative_algorithm", "enable_lora", "mem_fraction_static", "host", "port", "api_key", "config",
+)  # fmt: skip
+"""Options that the short help shows."""
+
+PREFIX = "FWK_"
+"""Of variables that give options."""
+
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our manner of complaint: one line, exit code 2, no usage dump."""
+    """argparse with our manner of complaint: one line, exit code 2, no usage dump.
+
+    ``own``: the command's arguments, by dest, once it has options too; then ``--help`` is short: those, and what most
+    people need.
+    """
+
+    own: frozenset[str] = frozenset()
+    shows_all = False
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def option_of(self, name: str) -> argparse.Action | None:
+        """What a flag gives a value to."""
+        return self._option_string_actions.get(name)
+
+    def format_help(self) -> str:
+        """The whole help, or the short one."""
+        if not self.own or self.shows_all:
+            return super().format_help()
+        actions = [action for action in self._actions if action.help is not argparse.SUPPRESS]
+        groups = [
+            ("arguments", [action for action in actions if action.dest in self.own]),
+            ("options that many need", [action for action in actions if action.dest in ESSENTIAL]),
+        ]
+        width = max(len(_invocation(action)) for _, group in groups for action in group)
+        lines = [f"usage: {self.prog} [options]", "", self.description or ""]
+        for title, group in groups:
+            lines += ["", f"{title}:", *(f"  {_invocation(a):{width}}  {_first_sentence(a)}" for a in group)]
+        count = sum(bool(action.option_strings) for action in actions)
+        rest = (
+            f"All {count} options: {self.prog} --help-all. {PREFIX}PORT=80 in the environment is --port 80, and so on."
+        )
+        return "\n".join([*lines, "", rest, ""])
+
+
+class HelpAll(argparse.Action):
+    """Prints every option."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **settings)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        assert isinstance(parser, Parser)
+        parser.shows_all = True
+        parser.print_help()
+        parser.exit()
+
+
+def _invocation(action: argparse.Action) -> str:
+    name = next((name for name in action.option_strings if name.startswith("--")), "")
+    metavar = action.metavar if isinstance(action.metavar, str) else "" if action.nargs == 0 else action.dest.upper()
+    return f"{name} {metavar}".strip()
+
+
+def _first_sentence(action: argparse.Action) -> str:
+    text = (action.help or "").replace("%%", "%")
+    return text.partition(" [")[0].partition(". ")[0].partition(" (default")[0].rstrip(".")[:90]
 
 
 class _Once(argparse.Action):
@@ -115,6 +178,19 @@ def _dashed(word: str) -> str:
         return word
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
+
+
+def read_environment(parser: Parser, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Options from variables: ``FWK_PORT`` is ``--port``. Several values are separated by blanks.
+
+    A variable that no option has is left out: the environment is not this program's alone.
+    """
+    found: dict[str, Any] = {}
+    for name, value in environment.items():
+        action = parser.option_of(flag(normal(name.removeprefix(PREFIX).lower()))) if name.startswith(PREFIX) else None
+        if action is not None:
+            found[action.dest] = value.split() if action.nargs == "+" else value
+    return found
 
 
 def read_config_file(path: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def run(argv: Sequence[str]) -> int:
     """Read the options and serve."""
-    if {"-h", "--help"} & set(argv):
+    if {"-h", "--help", "--help-all"} & set(argv):
         return _serve(argv, lambda count: [])
     with started_early() as engines_of:  # which import torch while plugins and the HTTP stack are imported here
         return _serve(argv, engines_of)

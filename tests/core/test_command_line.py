@@ -1,0 +1,71 @@
+"""The short help, and options from the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fwk.cli.common import read_options
+from fwk.cli.main import main
+from fwk.cli.option_parsing import Parser
+from fwk.config import Config
+from fwk.errors import ConfigError
+
+
+def read(*argv: str) -> Config:
+    parser = Parser("fwk serve", allow_abbrev=False)
+    parser.add_argument("bare_model", nargs="?", default=None, metavar="MODEL", help="folder or name")
+    return read_options(parser, argv)[1]
+
+
+def test_help_is_short_and_says_where_the_rest_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read("--help")
+    assert ended.value.code == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 30
+    assert max(map(len, short.splitlines())) <= 140
+    for word in ("MODEL", "--quantization", "--port INT", "--help-all", "FWK_PORT"):
+        assert word in short
+    with pytest.raises(SystemExit) as ended:
+        read("--help-all")
+    assert ended.value.code == 0
+    whole = capsys.readouterr().out
+    assert "--max-body-bytes" in whole
+    assert "--lpm-window" in whole
+
+
+def test_variables_are_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {
+        "FWK_PORT": "81",
+        "FWK_TP_SIZE": "2",
+        "FWK_SERVED_MODEL_NAME": "a b",
+        "FWK_CHECK_BLOCKS": "true",
+        "FWK_CPU_ISA": "avx2",  # for kernels, no option
+    }.items():
+        monkeypatch.setenv(name, value)
+    config = read()
+    assert (config.server.port, config.engine.tensor_parallel_size, config.engine.check_blocks) == (81, 2, True)
+    assert config.model.served_model_name == ("a", "b")
+    assert read("--port", "82").server.port == 82, "the command line wins"
+    assert read("--tensor-parallel-size", "1").engine.tensor_parallel_size == 1, "under another name too"
+    file = tmp_path / "options.yaml"
+    file.write_text("port: 83")
+    assert read("--config", str(file)).server.port == 83, "so does a file"
+    monkeypatch.setenv("FWK_CONFIG", str(file))
+    assert read().server.port == 83
+
+
+@pytest.mark.parametrize(("name", "value"), [("FWK_PORT", "x"), ("FWK_DTYPE", "int3")])
+def test_a_wrong_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=name.removeprefix("FWK_").lower()):
+        read()
+
+
+@pytest.mark.parametrize(("word", "said"), [("serv", "did you mean 'serve'?"), ("xyzzy", "commands: serve, ")])
+def test_an_unknown_command(capsys: Any, word: str, said: str) -> None:
+    assert main([word]) != 0
+    assert said in capsys.readouterr().err
