@@ -141,7 +141,7 @@ class ServerFrontend(Frontend):
         return parser
 
     def reasoning_parser(self, prompt_tail: str = "") -> StreamParser | None:
-        return self._parsers.reasoning.make((), prompt_tail)
+        return None if self._parsers.reasoning.is_none else self._parsers.reasoning.make((), prompt_tail)
 
     def _adapter_key(self, name: str) -> str:
         if name and name not in self._adapter_keys:

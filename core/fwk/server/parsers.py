@@ -20,6 +20,7 @@ class ParserChoice:
         item = self.selection.chosen
         self.name = item.name if item is not None else "none"
         self._class: Callable[[ParserContext], Any] | None = load_object(item) if item is not None else None
+        self.is_none = item is None
         self._options = factory.options(item) if item is not None else None
 
     def make(self, tools: Any, prompt_tail: str) -> Any:

@@ -15,7 +15,7 @@ from fwk_server._common.body import processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.answers import Answer
 from fwk_server._common.chat.budget import FIELD, with_marks
-from fwk_server._common.chat.messages import chat_ids, read_messages
+from fwk_server._common.chat.messages import chat_ids, has_calls, read_messages
 from fwk_server._common.chat.models import ChatRequest
 from fwk_server._common.chat.other_names import fields_of, in_our_names, refuse_unsupported
 from fwk_server._common.chat.sampling import (
@@ -94,7 +94,7 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
     messages = read_messages(body.messages)
     shown = tools.tools if tools is not None else None
     rendered = messages
-    if not frontend.text.shows_tools:
+    if not frontend.text.shows_tools and (tools is not None or has_calls(messages)):
         rendered, shown = tools_in_text(messages, tools, frontend), None
     token_ids = chat_ids(frontend.text, body, rendered, bool(body.add_special_tokens), shown, max_prompt_len)
     token_ids = truncated(body, frontend.card, token_ids)

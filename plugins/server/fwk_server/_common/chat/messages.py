@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -50,6 +50,11 @@ _OUR_ARGUMENTS = frozenset(
         "kwargs",
     }
 )
+
+
+def has_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a tool was called, or answered."""
+    return any("tool_calls" in message or message["role"] == "tool" for message in messages)
 
 
 def chat_ids(

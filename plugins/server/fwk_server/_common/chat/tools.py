@@ -180,8 +180,6 @@ def tools_in_text(messages: Sequence[dict[str, Any]], use: ToolUse | None, front
 
     Instructions are in the system message, calls and results written out.
     """
-    if use is None and not any("tool_calls" in message or message["role"] == "tool" for message in messages):
-        return list(messages)
     parser = frontend.tool_parser(use.functions if use is not None else [], is_forced=use is None or use.is_forced)
     if parser is None or (use is not None and not parser.instructions()):
         raise InvalidRequest(
