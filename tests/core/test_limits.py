@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from fwk.plugins import discover
 from fwk_kit.cli.limits import dialects, limits_of, page, processor_models
-from fwk_server._common.chat.dialect import NO_BODY
+from fwk_server._common.body import NOT_READ
 
 ROOT = Path(__file__).parents[2]
 MODELS = {
@@ -72,4 +72,14 @@ def test_every_route_with_a_body_has_its_model() -> None:
 
 
 def _has_no_body(route: Any) -> bool:
-    return (route.openapi_extra or {}).get("requestBody") == NO_BODY
+    """Or a file in the place of JSON."""
+    content = (route.openapi_extra or {}).get("requestBody", {}).get("content", {})
+    return "multipart/form-data" in content or content.get("application/json", {}).get("schema") == NOT_READ
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_may_be_left_out_may_be_null(name: str) -> None:
+    model = MODELS[name]
+    schema = model.model_json_schema()["properties"]
+    optional = [key for key, field in model.model_fields.items() if field.default is None]
+    assert [key for key in optional if {"type": "null"} not in schema[key].get("anyOf", ())] == []

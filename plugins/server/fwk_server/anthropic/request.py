@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown, validate, want
 from fwk_server._common.chat.dialect import renamed
 from fwk_server._common.chat.models import MAX_NAME
-from fwk_server._common.fields import CONTEXT, STOP_STRINGS, bounded, ranged
+from fwk_server._common.fields import CONTEXT, STOP_STRINGS, RequestFields, bounded, ranged
 
 _SAME = {name: name for name in ("model", "max_tokens", "temperature", "top_k", "top_p")} | {"stop_sequences": "stop"}
 _REFUSED = ("container", "context_management", "mcp_servers", "inference_geo", "output_config", "output_format")
@@ -23,10 +23,8 @@ _System = Annotated[str, bounded("string", CONTEXT)] | _Objects
 _Object = Annotated[dict[str, Any], bounded("object", CONTEXT)]
 
 
-class CountBody(BaseModel):
+class CountBody(RequestFields):
     """``POST /v1/messages/count_tokens``."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
     messages: _Objects

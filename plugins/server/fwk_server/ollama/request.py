@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import ModelCard
 from fwk_server._common.body import shown, want
-from fwk_server._common.fields import CONTEXT, bounded
+from fwk_server._common.fields import CONTEXT, RequestFields, bounded
 
 _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "tfs_z", "seed", "stop", "mirostat"),
@@ -29,9 +29,7 @@ _Seconds = Annotated[float, bounded("number", "any number: it says nothing here,
 _Name = Annotated[str, bounded("string", "a served name")]
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
-
+class _Fields(RequestFields):
     model: _Name | None = None
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown, validate, want
 from fwk_server._common.chat.dialect import renamed
 from fwk_server._common.chat.models import MAX_LABEL, MAX_NAME, MAX_TOOLS, Label
-from fwk_server._common.fields import CONTEXT, bounded, ranged
+from fwk_server._common.fields import CONTEXT, RequestFields, bounded, ranged
 from fwk_server.openai_responses.items import messages_of
 
 MAX_ID = 128
@@ -60,10 +60,8 @@ _Value = Annotated[str, Field(max_length=MAX_VALUE)]
 _KnownInclude = Literal["reasoning.encrypted_content"]
 
 
-class ResponsesBody(BaseModel):
+class ResponsesBody(RequestFields):
     """``POST /v1/responses``."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
     input: Annotated[str, bounded("string", CONTEXT)] | _Items

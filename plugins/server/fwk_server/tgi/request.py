@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput
@@ -14,7 +14,7 @@ from fwk.types import SamplingParams
 from fwk.types.sampling import MAX_LOGPROBS, MAX_N
 from fwk_server._common.body import parse, processor_extra, validate
 from fwk_server._common.caller import Caller
-from fwk_server._common.fields import CONTEXT, STOP_STRINGS, bounded, ranged
+from fwk_server._common.fields import CONTEXT, STOP_STRINGS, RequestFields, bounded, ranged
 
 DEFAULT_MAX_NEW_TOKENS = 100
 REFUSED = "nothing: it is refused"
@@ -28,11 +28,7 @@ class NotJSON(InvalidRequest):
 _NAMES = {"max_tokens": "max_new_tokens", "prompt": "inputs", "logprobs": "top_n_tokens", "n": "best_of"}
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
-
-
-class Parameters(_Fields):
+class Parameters(RequestFields):
     """``parameters``; None means "not given"."""
 
     max_new_tokens: Annotated[int, ranged("max_tokens", CONTEXT)] | None = DEFAULT_MAX_NEW_TOKENS
@@ -66,7 +62,7 @@ class Parameters(_Fields):
         return bool(self.details or self.decoder_input_details)
 
 
-class GenerateRequest(_Fields):
+class GenerateRequest(RequestFields):
     """The body of all generating routes. ``stream`` is read on / only."""
 
     inputs: Annotated[str, bounded("string", CONTEXT)]

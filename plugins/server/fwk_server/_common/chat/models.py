@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from fwk.types import Service
 from fwk.types.request import MAX_DEADLINE
@@ -21,7 +21,7 @@ from fwk.types.sampling import (
     MAX_TOKEN_IDS,
 )
 from fwk_server._common.caller import Caller
-from fwk_server._common.fields import CONTEXT, STOP_STRINGS, bounded, ranged
+from fwk_server._common.fields import CONTEXT, STOP_STRINGS, RequestFields, bounded, ranged
 
 MAX_LABEL = 256
 MAX_SALT = 256
@@ -61,11 +61,7 @@ Words = Annotated[Texts, WithJsonSchema(array({"type": "string", "maxLength": MA
 Label = Annotated[str, Field(max_length=MAX_LABEL, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
-
-
-class Standing(_Fields):
+class Standing(RequestFields):
     """Hints for the schedule policy, by which requests it may go; see docs/scheduling.md. Headers may give them too."""
 
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
@@ -88,7 +84,7 @@ class Standing(_Fields):
         return caller.priority if self.priority is None else self.priority
 
 
-class StreamOptions(_Fields):
+class StreamOptions(RequestFields):
     """What a stream carries besides text."""
 
     include_usage: bool | None = None
@@ -182,7 +178,7 @@ class EmbeddingRequest(Standing):
     add_special_tokens: bool | None = None
 
 
-class ChatFields(_Fields):
+class ChatFields(RequestFields):
     """How messages become a prompt."""
 
     messages: Messages
@@ -225,14 +221,14 @@ class TokenizeRequest(ChatFields):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(_Fields):
+class DetokenizeRequest(RequestFields):
     """``POST /detokenize``."""
 
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
     tokens: Annotated[Ids, WithJsonSchema(array(TOKEN_ID, MAX_DETOKENIZED))]
 
 
-class LoadAdapterRequest(_Fields):
+class LoadAdapterRequest(RequestFields):
     """``POST /v1/load_lora_adapter`` and ``/load_lora_adapter``."""
 
     lora_name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -241,7 +237,7 @@ class LoadAdapterRequest(_Fields):
     pinned: bool | None = Field(None, description="SGLang's; refused.")
 
 
-class UnloadAdapterRequest(_Fields):
+class UnloadAdapterRequest(RequestFields):
     """``POST /v1/unload_lora_adapter`` and ``/unload_lora_adapter``."""
 
     lora_name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
