@@ -4,6 +4,7 @@ from fwk.interfaces.command import Command
 
 chat = Command("talk to a model in the terminal", "fwk_kit.cli.chat:run")
 generate = Command("complete a prompt and exit", "fwk_kit.cli.generate:run")
+run_batch = Command("answer a file of requests in OpenAI's batch format", "fwk_kit.cli.run_batch:run")
 bench = Command("measure servers, the engine, start-up, this machine", "fwk_kit.cli.bench:run")
 arguments = Command("print the page of all arguments (docs/arguments.md)", "fwk_kit.cli.arguments:run")
 limits = Command("print the page of all limits of requests (docs/limits.md)", "fwk_kit.cli.limits:run")

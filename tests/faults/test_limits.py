@@ -22,6 +22,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 1},
     "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
     "/v1/embeddings": {"input": "Hi"},
+    "/v1/batches": {"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "24h"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [65]},
     "/v1/load_lora_adapter": {"lora_name": "x", "lora_path": "x"},

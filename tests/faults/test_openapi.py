@@ -14,6 +14,9 @@ from tests.helpers.rig import Server
 LEFT_OUT = "positive_data_acceptance,ignored_auth"
 """The schema cannot say which fields go together, so not all that it allows is served; keys have tests of their own."""
 
+PYTHONS_OWN = "SystemError: AST constructor recursion depth mismatch"
+"""A fault of CPython 3.11 (python/cpython#106905) that hypothesis may meet; it says nothing of the server."""
+
 
 def schemathesis(server: Server, folder: Path, *options: str) -> None:
     """Requests right and wrong after the schema: no 5xx, and every status, type and body as documented."""
@@ -24,9 +27,12 @@ def schemathesis(server: Server, folder: Path, *options: str) -> None:
 def _run(server: Server, folder: Path, *options: str) -> None:
     command = [
         sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--exclude-checks", LEFT_OUT,
-        "--seed", "1", "--no-shrink", "--workers", "2", *options,
+        "--no-shrink", "--workers", "2", *options, "--seed",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=folder)
+    for seed in "12":
+        done = subprocess.run([*command, seed], capture_output=True, text=True, timeout=280, cwd=folder)
+        if PYTHONS_OWN not in done.stdout:
+            break
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "Unresolvable references" not in done.stdout, done.stdout[-3000:]
 
@@ -52,6 +58,6 @@ def test_nothing_departs_from_it(tiny: Server, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nothing_departs_from_it_at_length(tiny: Server, tmp_path: Path) -> None:
-    _run(tiny, tmp_path, "--phases", "examples,coverage,fuzzing", "--max-time", "60")
+    _run(tiny, tmp_path, "--phases", "examples,coverage,fuzzing", "--max-time", "45")
     tiny.settle()  # what every route imports and reserves with its first requests is no leak
-    schemathesis(tiny, tmp_path, "--phases", "examples,coverage,fuzzing", "--max-examples", "50", "--max-time", "200")
+    schemathesis(tiny, tmp_path, "--phases", "examples,coverage,fuzzing", "--max-examples", "50", "--max-time", "140")

@@ -23,6 +23,9 @@ NOTES = f"A body is JSON in UTF-8, nested at most {MAX_DEPTH} levels deep, and h
 
 MAX_SHOWN = 80
 
+NOT_READ = {"type": "object", "description": "Not read."}
+"""The schema of the body of a POST whose path says all."""
+
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
 

@@ -28,6 +28,7 @@ _MEANINGS = {
 }
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
+BYTES = "application/octet-stream"
 
 _LINE = {"type": "object", "description": "One line; the stream is one JSON object a line."}
 _EVENT = {
@@ -36,6 +37,7 @@ _EVENT = {
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
+_STREAMS = {EVENTS: _EVENT, LINES: _LINE, BYTES: {"type": "string", "format": "binary"}}
 _LOOKING = (400, 401, 404, 408, 417, 421, 431, 500, 501, 503)
 _WORKING = (*_LOOKING, 413, 415, 429, 504)
 
@@ -59,7 +61,7 @@ def documented(
     if reply is not None:
         fine["model"] = reply
     if stream:
-        fine["content"] = {stream: {"schema": _EVENT if stream == EVENTS else _LINE}}
+        fine["content"] = {stream: {"schema": _STREAMS[stream]}}
     statuses = sorted({*(_WORKING if works else _LOOKING), *more})
     responses: Responses = {200: fine}
     responses.update({status: {"model": error, "description": _MEANINGS[status]} for status in statuses})

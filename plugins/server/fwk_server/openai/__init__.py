@@ -1,5 +1,8 @@
 """The OpenAI HTTP dialect: chat completions, completions, embeddings, models, and vLLM's tokenize and detokenize.
 
+Files and batches are kept while the server runs, for the key that sent them: ``/v1/files`` (purpose ``batch``) and
+``/v1/batches`` over chat completions, completions and embeddings.
+
 ``model`` names the served model, a LoRA adapter of it, or both (``MODEL:ADAPTER``); see ``adapters.py``.
 
 Hints (``user``, ``metadata``, ``store``, ``safety_identifier``, ``prompt_cache_retention``, ``prediction``,
@@ -31,6 +34,18 @@ class OpenAIOptions(Options):
         False,
         "Refuse chat and completions requests with a field that is neither read nor documented by a known server.",
     )
+    files_dir: str | None = option(
+        None,
+        "Folder for uploaded files and results of batches; they go when the server ends (default: the system's "
+        "temporary folder).",
+        aliases=["file-storage-path", "file-storage-pth"],
+    )
+    max_files_bytes: int = option(
+        2**30, "Bytes of uploaded files and results of batches that are kept; more uploads are refused.", ge=0, le=2**50
+    )
+    batch_concurrency: int = option(
+        16, "Requests of all batches that run at a time, alongside those of clients.", ge=1, le=65_536
+    )
 
 
 @hookimpl
@@ -40,6 +55,6 @@ def dialects() -> list[DialectSpec]:
             name="openai",
             load="fwk_server.openai.dialect:OpenAIDialect",
             options=OpenAIOptions,
-            summary="OpenAI's HTTP API: chat completions, completions, embeddings, models, tokenize, detokenize",
+            summary="OpenAI's HTTP API: chat and other completions, embeddings, models, files, batches, tokenize",
         )
     ]

@@ -11,8 +11,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from fwk.interfaces.dialect import Dialect, DialectContext
+from fwk.interfaces.lifecycle import Stage
 from fwk_server._common import body
-from fwk_server._common.caller import caller_of
+from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat import call as chat_call
 from fwk_server._common.chat import constraints
 from fwk_server._common.chat.models import (
@@ -27,7 +28,9 @@ from fwk_server._common.chat.models import (
 from fwk_server._common.chat.other_names import refuse_unknown
 from fwk_server._common.documented import EVENTS, Reply, documented
 from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply, unless_gone
-from fwk_server.openai import adapters, chat, completions, embeddings, tokens
+from fwk_server.openai import OpenAIOptions, adapters, chat, completions, embeddings, tokens
+from fwk_server.openai.batch_routes import BatchRoutes
+from fwk_server.openai.batches import BatchBody, BatchRunner
 from fwk_server.openai.bodies import (
     AdaptersBody,
     ChatBody,
@@ -39,6 +42,7 @@ from fwk_server.openai.bodies import (
     ModelsBody,
     TokenizeBody,
 )
+from fwk_server.openai.files import FileStore
 from fwk_server.openai.logprobs import TokenTexts
 
 if TYPE_CHECKING:
@@ -59,6 +63,13 @@ MODELS: dict[Prepare, type[BaseModel]] = {chat_call.read: ChatRequest, completio
 """Whose fields ``--strict-requests`` wants to be all there are."""
 
 
+_BATCHED: dict[str, Prepare] = {
+    "/v1/chat/completions": chat_call.read,
+    "/v1/completions": completions.read,
+    "/v1/embeddings": embeddings.prepare,
+}
+
+
 class OpenAIDialect(Dialect):
     """OpenAI's API over the served model."""
 
@@ -72,6 +83,7 @@ class OpenAIDialect(Dialect):
         "/load_lora_adapter": LoadAdapterRequest,
         "/v1/unload_lora_adapter": UnloadAdapterRequest,
         "/unload_lora_adapter": UnloadAdapterRequest,
+        "/v1/batches": BatchBody,
     }
     request_notes = body.NOTES
 
@@ -80,6 +92,11 @@ class OpenAIDialect(Dialect):
         self._frontend = context.frontend
         self._is_strict = bool(context.options and context.options.strict_requests)
         self._tokens = TokenTexts(context.frontend.text)
+        options = context.options or OpenAIOptions()
+        self._files = FileStore(options.files_dir, options.max_files_bytes)
+        concurrency = options.batch_concurrency
+        self._batches = BatchRunner(self._frontend, self._files, self._serve, self.error_body, concurrency)
+        context.lifecycle.on(Stage.CLOSE, self._close)
 
     def routes(self, app: FastAPI) -> None:
         self._post(app, "/v1/chat/completions", self.create_chat_completion, ChatBody)
@@ -89,6 +106,24 @@ class OpenAIDialect(Dialect):
         self._post(app, "/detokenize", self.detokenize, DetokenizeBody)
         self._get(app, "/v1/models", self.list_models, ModelsBody)
         self._get(app, "/v1/models/{name:path}", self.retrieve_model, ModelBody)
+
+        BatchRoutes(self._frontend, self._files, self._batches).add(app)
+
+    async def _close(self) -> None:
+        await self._batches.close()
+        self._files.close()
+
+    async def _serve(self, endpoint: str, data: bytes, caller: Caller) -> dict[str, Any]:
+        """The reply to a request of a batch."""
+        prepare = _BATCHED[endpoint]
+        if self._is_strict and prepare in MODELS:
+            prepare = partial(self._strictly, prepare)
+        call = await self._frontend.run_blocking(body.apply, prepare, data, self._frontend, caller)
+        if endpoint == "/v1/embeddings":
+            embeddings.check(call, self._frontend)
+            return await embeddings.embed(call, self._frontend)
+        kind = chat if endpoint == "/v1/chat/completions" else completions
+        return await kind.complete(call, self._frontend, self._tokens)
 
     def admin_routes(self, app: FastAPI) -> None:
         for start in ("/v1", ""):

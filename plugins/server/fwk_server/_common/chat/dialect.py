@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 Translate = Callable[[Mapping[str, Any]], dict[str, Any]]
 Endpoint = Callable[..., Coroutine[Any, Any, Response]]
 
-NO_BODY = {
-    "required": False,
-    "content": {"application/json": {"schema": {"type": "object", "description": "Not read."}}},
-}
-"""Of a POST whose path says all."""
-
 
 class ErrorReply(Reply):
     """Every error."""
@@ -111,7 +105,7 @@ class ChatDialect(Dialect):
             content = {"application/json": {"schema": self.requests[path].model_json_schema()}}
             extra["requestBody"] = {"required": True, "content": content}
         elif method == "POST":
-            extra["requestBody"] = NO_BODY
+            extra["requestBody"] = {"required": False, "content": {"application/json": {"schema": body.NOT_READ}}}
         app.add_api_route(
             path,
             answer,
