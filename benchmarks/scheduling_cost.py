@@ -17,6 +17,7 @@ import time
 
 from fwk import SamplingParams
 from fwk.engine.blocks import BlockAllocator
+from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.plan import Limits
 from fwk.engine.scheduler import Scheduler
 from fwk.interfaces.prefix_cache import CacheContext, PrefixCache
@@ -42,12 +43,12 @@ class Bench:
         self.cache: PrefixCache = build(cache_item, CacheContext(BLOCK, own))
         num_blocks = cached + running * (PROMPT // BLOCK + 300)
         limits = Limits(2 * ENDLESS, 8192, 2048, running, BLOCK, frozenset())
-        allocator = BlockAllocator(num_blocks, self.cache)
+        blocks = KVBlockManager(limits, num_blocks, self.cache)
         rules = build(policy_item, ScheduleContext(plugin_options(policy_item, {})))
-        self.scheduler = Scheduler(limits, allocator, self.cache, rules)
+        self.scheduler = Scheduler(limits, blocks, rules)
         self.num_added = 0
         for i in range(cached):
-            self._cache_prefix(i, allocator)
+            self._cache_prefix(i, blocks.allocator)
         for i in range(running):  # they end one after the other
             self.add(ENDLESS if max_tokens is None else i + 2)
         self.step()

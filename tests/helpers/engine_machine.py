@@ -103,6 +103,8 @@ class EngineMachine(RuleBasedStateMachine):
         is_mixed=st.booleans(),
         admission_interval=st.sampled_from([1, 1, 4]),
         max_start_tokens=st.sampled_from([None, 1, 6]),
+        num_window_groups=st.sampled_from([0, 0, 1, 2]),
+        window=st.sampled_from([1, 4, 7, 16]),
     )
     def start(self, num_blocks, block_size, cache, policy, depth, step_tokens, drafts, **limits) -> None:  # type: ignore[no-untyped-def]
         rng = random.Random(num_blocks)
@@ -124,7 +126,9 @@ class EngineMachine(RuleBasedStateMachine):
             draft=draft if drafts else None,
             **limits,
         )
-        self.room = min(64, num_blocks * block_size)
+        self.room = self.engine.scheduler.max_sequence_tokens
+        if not limits.get("num_window_groups"):
+            assert self.room == min(64, num_blocks * block_size)
         self.count = 0
         self.open: dict[tuple[str, int], list[int]] = {}
         self.wanted: dict[tuple[str, int], list[int]] = {}

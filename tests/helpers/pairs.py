@@ -56,7 +56,8 @@ BASE = {
     "max_running_requests": 16,
     "check_blocks": True,
 }
-KINDS = {
+HALF = ["full_attention", "sliding_attention"]
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"initializer_range": 0.2}),
     "sliding window": ("mistral", {}),
     "MoE": ("qwen3_moe", {"moe_intermediate_size": 128}),
@@ -64,6 +65,11 @@ KINDS = {
     "sliding window + MoE": (
         "qwen3_moe",
         {"moe_intermediate_size": 128, "sliding_window": 24, "use_sliding_window": True},
+    ),
+    "window groups": ("qwen3", {"sliding_window": 24, "use_sliding_window": True, "layer_types": HALF}),
+    "window groups + MoE": (
+        "qwen3_moe",
+        {"moe_intermediate_size": 128, "sliding_window": 24, "use_sliding_window": True, "layer_types": HALF},
     ),
 }
 
@@ -112,6 +118,12 @@ def _tried_to_capture(run: Run) -> bool:
     return how == "captured" or "which a recorded step cannot hold" in how or "ranks add up" in how
 
 
+def _has_groups(run: Run) -> bool:
+    """The layers had two block tables, or one because something else moves blocks that knows of one only."""
+    had = any(s.new_window_block_ids for batch in run.batches for s in batch.sequences)
+    return had != ("speculative" in run.chosen or run.chosen["cache"] == "hierarchical")
+
+
 def _quantised(method: str, **options: Any) -> Feature:
     return Feature(
         method,
@@ -154,6 +166,7 @@ FEATURES = [
     Feature("int8 KV", lambda run: True, shared={"kv_cache_dtype": "int8"}),
     Feature("fp8 KV", lambda run: True, shared={"kv_cache_dtype": "fp8_e4m3"}),
     Feature("sliding window", lambda run: True, kind="sliding window"),
+    Feature("window groups", _has_groups, kind="window groups"),
     Feature("MoE", lambda run: "moe" in run.chosen, kind="MoE"),
     Feature("MLA", lambda run: True, kind="MLA"),
     Feature(
@@ -258,6 +271,7 @@ class Places:
         return folder
 
 
+WINDOWED = ("sliding window", "window groups")
 LINEAR = ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight")
 GROUP = 32
 ADAPTED = ("q_proj", "o_proj")
@@ -299,15 +313,16 @@ class Setting:
         kinds = {feature.kind for feature in self.features if feature.kind}
         if kinds == {"MoE", "MLA"}:
             return "MLA"  # this kind has experts
-        if kinds == {"sliding window", "MoE"}:
-            return "sliding window + MoE"
+        if "MLA" not in kinds and len(kinds) > 1:
+            return " + ".join(sorted(kinds - {"sliding window"} if "window groups" in kinds else kinds, reverse=True))
         if len(kinds) > 1:
             return "MLA"  # with a window asked of it, see options
         return kinds.pop() if kinds else "llama"
 
     @property
     def wants_window_of_mla(self) -> bool:
-        return {"sliding window", "MLA"} <= {feature.kind for feature in self.features}
+        kinds = {feature.kind for feature in self.features}
+        return "MLA" in kinds and bool(kinds & {"sliding window", "window groups"})
 
     @property
     def rounding(self) -> tuple[tuple[str, str], ...]:
@@ -327,8 +342,11 @@ class Setting:
         found: dict[str, Any] = {}
         for feature in self.features:
             found |= feature.shared
-        if self.has_gguf and self.kind == "sliding window":  # the format has no such model: ask for the window
-            found["json_model_override_args"] = '{"architectures": ["MistralForCausalLM"], "sliding_window": 24}'
+        if self.has_gguf and self.kind in WINDOWED:  # the format has no such model: ask for the window
+            asked: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "sliding_window": 24}
+            if self.kind == "window groups":
+                asked["layer_types"] = HALF
+            found["json_model_override_args"] = json.dumps(asked)
         return found
 
     def sampling(self) -> list[SamplingParams]:
@@ -355,7 +373,7 @@ class Setting:
         model = places.checkpoint(self.kind, (), False)
         rounding = self.rounding
         if self.has_gguf:
-            model = places.gguf().path if self.kind in ("llama", "sliding window") else places.other_gguf(self.kind)
+            model = places.gguf().path if self.kind in ("llama", *WINDOWED) else places.other_gguf(self.kind)
         if len(rounding) > 1:
             found |= {"quantization": rounding[1][1], "quantization_layers": [f"*mlp*={rounding[0][1]}"]}
         if self.wants_window_of_mla:
@@ -367,7 +385,11 @@ class Setting:
 
     def reference(self, places: Places) -> tuple[Path, dict[str, Any]]:
         """The plain path with the same weights."""
-        return places.checkpoint(self.kind, self.rounding, self.has_adapter), {**BASE, **self.shared()}
+        return places.checkpoint(self.kind, self.rounding, self.has_adapter), {
+            **BASE,
+            **self.shared(),
+            "disable_hybrid_swa_memory": True,
+        }
 
 
 def serve(model: Path, options: dict[str, Any], setting: Setting, adapter: str = "") -> Run:

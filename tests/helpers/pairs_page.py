@@ -16,6 +16,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ("gguf", "MoE"): "the architecture 'qwen3moe' cannot be read from GGUF",
     ("gguf", "MLA"): "the architecture 'deepseek2' cannot be read from GGUF",
     ("sliding window", "MLA"): "latent attention has no sliding window",
+    ("window groups", "MLA"): "latent attention has no sliding window",
     ("tensor parallel", "overlap"): "it runs one worker, but --tensor-parallel-size is 2",
 }
 """Pairs that are refused, each with what the user is told."""

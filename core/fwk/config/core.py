@@ -133,6 +133,11 @@ class EngineOptions(Options):
         "Weight formats of single layers: PATTERN=METHOD, as in lm_head=none; the first that matches counts.",
         stability="beta",
     )
+    disable_hybrid_swa_memory: bool = option(
+        False,
+        "Keep all of a sequence in layers that see a window only, too, with one block table for all layers.",
+        aliases=["disable-hybrid-kv-cache-manager"],
+    )
     disable_cuda_graph: bool = option(
         False,
         "Compute every step operator by operator; otherwise steps, of prompts as of next tokens, are captured once "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fwk.interfaces.prefix_cache import PrefixCache
+from fwk.engine.window_blocks import WindowCache
 
 
 class OutOfBlocks(Exception):
@@ -17,7 +17,7 @@ class BlockAllocator:
     Blocks freed last are handed out first: memory that was never used stays untouched.
     """
 
-    def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
+    def __init__(self, num_blocks: int, cache: WindowCache) -> None:
         self.num_blocks = num_blocks
         self._cache = cache
         self._free = list(range(num_blocks - 1, -1, -1))

@@ -8,8 +8,8 @@ from typing import Any
 
 from fwk.config import Config
 from fwk.engine.adapters import Adapters, adapter_paths
-from fwk.engine.blocks import BlockAllocator
 from fwk.engine.gate import GrammarGate
+from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
@@ -35,6 +35,7 @@ class EngineInfo:
     """What callers must know of a loaded engine."""
 
     num_blocks: int
+    num_block_tables: int
     block_size: int
     max_model_len: int
     vocab_size: int
@@ -179,11 +180,12 @@ def _assemble(
         conservativeness=options.schedule_conservativeness,
         is_mixed=options.enable_mixed_chunk,
         admission_interval=options.num_continuous_decode_steps,
+        num_window_groups=loaded.num_window_groups,
+        window=loaded.window,
     )
     scheduler = Scheduler(
         limits,
-        BlockAllocator(loaded.num_blocks, cache),
-        cache,
+        KVBlockManager(limits, loaded.num_blocks, cache),
         policy,
         gate=GrammarGate(executor.call),
         adapters=_adapters(config, executor),
@@ -193,8 +195,9 @@ def _assemble(
     reasons = [*setup.reasons, *loaded.reasons]
     info = EngineInfo(
         num_blocks=loaded.num_blocks,
+        num_block_tables=1 + loaded.num_window_groups,
         block_size=options.page_size,
-        max_model_len=min(limits.max_request_len, loaded.num_blocks * options.page_size),
+        max_model_len=scheduler.max_sequence_tokens,
         vocab_size=loaded.vocab_size,
         chosen=chosen,
         reasons=reasons,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from fwk.engine.blocks import BlockAllocator
 from fwk.engine.plan import Limits
 from fwk.engine.sequence import Sequence
+from fwk.engine.window_blocks import WindowBlocks, WindowCache
 from fwk.interfaces.prefix_cache import PrefixCache, PrefixMatch
 from fwk.types import BlockSaves
 
@@ -14,52 +15,79 @@ from fwk.types import BlockSaves
 class KVBlockManager:
     """Moves blocks between the allocator, the sequences and the prefix cache; whom they go to is not its business."""
 
-    def __init__(self, limits: Limits, allocator: BlockAllocator, cache: PrefixCache) -> None:
+    def __init__(self, limits: Limits, num_blocks: int, cache: PrefixCache) -> None:
         self._block_size = limits.block_size
         self._num_lookahead = limits.num_lookahead
-        self._allocator = allocator
+        self._max_step_tokens = limits.max_step_tokens
         self._cache = cache
+        self._windows = WindowCache(cache, limits.num_window_groups, limits.window, limits.block_size)
+        self.allocator = BlockAllocator(num_blocks, self._windows)
+        self.num_tables = 1 + limits.num_window_groups
+        """Block tables of a sequence: it grows by as many blocks at a time."""
         self._duplicate_blocks: list[int] = []  # in use by the step being planned, by none after it
 
     @property
     def num_blocks(self) -> int:
         """All there are."""
-        return self._allocator.num_blocks
+        return self.allocator.num_blocks
 
     @property
     def num_free(self) -> int:
         """Free blocks: those without an owner."""
-        return self._allocator.num_free
+        return self.allocator.num_free
 
     @property
     def num_cached(self) -> int:
         """Blocks of the prefix cache that no sequence holds."""
-        return self._cache.num_evictable_blocks
+        return self._windows.num_evictable_blocks
 
     @property
     def num_available(self) -> int:
         """Blocks that ``extend`` could give a sequence now."""
-        return self._allocator.num_available
+        return self.allocator.num_available
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Tokens of the longest sequence that fits when it is alone.
+
+        Of window groups it holds a window, a step's tokens, and what alignment to blocks adds.
+        """
+        groups = self._windows.num_groups
+        held = -(-(self._windows.window + self._max_step_tokens + self._num_lookahead) // self._block_size) + 1
+        spare = self.num_blocks - groups * held
+        most = spare if spare >= held else self.num_blocks // self.num_tables
+        return (most if groups else self.num_blocks) * self._block_size
 
     def match(self, sequence: Sequence) -> PrefixMatch:
-        """What the cache holds of a sequence's tokens, as far as it may come from there."""
-        return self._cache.match(sequence.request.cache_namespace, sequence.token_ids, sequence.num_matchable_tokens)
+        """What the cache holds of a sequence's tokens, as far as it may come from there and all layers can go on."""
+        namespace, most = sequence.request.cache_namespace, sequence.num_matchable_tokens
+        match = self._cache.match(namespace, sequence.token_ids, most)
+        if self._windows.num_groups:
+            usable = self._windows.num_usable(match.block_ids)
+            if usable < len(match.block_ids):
+                match = self._cache.match(namespace, sequence.token_ids, usable * self._block_size)
+        return match
 
     def num_missing(self, sequence: Sequence, num_tokens: int, num_held: int) -> int:
-        """Blocks that ``num_tokens`` tokens, and the drafts after them, need beyond the ``num_held`` that are there.
+        """Blocks for ``num_tokens`` tokens, and the drafts after them, where ``num_held`` of each table are there.
 
         Nobody drafts past the last token it may have.
         """
         end = min(num_tokens + self._num_lookahead, sequence.num_prompt_tokens + sequence.max_tokens)
-        return max(0, -(-max(num_tokens, end) // self._block_size) - num_held)
+        return max(0, -(-max(num_tokens, end) // self._block_size) - num_held) * self.num_tables
 
-    def lock(self, match: PrefixMatch) -> None:
+    def lock(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Keep the matched blocks until ``begin`` and ``release``, or ``unlock``."""
         self._cache.lock(match.node)
+        if self._windows.num_groups:
+            sequence.window_blocks = self._windows.take(match.block_ids)
+            sequence.num_window_trimmed = self._windows.first_needed(match.num_tokens)
 
-    def unlock(self, match: PrefixMatch) -> None:
+    def unlock(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Nothing came of it."""
         self._cache.unlock(match.node, is_used=False)
+        self._give_back_windows(sequence, 0, is_end=True)
+        sequence.window_blocks = []
 
     def begin(self, sequence: Sequence, match: PrefixMatch, num_kept: int, num_running: int) -> None:
         """Give a sequence the locked match, and what tiers bring back of the tokens after it.
@@ -83,20 +111,46 @@ class KVBlockManager:
         wanted = self._cache.restorable(sequence.node, sequence.token_ids[start : max(start, end)])
         if not wanted:
             return
-        blocks = self._allocator.allocate(wanted)
+        blocks = self.allocator.allocate(wanted)
         tokens = sequence.token_ids[start : start + wanted * self._block_size]
         sequence.node, taken = self._cache.restore(sequence.node, tokens, blocks)
         sequence.blocks.extend(blocks[: len(taken)])
         sequence.is_owned.extend(not was_taken for was_taken in taken)
         sequence.num_computed_tokens += len(taken) * self._block_size
-        self._allocator.free(blocks[len(taken) :])
+        self.allocator.free(blocks[len(taken) :])
 
     def extend(self, sequence: Sequence, count: int) -> list[int]:
         """Give a sequence ``count`` blocks of its own; raises ``OutOfBlocks`` with nothing given."""
-        blocks = self._allocator.allocate(count)
+        blocks = self.allocator.allocate(count)
+        if self._windows.num_groups:
+            size = self._windows.num_groups
+            count //= self.num_tables
+            blocks, rest = blocks[:count], blocks[count:]
+            sequence.window_blocks += [WindowBlocks(rest[i : i + size]) for i in range(0, len(rest), size)]
         sequence.blocks.extend(blocks)
         sequence.is_owned.extend([True] * count)
         return blocks
+
+    def window_ids(self, sequence: Sequence, count: int) -> list[list[int]]:
+        """For the workers: of the last ``count`` blocks, those of the window groups; none for those behind a window."""
+        start = len(sequence.window_blocks) - count
+        return [[] if blocks is None else blocks.ids for blocks in sequence.window_blocks[max(start, 0) :]]
+
+    def trim(self, sequence: Sequence) -> None:
+        """Take back what no token after those computed sees: launched steps read it before any later one writes it."""
+        if self._windows.num_groups:
+            end = self._windows.first_needed(sequence.num_computed_tokens)
+            self._give_back_windows(sequence, end, is_end=False)
+
+    def _give_back_windows(self, sequence: Sequence, end: int, *, is_end: bool) -> None:
+        """Those before ``end``; all of them where the sequence ends, or does not begin."""
+        end = len(sequence.window_blocks) if is_end else end
+        for i in range(sequence.num_window_trimmed, end):
+            blocks = sequence.window_blocks[i]
+            if blocks is not None:
+                self.allocator.free(self._windows.give_back(blocks, is_end=is_end))
+                sequence.window_blocks[i] = None
+        sequence.num_window_trimmed = 0 if is_end else max(end, sequence.num_window_trimmed)
 
     def share(self, sequence: Sequence, num_drafts: int) -> None:
         """Offer the blocks that are full once the step being planned has run to the prefix cache.
@@ -117,6 +171,12 @@ class KVBlockManager:
             sequence.is_owned[i] = not was_taken
         if not all(taken):
             self._replace(sequence, start, end)
+        if self._windows.num_groups:
+            for block, is_own, windowed in zip(
+                sequence.blocks[start:end], sequence.is_owned[start:end], sequence.window_blocks[start:end], strict=True
+            ):
+                if windowed is not None and not is_own:
+                    self._windows.keep(block, windowed)
 
     def _replace(self, sequence: Sequence, start: int, end: int) -> None:
         namespace, length = sequence.request.cache_namespace, end * self._block_size
@@ -129,14 +189,15 @@ class KVBlockManager:
 
     def free_duplicate_blocks(self) -> None:
         """The step that was being planned is launched: what it alone uses may go to the next one."""
-        self._allocator.free(self._duplicate_blocks)
+        self.allocator.free(self._duplicate_blocks)
         self._duplicate_blocks.clear()
 
     def release(self, sequence: Sequence) -> None:
         """Take everything back from a sequence."""
-        self._allocator.free(sequence.owned_blocks)
+        self._give_back_windows(sequence, 0, is_end=True)
+        self.allocator.free(sequence.owned_blocks)
         self._cache.unlock(sequence.node)
-        sequence.blocks, sequence.is_owned, sequence.node = [], [], None
+        sequence.blocks, sequence.window_blocks, sequence.is_owned, sequence.node = [], [], [], None
         sequence.replaced_blocks = []
         sequence.num_shared_blocks = 0
 
@@ -147,9 +208,11 @@ class KVBlockManager:
     def check(self, running: Iterable[Sequence]) -> None:
         """Prove that every block has one owner and every sequence the blocks of what it has computed."""
         sequences = list(running)
-        self._allocator.check(
+        self.allocator.check(
             self._duplicate_blocks + [block for sequence in sequences for block in sequence.owned_blocks]
         )
         for sequence in sequences:
             if len(sequence.blocks) * self._block_size < sequence.num_computed_tokens:
                 raise AssertionError(f"sequence {sequence.key} has computed more tokens than its blocks hold")
+            if self._windows.num_groups and not all(sequence.window_blocks[sequence.num_window_trimmed :]):
+                raise AssertionError(f"sequence {sequence.key} lacks blocks of its window")

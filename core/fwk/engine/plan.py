@@ -18,6 +18,7 @@ class Limits:
     ``max_chunk_tokens`` of None: a prompt is cut only if it is longer than a step.
     ``conservativeness``: blocks kept free for each running sequence to grow when another one starts.
     ``is_mixed``: prompts and decoding may share a step; if not, they take turns.
+    ``num_window_groups``: block tables besides the first, for layers that see ``window`` tokens only.
     ``admission_interval``: steps between two looks at the waiting queue while sequences run.
     """
 
@@ -35,6 +36,8 @@ class Limits:
     is_mixed: bool = True
     admission_interval: int = 1
     max_start_tokens: int | None = None
+    num_window_groups: int = 0
+    window: int = 0
 
     @property
     def max_request_len(self) -> int:

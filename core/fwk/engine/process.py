@@ -124,6 +124,7 @@ def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
         info.reasons,
         engine.adapters.infos(),
         info.refused,
+        info.num_block_tables,
     )
     return engine, plugins, ready
 

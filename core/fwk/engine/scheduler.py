@@ -8,7 +8,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 
 from fwk.engine.adapters import AdapterGate, Adapters
-from fwk.engine.blocks import BlockAllocator, OutOfBlocks
+from fwk.engine.blocks import OutOfBlocks
 from fwk.engine.gate import Gate, PauseGate
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
@@ -17,7 +17,6 @@ from fwk.engine.sequence import Sequence, Status
 from fwk.engine.sequence_update import SequenceUpdate, append
 from fwk.engine.waiting_queue import WaitingQueue
 from fwk.errors import EngineDead, InvalidRequest
-from fwk.interfaces.prefix_cache import PrefixCache
 from fwk.interfaces.schedule import SchedulePolicy, SequenceView
 from fwk.types import (
     Batch,
@@ -38,8 +37,7 @@ class Scheduler:
     def __init__(
         self,
         limits: Limits,
-        allocator: BlockAllocator,
-        cache: PrefixCache,
+        kv_blocks: KVBlockManager,
         policy: SchedulePolicy,
         now: Callable[[], float] = time.monotonic,
         gate: Gate | None = None,
@@ -47,7 +45,7 @@ class Scheduler:
         policy_name: str = "",
     ) -> None:
         self.limits = limits
-        self._kv_blocks = KVBlockManager(limits, allocator, cache)
+        self._kv_blocks = kv_blocks
         self._policy = PolicyRunner(policy, self, policy_name)
         self.adapters = adapters or Adapters()
         self._now = now
@@ -84,7 +82,7 @@ class Scheduler:
 
     @property
     def num_reserved_blocks(self) -> int:
-        return math.ceil(self.limits.conservativeness * len(self._running))
+        return math.ceil(self.limits.conservativeness * len(self._running) * self._kv_blocks.num_tables)
 
     @property
     def block_size(self) -> int:
@@ -93,6 +91,11 @@ class Scheduler:
     def cached_prefix_len(self, sequence: SequenceView) -> int:
         assert isinstance(sequence, Sequence)
         return self._kv_blocks.match(sequence).num_tokens
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Tokens of the longest request that can be served."""
+        return min(self.limits.max_request_len, self._kv_blocks.max_sequence_tokens)
 
     @property
     def policy(self) -> SchedulePolicy:
@@ -148,7 +151,7 @@ class Scheduler:
             raise InvalidRequest(f"request id {request.request_id} is in use", "request_id")
         if self.limits.whole_prompts != (max_tokens == 0):
             raise InvalidRequest("this engine's model serves requests of another kind", "max_tokens")
-        room = min(self.limits.max_request_len, self._kv_blocks.num_blocks * self.block_size)
+        room = self.max_sequence_tokens
         if length > room:
             raise InvalidRequest(
                 f"prompt ({len(request.prompt_token_ids)} tokens) and max_tokens ({request.sampling.max_tokens}) "
@@ -329,6 +332,7 @@ class Scheduler:
         No sequence takes blocks from one that stands before it, and one that waits keeps its own. So the first runs in
         every step but those in which other running ones need no blocks, and the engine cannot thrash for ever.
         """
+        self._kv_blocks.trim(sequence)
         count = self._kv_blocks.num_missing(sequence, sequence.num_computed_tokens + num_new, len(sequence.blocks))
         while True:
             try:
@@ -408,12 +412,12 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         match = self._kv_blocks.match(sequence)
-        self._kv_blocks.lock(match)
+        self._kv_blocks.lock(sequence, match)
         num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, plan.budget)
         count = self._kv_blocks.num_missing(sequence, match.num_tokens + num_new, len(match.block_ids))
         may_start = num_new > 0 and (not self._running or self._policy.ask("admit", sequence, count))
         if not may_start or count > self.num_free_blocks:
-            self._kv_blocks.unlock(match)
+            self._kv_blocks.unlock(sequence, match)
             return False
         sequence.status = Status.RUNNING
         sequence.slot = self._free_slots.pop()
@@ -435,6 +439,7 @@ class Scheduler:
             sequence.sampling,
             sequence.seed(self.limits.seed),
             self.adapters.take(sequence.request.adapter),
+            self._kv_blocks.window_ids(sequence, len(sequence.blocks)),
         )
         # After what came back, the first chunk needs no more blocks than it would have without.
         remaining = len(sequence.token_ids) - computed
@@ -450,7 +455,9 @@ class Scheduler:
         sequence.has_drafts_in_flight = bool(drafts)
         sequence.drafts = []
         replaced, sequence.replaced_blocks = sequence.replaced_blocks, []
-        plan.scheduled[sequence] = ScheduledSequence(sequence.slot, num_new, samples, blocks, drafts, replaced)
+        plan.scheduled[sequence] = ScheduledSequence(
+            sequence.slot, num_new, samples, blocks, drafts, replaced, self._kv_blocks.window_ids(sequence, len(blocks))
+        )
         plan.budget -= num_new
         self._kv_blocks.share(sequence, len(drafts))
 

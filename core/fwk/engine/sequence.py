@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fwk.engine.window_blocks import WindowBlocks
 from fwk.types import FinishReason, Request, SamplingParams, TokenLogprobs
 
 
@@ -27,9 +28,30 @@ class Sequence:
     """
 
     __slots__ = (
-        "arrival", "blocks", "cached_tokens", "drafts", "has_drafts_in_flight", "index", "is_owned", "key", "node",
-        "num_computed_tokens", "num_pending", "num_preemptions", "num_shared_blocks", "order", "prompt_logprobs",
-        "rank", "replaced_blocks", "request", "slot", "status", "token_ids", "was_admitted",
+        "arrival",
+        "blocks",
+        "cached_tokens",
+        "drafts",
+        "has_drafts_in_flight",
+        "index",
+        "is_owned",
+        "key",
+        "node",
+        "num_computed_tokens",
+        "num_pending",
+        "num_preemptions",
+        "num_shared_blocks",
+        "num_window_trimmed",
+        "order",
+        "prompt_logprobs",
+        "rank",
+        "replaced_blocks",
+        "request",
+        "slot",
+        "status",
+        "token_ids",
+        "was_admitted",
+        "window_blocks",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, order: int, arrival: float) -> None:
@@ -50,6 +72,8 @@ class Sequence:
         self.blocks: list[int] = []
         self.is_owned: list[bool] = []  # per block: ours to free (else the prefix cache's)
         self.replaced_blocks: list[tuple[int, int]] = []  # what the workers are still to be told
+        self.window_blocks: list[WindowBlocks | None] = []  # beside ``blocks``, where layers stand in groups
+        self.num_window_trimmed = 0  # leading ones that were given back: no token to come sees them
         self.node: Any = None  # the locked path in the prefix cache
         self.num_shared_blocks = 0  # leading blocks already offered to the prefix cache
         self.cached_tokens = 0  # of the prompt, found in the cache at first admission
@@ -103,7 +127,11 @@ class Sequence:
 
     @property
     def owned_blocks(self) -> list[int]:
-        return [block for block, owned in zip(self.blocks, self.is_owned, strict=True) if owned]
+        own = [block for block, owned in zip(self.blocks, self.is_owned, strict=True) if owned]
+        for windowed in self.window_blocks:
+            if windowed is not None and windowed.key is None:
+                own += windowed.ids
+        return own
 
     @property
     def is_last_token_launched(self) -> bool:

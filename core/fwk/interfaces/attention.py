@@ -180,7 +180,9 @@ class AttentionBackendSpec(Declaration):
 
     kv_dtypes: the formats it can keep K/V in, as users write them (``--kv-cache-dtype``).
     features: abilities among ``sliding_window``, ``soft_cap``, ``graph_capture``, ``tree_mask``, ``latent``, ``sinks``,
-        ``alibi_slopes``, ``chunk_size``, and any other word that a model's layers need (``AttentionLayer.needs``).
+        ``alibi_slopes``, ``chunk_size``, ``kv_groups`` (it looks a layer's blocks up in
+        ``batch.kv_groups[layer.kv_group]`` wherever it does; without, all layers share one block table), and any other
+        word that a model's layers need (``AttentionLayer.needs``).
     """
 
     family: ClassVar[str] = "attention"

@@ -5,7 +5,7 @@ by its tensor-parallel group, and hand attention to its backend, so a model file
 that one model family alone needs belongs to that family's plugin.
 """
 
-from fwk.layers.activation import activation
+from fwk.layers.activation import activation, gated
 from fwk.layers.attention import Attention
 from fwk.layers.embedding import LMHead, VocabEmbedding
 from fwk.layers.encoder import EncoderAttention
@@ -39,5 +39,6 @@ __all__ = [
     "SelectTokens",
     "VocabEmbedding",
     "activation",
+    "gated",
     "yarn_temperature",
 ]

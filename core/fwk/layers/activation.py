@@ -25,6 +25,25 @@ _KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+CLAMPED_SWIGLU = "clamped_swiglu"
+
+
+def gated(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """What becomes of gate and up: the gate's activation times up, or a function of both; may change either.
+
+    ``clamped_swiglu``: min(gate, 7) * sigmoid(1.702 * min(gate, 7)) * (clamp(up, -7, 7) + 1) (gpt-oss).
+    """
+    if name == CLAMPED_SWIGLU:
+        return _clamped_swiglu
+    function = activation(name)
+    return lambda gate, up: function(gate).mul_(up)
+
+
+def _clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    gate = gate.clamp(max=7.0)
+    return gate * (gate * 1.702).sigmoid_() * (up.clamp(-7.0, 7.0) + 1)
+
+
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """The function of this name. Raises ``ModelLoadError`` naming those known."""
     found = _KNOWN.get(name)

@@ -95,18 +95,24 @@ class MoE:
         activation: str | None = None,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
         router: str | None = None,
+        has_bias: bool = False,
     ) -> None:
+        """has_bias: of the router, and of each matrix of each expert."""
         config = context.config
         self.tp, self.routing = context.tp, routing
         shape = (routing.num_experts, config.hidden_size)
         dtype = torch.float32 if routing.in_float32 else context.dtype
-        self.router = context.weights.tensor(f"{router or f'{prefix}.gate'}.weight", shape).to(context.device, dtype)
+        router = router or f"{prefix}.gate"
+        self.router = context.weights.tensor(f"{router}.weight", shape).to(context.device, dtype)
+        self.router_bias: Tensor | None = None
+        if has_bias:
+            self.router_bias = context.weights.tensor(f"{router}.bias", shape[:1]).to(context.device, dtype)
         self.correction: Tensor | None = None
         if routing.has_correction:
             bias = context.weights.tensor(f"{prefix}.gate.e_score_correction_bias", (routing.num_experts,))
             self.correction = bias.to(context.device, torch.float32)
         experts = _Experts(
-            replace(context, lora=None), f"{prefix}.experts", routing.num_experts, intermediate_size, names
+            replace(context, lora=None), f"{prefix}.experts", routing.num_experts, intermediate_size, names, has_bias
         )
         self.runner = context.moe_runner(
             MoEContext(
@@ -123,7 +129,7 @@ class MoE:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size], unchanged, to the same shape; the same on all ranks."""
-        logits = F.linear(x.to(self.router.dtype), self.router)
+        logits = F.linear(x.to(self.router.dtype), self.router, self.router_bias)
         expert_ids, weights = self.routing.choose(logits, self.correction)
         return self.tp.all_reduce(self.runner.apply(x, expert_ids, weights))
 
@@ -138,7 +144,9 @@ class _Experts(ExpertWeights):
         num_experts: int,
         intermediate_size: int,
         names: tuple[str, str, str],
+        has_bias: bool,
     ) -> None:
+        self._has_bias = has_bias
         self._names = names
         self._context = context
         self._prefix = prefix
@@ -149,12 +157,15 @@ class _Experts(ExpertWeights):
     def layers(self, expert: int) -> tuple[ExpertLayer, ExpertLayer]:
         prefix, hidden = f"{self._prefix}.{expert}", self._context.config.hidden_size
         parts = [Part(f"{prefix}.{name}", self._inner) for name in self._names[:2]]
-        gate_up = ColumnParallelLinear(self._context, parts, hidden)
-        down = RowParallelLinear(self._context, f"{prefix}.{self._names[2]}", self._inner, hidden, reduces=False)
+        gate_up = ColumnParallelLinear(self._context, parts, hidden, bias=self._has_bias)
+        name = f"{prefix}.{self._names[2]}"
+        down = RowParallelLinear(self._context, name, self._inner, hidden, bias=self._has_bias, reduces=False)
         return gate_up, down
 
     def stacked(self) -> tuple[Tensor, Tensor]:
         context = self._context
+        if self._has_bias:
+            raise ModelLoadError(f"{self._prefix}: this MoE runner computes without the experts' biases")
         gate_up, down = [], []
         for expert in range(self._num_experts):
             for name in self._names:

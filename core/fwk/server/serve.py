@@ -89,7 +89,8 @@ def _room(card: ModelCard, ready: EngineReady) -> str:
     if card.embedding_size:
         what = "embeddings" if card.task == "embed" else "vectors"
         return f"{what} of {card.embedding_size} numbers, inputs of at most {card.max_model_len} tokens"
-    return f"{ready.num_blocks * ready.block_size} tokens of KV cache"
+    least = "at least " if ready.num_block_tables > 1 else ""
+    return f"{least}{ready.num_blocks // ready.num_block_tables * ready.block_size} tokens of KV cache"
 
 
 def _ending_signals() -> list[signal.Signals]:

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from fwk.config import Config
 from fwk.errors import ConfigError
+from fwk.interfaces.attention import AttentionBackendSpec, AttentionLayer
 from fwk.interfaces.executor import WorkerInfo
 from fwk.interfaces.lora import LoRASourceContext
 from fwk.interfaces.model import Encoder, Model
 from fwk.interfaces.parallel import ParallelGroup
+from fwk.interfaces.prefix_cache import PrefixCacheSpec
 from fwk.interfaces.sampling import LogitsProcessor, SamplerSpec, SamplingContext
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
 from fwk.native.thread_pool import ThreadPool
@@ -103,10 +105,12 @@ class WorkerBuilder:
         is_greedy = torch.zeros(1, dtype=torch.int64, device=self._device)
         model = self._models.build_served(is_greedy)
         decoder = self._decoder()
-        num_blocks = self._count_blocks()
-        memory = kv_cache.allocate(self._models.attention, self._models.layers, num_blocks, self._device)
+        groups = self._kv_groups()
+        window = max((layer.sliding_window or 0 for group in groups[1:] for layer in group), default=0)
+        num_blocks = self._count_blocks(groups)
+        memory = kv_cache.allocate(self._models.attention, groups, num_blocks, self._device)
         self._open_store(num_blocks)
-        table = SequenceTable(options.max_running_requests, opened.max_model_len, options.page_size)
+        table = SequenceTable(options.max_running_requests, opened.max_model_len, options.page_size, len(groups))
         inputs = InputBuffers(
             table,
             self._setup.max_step_tokens,
@@ -135,7 +139,15 @@ class WorkerBuilder:
             runner.warm_up()
         self._chosen["step"] = self._how_steps_run(runner.model)
         self.parts.grammars.begin(self._compiler.build)
-        return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons), drafting.max_drafts)
+        return WorkerInfo(
+            num_blocks,
+            opened.config.vocab_size,
+            self._chosen,
+            tuple(self._reasons),
+            num_window_groups=len(groups) - 1,
+            window=window,
+            num_lookahead=drafting.max_drafts,
+        )
 
     def _grammar_compiler(self) -> Grammars:
         opened = self._setup.opened
@@ -159,16 +171,37 @@ class WorkerBuilder:
             load_model=self._models.build_draft,
         )
 
-    def _count_blocks(self) -> int:
+    def _kv_groups(self) -> list[list[AttentionLayer]]:
+        """The layers by block table. Whatever else moves blocks about knows one table only, and then there is one."""
+        layers = self._models.layers
+        spec = self._factory.item("attention").declaration
+        cache = self._factory.item("cache").declaration
+        assert isinstance(spec, AttentionBackendSpec)
+        assert isinstance(cache, PrefixCacheSpec)
+        why = {
+            "--disable-hybrid-swa-memory": self._config.engine.disable_hybrid_swa_memory,
+            f"attention {self._chosen.get('attention')}": "kv_groups" not in spec.features,
+            f"cache {self._chosen.get('cache')} keeps blocks in tiers": cache.tiers is not None,
+            "speculation": "speculative" in self._setup.resolution.selections,
+            "the model does not generate": self._setup.opened.runner == "pool",
+        }
+        refusal = next((reason for reason, holds in why.items() if holds), "")
+        groups = kv_cache.form_groups(self._models.attention, [] if refusal else layers)
+        if refusal and any(layer.sliding_window for layer in layers):
+            self._reasons.append(f"every layer keeps all of a sequence, though some see a window only: {refusal}")
+        return [layers] if refusal else groups
+
+    def _count_blocks(self, groups: list[list[AttentionLayer]]) -> int:
         options = self._config.engine
         num_blocks = kv_cache.count_blocks(
             max_total_tokens=options.max_total_tokens,
             fraction=options.mem_fraction_static,
             block_size=options.page_size,
-            bytes_per_block=kv_cache.block_bytes(self._models.attention, self._models.layers),
+            bytes_per_block=kv_cache.block_bytes(self._models.attention, groups[0]),
             device=self._device,
             num_sharers=self._group.size * options.data_parallel_size,
             most=options.max_running_requests * -(-self._setup.max_model_len // options.page_size),
+            num_tables=len(groups),
         )
         return kv_cache.agree(num_blocks, self._group, self._device)
 

@@ -89,15 +89,16 @@ class InputBuffers:
         for name, shape, dtype in (
             ("token_ids", (rows,), np.int64),
             ("positions", (rows,), np.int64),
-            ("slot_mapping", (rows,), np.int64),
             ("query_start", (num_slots + 1,), np.int32),
             ("seq_lens", (num_slots,), np.int32),
             ("logits_indices", (rows,), np.int64),
             ("hidden_indices", (rows,), np.int64),
             ("adapter_ids", (rows,), np.int32),
-            ("block_table", (num_slots * table.block_table.shape[1],), np.int32),
         ):
             self._pairs[name] = self._pair(shape, dtype)
+        for group in range(len(table.block_tables)):
+            self._pairs[f"slot_mapping.{group}"] = self._pair((rows,), np.int64)
+            self._pairs[f"block_table.{group}"] = self._pair((num_slots * table.block_table.shape[1],), np.int32)
         self.max_tokens = min(rows, num_slots * self._longest)
 
     @property
@@ -146,7 +147,7 @@ class InputBuffers:
         else:
             rows = np.repeat(slots, num_new)
             positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - computed, num_new)
-        slot_mapping = table.kv_slots(rows, positions)
+        slot_mappings = self._slot_mappings(rows, positions)
         step_rows = self._rows(batch, slots, starts, computed)
         logits_indices = starts[step_rows.sequences] + (step_rows.num_tokens - 1 - computed[step_rows.sequences])
         token_ids = table.token_ids[rows, positions]
@@ -163,7 +164,7 @@ class InputBuffers:
             logits_indices, len(token_ids), has_adapters or step_rows.wants_prompt_logprobs
         )
         forward = self._forward(
-            slots, token_ids, positions, slot_mapping, starts, seq_lens, hidden_indices, logits_indices
+            slots, token_ids, positions, slot_mappings, starts, seq_lens, hidden_indices, logits_indices
         )
         if has_adapters:  # they are told apart by token, in the last layer, too
             forward.adapter_ids_np, forward.adapter_ids = self._fill("adapter_ids", adapters)
@@ -178,12 +179,14 @@ class InputBuffers:
     def _advance(self, last: _DecodeStep, batch: Batch) -> tuple[ForwardBatch, StepRows]:
         """Fill the buffers for the step after ``last``."""
         table = self.table
-        block_table = last.forward.kv_groups[0].block_table_np
+        groups = last.forward.kv_groups
         moved = [i for i, s in enumerate(batch.sequences) if s.new_block_ids or s.replaced_blocks]
-        for i in moved:
-            block_table[i] = table.block_table[last.slots[i], : block_table.shape[1]]
-        names = ("positions", "seq_lens", "slot_mapping", "token_ids")
-        arrays = (*(self._views[name][0] for name in names), last.rows.num_tokens, block_table, table.token_ids)
+        for group, blocks in zip(groups, table.block_tables, strict=True):
+            for i in moved:
+                group.block_table_np[i] = blocks[last.slots[i], : group.block_table_np.shape[1]]
+        names = ("positions", "seq_lens", "slot_mapping.0", "token_ids")
+        first = groups[0].block_table_np
+        arrays = (*(self._views[name][0] for name in names), last.rows.num_tokens, first, table.token_ids)
         # After a step nothing of this is left in a core's cache, neither code nor data: a few numbers are sooner
         # changed by the interpreter, which is at work anyway, than by ten different functions of numpy.
         positions, seq_lens, places, token_ids, num_tokens, blocks, known = (x.data for x in arrays)
@@ -195,10 +198,17 @@ class InputBuffers:
             places[i] = blocks[i, position // size] * size + position % size
             token_ids[i] = known[slot, position]
         last.num_left -= 1
+        for number, group in enumerate(groups[1:], 1):
+            places, blocks = group.slot_mapping_np.data, group.block_table_np.data
+            for i in range(len(last.slots)):
+                position = positions[i]
+                places[i] = blocks[i, position // size] * size + position % size
+            self._send(self._views[f"slot_mapping.{number}"])
         for name in names:
             self._send(self._views[name])
         if moved:
-            self._send(self._views["block_table"])
+            for number in range(len(groups)):
+                self._send(self._views[f"block_table.{number}"])
         return last.forward, last.rows
 
     def prepare_one(self, slots: np.ndarray, token_ids: np.ndarray, positions: np.ndarray) -> ForwardBatch:
@@ -206,10 +216,10 @@ class InputBuffers:
 
         The inputs of the step before are overwritten.
         """
-        slot_mapping = self.table.kv_slots(slots, positions)
+        slot_mappings = self._slot_mappings(slots, positions)
         starts = np.arange(len(slots) + 1)
         each = starts[:-1]
-        return self._forward(slots, token_ids, positions, slot_mapping, starts, positions + 1, each, each)
+        return self._forward(slots, token_ids, positions, slot_mappings, starts, positions + 1, each, each)
 
     def blank(self, num_tokens: int, num_hidden: int, num_logits: int, num_seqs: int) -> ForwardBatch:
         """A batch whose numbers mean nothing; of more sequences where the tokens are too many for so few."""
@@ -217,7 +227,11 @@ class InputBuffers:
         starts = np.arange(num_seqs + 1) * num_tokens // num_seqs
         nothing = np.zeros(num_tokens, np.int64)
         slots, hidden_indices, logits_indices = (np.zeros(n, np.int64) for n in (num_seqs, num_hidden, num_logits))
-        return self._forward(slots, nothing, nothing, nothing, starts, np.diff(starts), hidden_indices, logits_indices)
+        places = [nothing] * len(self.table.block_tables)
+        return self._forward(slots, nothing, nothing, places, starts, np.diff(starts), hidden_indices, logits_indices)
+
+    def _slot_mappings(self, slots: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
+        return [self.table.kv_slots(slots, positions, group) for group in range(len(self.table.block_tables))]
 
     def _wanted(self, logits_indices: np.ndarray, num_tokens: int, wants_all: bool) -> tuple[np.ndarray, np.ndarray]:
         """The tokens whose hidden states are wanted, and which of these are turned into logits.
@@ -236,7 +250,7 @@ class InputBuffers:
         slots: np.ndarray,
         token_ids: np.ndarray,
         positions: np.ndarray,
-        slot_mapping: np.ndarray,
+        slot_mappings: list[np.ndarray],
         starts: np.ndarray,
         seq_lens: np.ndarray,
         hidden_indices: np.ndarray,
@@ -244,18 +258,20 @@ class InputBuffers:
     ) -> ForwardBatch:
         self._last = None
         width = -(-int(seq_lens.max()) // self.table.block_size)
-        blocks_np, blocks = self._fill("block_table", self.table.block_table[slots, :width].ravel())
-        slots_np, slots_tensor = self._fill("slot_mapping", slot_mapping)
+        groups: list[KVGroup] = []
+        for i, (table, slot_mapping) in enumerate(zip(self.table.block_tables, slot_mappings, strict=True)):
+            blocks_np, blocks = self._fill(f"block_table.{i}", table[slots, :width].ravel())
+            slots_np, slots_tensor = self._fill(f"slot_mapping.{i}", slot_mapping)
+            groups.append(KVGroup(slots_tensor, blocks.view(-1, width), slots_np, blocks_np.reshape(-1, width)))
         starts_np, starts_tensor = self._fill("query_start", starts)
         lens_np, lens_tensor = self._fill("seq_lens", seq_lens)
-        group = KVGroup(slots_tensor, blocks.view(-1, width), slots_np, blocks_np.reshape(-1, width))
         return ForwardBatch(
             token_ids=self._fill("token_ids", token_ids)[1],
             positions=self._fill("positions", positions)[1],
             query_start=starts_tensor,
             seq_lens=lens_tensor,
             logits_indices=self._fill("logits_indices", logits_indices)[1],
-            kv_groups=[group],
+            kv_groups=groups,
             query_start_np=starts_np,
             seq_lens_np=lens_np,
             is_decode=len(token_ids) == len(slots),

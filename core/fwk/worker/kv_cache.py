@@ -22,6 +22,25 @@ ALIGNMENT = 64
 """Bytes: where a layer's cache may begin on a CPU."""
 
 
+def form_groups(backend: AttentionBackend, layers: list[AttentionLayer]) -> list[list[AttentionLayer]]:
+    """Give layers that see a window only groups of their own: as many layers in each as see everything, the last less.
+
+    Layer i of each group keeps its K/V in the same tensor, in blocks of its own. There is one group where layers differ
+    in what they store, or where groups would save next to nothing. The window is that of the layer that sees furthest.
+    """
+    full = [layer for layer in layers if layer.sliding_window is None]
+    windowed = [layer for layer in layers if layer.sliding_window is not None]
+    forms = {(form.block_shape, form.dtype) for form in (backend.block_format(layer.kv_spec) for layer in layers)}
+    if not full or len(windowed) < len(full) or len(forms) != 1:
+        return [layers]
+    size = len(full)
+    groups = [full, *(windowed[start : start + size] for start in range(0, len(windowed), size))]
+    for number, group in enumerate(groups):
+        for layer in group:
+            layer.kv_group = number
+    return groups
+
+
 def block_bytes(backend: AttentionBackend, layers: list[AttentionLayer]) -> int:
     """Bytes of one block over all layers."""
     total = 0
@@ -40,8 +59,11 @@ def count_blocks(
     device: torch.device,
     most: int,
     num_sharers: int = 1,
+    num_tables: int = 1,
 ) -> int:
     """Blocks to allocate: what was asked for, or what fits into a fraction of the free memory.
+
+    A sequence has ``num_tables`` of each of its blocks; what was asked for fits even if all of it is kept.
 
     Blocks of a model that keeps no K/V take no memory: there are as many as all its sequences could use (``most``).
     ``num_sharers`` workers share the memory of a CPU, and each takes its part.
@@ -55,7 +77,7 @@ def count_blocks(
         free, total = torch.cuda.mem_get_info(device)
         budget = int(total * (fraction or GPU_FRACTION)) - (total - free)
     if max_total_tokens is not None:
-        count = -(-max_total_tokens // block_size)
+        count = -(-max_total_tokens // block_size) * num_tables
         if count * bytes_per_block > free:
             raise ConfigError(
                 f"--max-total-tokens {max_total_tokens} needs {count * bytes_per_block / 2**20:.0f} MiB of KV cache, "
@@ -63,7 +85,7 @@ def count_blocks(
             )
         return count
     count = budget // bytes_per_block
-    if count < 1:
+    if count < num_tables:
         raise ConfigError("no memory is left for the KV cache: raise --mem-fraction-static or take a smaller model")
     return count
 
@@ -74,14 +96,27 @@ def agree(num_blocks: int, group: ParallelGroup, device: torch.device) -> int:
 
 
 def allocate(
-    backend: AttentionBackend, layers: list[AttentionLayer], num_blocks: int, device: torch.device
+    backend: AttentionBackend, groups: list[list[AttentionLayer]], num_blocks: int, device: torch.device
 ) -> Tensor | None:
     """Give every layer its cache, [num_blocks, *block_shape] of zeros; on a CPU, the memory of all.
+
+    Layer i of each group has that of layer i of the first.
 
     On a CPU the zeros are the operating system's: huge pages never written take no memory. They must be zeros and not
     just any bytes, for a NaN in a masked place would survive the mask. Layers lie one after another in them: were each
     to begin with a page, equal blocks of all layers would compete for the same places of the processor's cache.
     """
+    layers = groups[0]
+    memory = _allocate(backend, layers, num_blocks, device)
+    for group in groups[1:]:
+        for layer, owner in zip(group, layers, strict=False):
+            layer.kv_cache = owner.kv_cache
+    return memory
+
+
+def _allocate(
+    backend: AttentionBackend, layers: list[AttentionLayer], num_blocks: int, device: torch.device
+) -> Tensor | None:
     forms = [backend.block_format(layer.kv_spec) for layer in layers]
     shapes = [(num_blocks, *form.block_shape) for form in forms]
     if device.type != "cpu":

@@ -25,12 +25,13 @@ class SequenceTable:
     A worker appends the tokens it samples itself, so that the plan of the next step need not carry them.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, num_slots: int, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
         self.block_size = block_size
         # np.zeros maps memory lazily: rows that are never used cost nothing. One place more than the longest
         # sequence, for a token sampled by a step that turns out to be one too many.
         self.token_ids = np.zeros((num_slots, max_model_len + 1), np.int32)
-        self.block_table = np.zeros((num_slots, -(-max_model_len // block_size)), np.int32)
+        width = -(-max_model_len // block_size)
+        self.block_tables = [np.zeros((num_slots, width), np.int32) for _ in range(num_groups)]  # by KV group
         self.num_blocks = np.zeros(num_slots, np.int64)
         self.num_tokens = np.zeros(num_slots, np.int64)
         self.num_computed = np.zeros(num_slots, np.int64)
@@ -49,7 +50,7 @@ class SequenceTable:
         self.num_prompt[slot] = new.num_prompt_tokens
         self.num_computed[slot] = new.num_computed_tokens
         self.num_blocks[slot] = 0
-        self.append_blocks(slot, new.block_ids)
+        self.append_blocks(slot, new.block_ids, new.window_block_ids)
         sampling = new.sampling
         self.is_greedy[slot] = sampling.temperature == 0.0
         self.seeds[slot] = new.seed
@@ -57,15 +58,23 @@ class SequenceTable:
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.prompt_logprobs[slot] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs
 
-    def append_blocks(self, slot: int, block_ids: list[int]) -> None:
+    @property
+    def block_table(self) -> np.ndarray:
+        """[num_slots, max_blocks] int32: of the layers that see everything."""
+        return self.block_tables[0]
+
+    def append_blocks(self, slot: int, block_ids: list[int], window_block_ids: list[list[int]]) -> None:
         start = int(self.num_blocks[slot])
         self.block_table[slot, start : start + len(block_ids)] = block_ids
+        for i, ids in enumerate(window_block_ids, start):
+            for table, block in zip(self.block_tables[1:], ids, strict=False):  # no ids: nobody looks there
+                table[slot, i] = block
         self.num_blocks[slot] = start + len(block_ids)
 
-    def kv_slots(self, slots: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
-        """Where in the KV cache the tokens at ``positions`` of ``slots`` are kept: [n] int64 each."""
+    def kv_slots(self, slots: np.ndarray | int, positions: np.ndarray, group: int = 0) -> np.ndarray:
+        """Where in the KV cache layers of ``group`` keep the tokens at ``positions`` of ``slots``: [n] int64 each."""
         size = self.block_size
-        return self.block_table[slots, positions // size].astype(np.int64) * size + positions % size
+        return self.block_tables[group][slots, positions // size].astype(np.int64) * size + positions % size
 
     def sampling_state(self, slots: np.ndarray) -> SamplingState:
         """What the sequences in ``slots`` [n] asked for."""
@@ -87,7 +96,7 @@ class SequenceTable:
             for place, block_id in scheduled.replaced_blocks:
                 self.block_table[scheduled.slot, place] = block_id
             if scheduled.new_block_ids:
-                self.append_blocks(scheduled.slot, scheduled.new_block_ids)
+                self.append_blocks(scheduled.slot, scheduled.new_block_ids, scheduled.new_window_block_ids)
             drafts = scheduled.draft_token_ids
             if drafts:
                 end = int(self.num_tokens[scheduled.slot])

@@ -281,6 +281,30 @@ class AttentionSuite(ServedSuite):
         torch.testing.assert_close(windowed.double(), reference(q, k, v, 0, cached.shape), atol=2e-5, rtol=0)
         torch.testing.assert_close(whole.double(), reference(q, k, v, 0, full), atol=2e-5, rtol=0)
 
+    def test_layers_with_block_tables_of_their_own(self, item: Registered) -> None:
+        """Two layers keep K/V in the same tensor, in other blocks; behind the window a table may name anybody's."""
+        shape = Shape(sliding_window=5)
+        cached = Cached(item, shape, 9, is_dirty=False, features=frozenset({"kv_groups"}))
+        full, windowed = AttentionLayer(0, 4, 2, 32, 32**-0.5), cached.layer
+        full.kv_cache, windowed.kv_group, windowed.index = windowed.kv_cache, 1, 1
+        tables, others = [[1, 5, 3], [2]], [[4, 6, 8], [7]]
+        keys, values = ([[cached.tokens(n, 2) for n in (44, 8)] for _ in range(2)] for _ in range(2))
+        for pasts, num_new in (([0, 0], [38, 6]), ([38, 6], [5, 1]), ([43, 7], [1, 1])):
+            batch = make_batch(pasts, num_new, tables)
+            batch.kv_groups += make_batch(pasts, num_new, others).kv_groups
+            q, outs = cached.tokens(sum(num_new), 4), list[torch.Tensor]()
+            ends = [past + n for past, n in zip(pasts, num_new, strict=True)]
+            with torch.inference_mode():
+                batch.plan = cached.backend.plan(batch, [full, windowed])
+                for layer, k, v in zip((full, windowed), keys, values, strict=True):
+                    new = [torch.cat([y[p:e] for y, p, e in zip(x, pasts, ends, strict=True)]) for x in (k, v)]
+                    outs.append(cached.backend.forward(q, new[0], new[1], layer, batch))
+            for layer, out, k, v in zip((Shape(), shape), outs, keys, values, strict=True):
+                parts = zip(q.split(num_new), k, v, pasts, ends, strict=True)
+                expected = torch.cat([reference(x, y[:e], z[:e], past, layer) for x, y, z, past, e in parts])
+                torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=0)
+            others[0][0] = 5  # nothing sees it any more
+
     @pytest.mark.parametrize("cap", [0.5, 5.0])
     @pytest.mark.parametrize("dtype", TOLERANCE)
     def test_soft_cap(self, item: Registered, cap: float, dtype: str) -> None:

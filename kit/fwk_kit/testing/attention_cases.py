@@ -30,6 +30,7 @@ FEATURES = frozenset(
         "sinks",
         "alibi_slopes",
         "chunk_size",
+        "kv_groups",
         "a word nobody knows",
     }
 )

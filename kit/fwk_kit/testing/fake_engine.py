@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fwk.engine.blocks import BlockAllocator
 from fwk.engine.core import Engine, EngineInfo
+from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.plan import Limits
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.transfer import WorkerTransfer
@@ -57,8 +57,18 @@ def reference(prompt: Sequence[int], max_tokens: int, stop: frozenset[int] = fro
 class FakeWorker(Worker):
     """Writes tokens to the slots a batch names and reads them back through the block table."""
 
-    def __init__(self, num_blocks: int, block_size: int, num_slots: int, max_len: int, draft: Draft | None) -> None:
-        self.table = SequenceTable(num_slots, max_len, block_size)
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        max_len: int,
+        draft: Draft | None,
+        num_window_groups: int = 0,
+        window: int = 0,
+    ) -> None:
+        self.table = SequenceTable(num_slots, max_len, block_size, 1 + num_window_groups)
+        self.window = window
         self.memory = np.full(num_blocks * block_size, UNWRITTEN, np.int64)
         self.num_blocks = num_blocks
         self.draft = draft
@@ -74,10 +84,12 @@ class FakeWorker(Worker):
     def load(self) -> WorkerInfo:
         return WorkerInfo(self.num_blocks, VOCAB, {})
 
-    def _slots(self, slot: int, start: int, end: int) -> np.ndarray:
-        positions = np.arange(start, end)
-        size = self.table.block_size
-        return self.table.block_table[slot, positions // size].astype(np.int64) * size + positions % size
+    def _slots(self, slot: int, start: int, end: int, group: int = 0) -> np.ndarray:
+        return self.table.kv_slots(slot, np.arange(start, end), group)
+
+    def _written(self, slot: int, start: int, end: int, group: int) -> np.ndarray:
+        """What the K/V of some tokens are, unlike those of other groups and, in window groups, of other positions."""
+        return self.table.token_ids[slot, start:end] + VOCAB * group * (1 + np.arange(start, end))
 
     def execute(self, batch: Batch) -> StepResult:
         self.batches.append(batch)
@@ -94,11 +106,17 @@ class FakeWorker(Worker):
         starts = {s.slot: int(table.num_computed[s.slot]) for s in batch.sequences}
         for s in batch.sequences:  # all of a step's K/V is stored before any is read
             start, end = starts[s.slot], starts[s.slot] + s.num_new_tokens
-            self.memory[self._slots(s.slot, start, end)] = table.token_ids[s.slot, start:end]
+            for group in range(len(table.block_tables)):
+                self.memory[self._slots(s.slot, start, end, group)] = self._written(s.slot, start, end, group)
         results: list[SequenceResult] = []
         for s in batch.sequences:
             end = starts[s.slot] + s.num_new_tokens
             seen = self.memory[self._slots(s.slot, 0, end)].tolist()
+            first = max(0, starts[s.slot] - self.window + 1)
+            for group in range(1, len(table.block_tables)):
+                windowed = self.memory[self._slots(s.slot, first, end, group)]
+                wanted = self._written(s.slot, first, end, group)
+                assert (windowed == wanted).all(), f"group {group} of slot {s.slot} lost K/V inside its window"
             tokens: list[int] = []
             if s.samples:
                 count = len(s.draft_token_ids)
@@ -207,7 +225,8 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
     """An engine on a fake worker, with the real scheduler, cache and policy, checking its books every step."""
     plugins = installed()
     cache_item = _take(plugins, "cache", cache)
-    worker = FakeWorker(num_blocks, block_size, max_running, max_len, draft)
+    groups, window = limits.get("num_window_groups", 0), limits.get("window", 0)
+    worker = FakeWorker(num_blocks, block_size, max_running, max_len, draft, groups, window)
     if tiers is not None:
         worker.use_tiers(tiers)
     executor = (LateExecutor if is_late else FakeExecutor)(worker, depth)
@@ -227,10 +246,9 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
     clock = itertools.count()
     scheduler = Scheduler(
         limits_object,
-        BlockAllocator(num_blocks, cache_object),
-        cache_object,
+        KVBlockManager(limits_object, num_blocks, cache_object),
         policy_object,
         now=now or (lambda: float(next(clock))),
     )
-    info = EngineInfo(num_blocks, block_size, max_len, VOCAB, {}, [])
+    info = EngineInfo(num_blocks, 1 + limits_object.num_window_groups, block_size, max_len, VOCAB, {}, [])
     return Engine(scheduler, executor, info)

@@ -234,7 +234,7 @@ def test_what_was_dropped_is_not_asked_for_again() -> None:
     serve(engine, "a", numbers(0, 41))
     serve(engine, "b", numbers(50, 60))
     kv_blocks = engine.scheduler._kv_blocks
-    kv_blocks._allocator.free(kv_blocks._cache.drop())
+    kv_blocks.allocator.free(kv_blocks._cache.drop())
     assert serve(engine, "c", numbers(0, 41)) == 0
 
 

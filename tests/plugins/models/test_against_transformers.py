@@ -57,6 +57,14 @@ LATENT = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
 }
+GPT_OSS = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 20,
+    "head_dim": 16,
+    "hidden_size": 64,
+    "layer_types": KINDS,
+}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
     "phi3 window": ("phi3", {"sliding_window": 20}),
@@ -120,10 +128,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe one group": ("glm4_moe", {**EXPERTS, "n_routed_experts": 8, "head_dim": 16, "norm_topk_prob": False}),
     "deepseek_v3": ("deepseek_v3", {**EXPERTS, **GROUPS, **LATENT}),
     "deepseek_v3 no query latent": ("deepseek_v3", {**EXPERTS, **GROUPS, **LATENT, "q_lora_rank": None}),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0], "tie_word_embeddings": False}),
 }
 SPLIT = ["phi3", "olmo2", "gpt2", "gpt_neox", "falcon slopes", "falcon multi-query", "cohere norms", "granitemoe"]
-SPLIT += ["mixtral", "qwen2_moe", "olmoe", "glm4_moe", "deepseek_v3"]
+SPLIT += ["mixtral", "qwen2_moe", "olmoe", "glm4_moe", "deepseek_v3", "gpt_oss"]
 
 
 def write(folder: Path, kind: str, changes: dict[str, Any]) -> PreTrainedModel:

@@ -23,7 +23,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
             needs=Needs(device="cpu"),
             dtypes=("float32", "bfloat16"),
             kv_dtypes=("auto", "int8", "fp8_e4m3"),
-            features=frozenset({"sliding_window", "soft_cap", "tree_mask"}),
+            features=frozenset({"kv_groups", "sliding_window", "soft_cap", "tree_mask"}),
             rank=10,
             summary="C++ kernels for CPUs (AVX2, AVX-512, AMX), built on first use.",
         )

@@ -13,7 +13,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
             dtypes=("float16", "bfloat16"),
             kv_dtypes=("auto",),  # its kernels take one scale for all of K, ours are one per token and head
             head_sizes=(64, 128, 256),
-            features=frozenset({"sliding_window", "soft_cap", "tree_mask"}),
+            features=frozenset({"kv_groups", "sliding_window", "soft_cap", "tree_mask"}),
             rank=-20,  # auto takes it once a GPU has shown that it is right
             summary="FlashInfer's paged kernels for CUDA; an adapter that has not yet run on a GPU.",
         )

@@ -11,7 +11,16 @@ def attention_backends() -> list[AttentionBackendSpec]:
             load="fwk_attention.torch_sdpa.backend:TorchBackend",
             kv_dtypes=("auto", "int8", "fp8_e4m3"),
             features=frozenset(
-                {"sliding_window", "soft_cap", "tree_mask", "latent", "sinks", "alibi_slopes", "chunk_size"}
+                {
+                    "kv_groups",
+                    "sliding_window",
+                    "soft_cap",
+                    "tree_mask",
+                    "latent",
+                    "sinks",
+                    "alibi_slopes",
+                    "chunk_size",
+                }
             ),
             summary="Plain torch on any device; the reference.",
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk.interfaces.moe import ExpertWeights, MoEContext, MoERunner
-from fwk.layers import activation
+from fwk.layers import gated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ class TorchRunner(MoERunner):
 
     def __init__(self, context: MoEContext) -> None:
         super().__init__(context)
-        self._activation = activation(context.activation)
+        self._gated = gated(context.activation)
 
     def load(self, experts: ExpertWeights) -> None:
         self._experts = [experts.layers(index) for index in range(self.context.num_experts)]
@@ -35,7 +35,7 @@ class TorchRunner(MoERunner):
             rows = tokens[start : start + count]
             gate_up, down = self._experts[expert]
             gate, up = gate_up(x[rows]).chunk(2, dim=-1)
-            inner = self._activation(gate).mul_(up)
+            inner = self._gated(gate, up)
             out.index_add_(0, rows, down(inner).mul_(factors[start : start + count]))
             start += count
         return out

@@ -1,0 +1,92 @@
+"""gpt-oss as it is published: experts in MXFP4; against transformers' own reading of the same tensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.helpers.checkpoints import reference_greedy, reference_logits, token_ids
+from tests.helpers.models import RunnableModel
+from tests.plugins.models.test_against_transformers import GPT_OSS, close, write
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+import fwk
+from fwk import SamplingParams
+from fwk.errors import FwkError
+from fwk_models.gpt_oss.experts import mxfp4_numbers
+
+
+def random_bytes(*shape: int, low: int = 0, high: int = 256) -> torch.Tensor:
+    return torch.randint(low, high, shape, dtype=torch.uint8)
+
+
+def test_numbers_are_those_of_transformers() -> None:
+    torch.manual_seed(0)
+    blocks, scales = random_bytes(3, 10, 4, 16), random_bytes(3, 10, 4, low=100, high=150)
+    theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    assert torch.equal(mxfp4_numbers(blocks, scales), theirs.transpose(1, 2))
+
+
+def packed(folder: Path, **changes: Any) -> Any:
+    """A checkpoint with MXFP4 experts, and transformers' model with the same numbers."""
+    model = write(folder, "gpt_oss", {**GPT_OSS, **changes})
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, rows, columns = tensors.pop(name).shape
+        blocks = random_bytes(count, columns, rows // 32, 16)
+        scales = random_bytes(count, columns, rows // 32, low=122, high=126)
+        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = blocks, scales
+        with torch.no_grad():
+            model.get_parameter(name).copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def test_logits_from_packed_experts(tmp_path: Path) -> None:
+    reference = packed(tmp_path)
+    model, prompt = RunnableModel(tmp_path), token_ids(60)
+    close(model.logits(prompt, [30, 20, 1, 9]), reference_logits(reference, prompt))
+    assert model.weights.asked >= set(model.weights.names())
+
+
+def test_it_is_served_with_block_tables_by_group(tmp_path: Path) -> None:
+    reference = packed(tmp_path)
+    prompt = token_ids(50)
+    with fwk.LLM(str(tmp_path), dtype="float32", max_total_tokens=512, check_blocks=True) as llm:
+        assert llm.engine.info.num_block_tables == 2
+        assert llm.engine.info.chosen["attention"] == "torch", "the one with sinks"
+        (done,) = llm.generate([prompt], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True))
+    assert done.token_ids == reference_greedy(reference, prompt, 20)
+
+
+def test_packed_experts_can_be_kept_small(tmp_path: Path) -> None:
+    """Read as numbers, then quantised again: int8 holds a 4-bit block's numbers well."""
+    reference = packed(tmp_path)
+    prompt = token_ids(50)
+    with fwk.LLM(str(tmp_path), dtype="float32", max_total_tokens=512, quantization="int8") as llm:
+        assert "int8" in llm.engine.info.chosen["quant"]
+        (done,) = llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0.0, logprobs=1))
+    wanted = reference_logits(reference, prompt)[-1].log_softmax(-1)
+    assert wanted[done.token_ids[0]] > wanted.max() - 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"swiglu_limit": 5.0}, "'swiglu_limit' is 5.0: gpt-oss is served with 7.0"),
+        ({"intermediate_size": 128}, r"gate_up_proj_blocks is torch.uint8 of shape \(4, 192, 2, 16\), not .*256"),
+    ],
+)
+def test_what_is_not_served_is_said(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    packed(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(FwkError, match=message):
+        fwk.LLM(str(tmp_path), dtype="float32", max_total_tokens=512)
