@@ -90,7 +90,7 @@ ELSEWHERE = {
     "logits_processors.allowed_token_ids", "speculative.standalone",
     *(f"models.{name}" for name in (
         "bert", "bloom", "cohere", "deepseek_v2", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3", "glm4",
-        "glm4_moe", "gpt2", "gpt_neox", "granite", "minicpm", "mixtral", "olmo2", "olmoe", "opt", "phi3",
+        "glm4_moe", "gpt2", "gpt_neox", "gpt_oss", "granite", "minicpm", "mixtral", "olmo2", "olmoe", "opt", "phi3",
         "qwen2_moe", "qwen3", "smollm3", "starcoder2",
     )),
 }  # fmt: skip

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.helpers.architectures import GPT_OSS, close, write
 from tests.helpers.checkpoints import reference_greedy, reference_logits, token_ids
 from tests.helpers.models import RunnableModel
-from tests.plugins.models.test_against_transformers import GPT_OSS, close, write
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import fwk

@@ -1,0 +1,148 @@
+"""Architectures by the name transformers has for each, with what a small one of each is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from fwk_loaders.dummy.tokenizer import build_tokenizer
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+OWN = {"num_key_value_heads": 4, "intermediate_size": 256}
+"""For configurations that have neither of the two, and would only keep the numbers."""
+KINDS = ["sliding_attention", "full_attention"]
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "long_factor": [1.0 + i / 4 for i in range(8)],
+    "short_factor": [1.0 + i / 8 for i in range(8)],
+}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 3}
+GROUPS = {
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+GPT_OSS = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 20,
+    "head_dim": 16,
+    "hidden_size": 64,
+    "layer_types": KINDS,
+}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3": ("phi3", {}),
+    "phi3 window": ("phi3", {"sliding_window": 20}),
+    "phi3 longrope": (
+        "phi3",
+        {"rope_parameters": {**LONG, "factor": 4.0}, "original_max_position_embeddings": 512},
+    ),
+    "phi4 partial": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": 20, "layer_types": KINDS}),
+    "gemma": ("gemma", {"head_dim": 24}),
+    "gemma2": ("gemma2", {"head_dim": 24, "sliding_window": 20, "query_pre_attn_scalar": 20}),
+    "gemma2 uncapped": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gpt2": ("gpt2", {**OWN, "n_inner": None}),
+    "gpt_neox": ("gpt_neox", OWN),
+    "gpt_neox one after another": ("gpt_neox", {**OWN, "use_parallel_residual": False, "tie_word_embeddings": True}),
+    "falcon multi-query": ("falcon", {"alibi": False, "multi_query": True}),
+    "falcon slopes": ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon groups": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon groups, one norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "bloom": ("bloom", OWN),
+    "bloom six heads": (
+        "bloom",
+        {**OWN, "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96, "intermediate_size": 384},
+    ),
+    "opt": ("opt", {**OWN, "ffn_dim": 256, "word_embed_proj_dim": 64}),
+    "starcoder2": ("starcoder2", {"sliding_window": 20}),
+    "starcoder2 no bias": ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
+    "glm": ("glm", {"head_dim": 16, "attention_bias": True}),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "cohere": ("cohere", {}),
+    "cohere norms": ("cohere", {"use_qk_norm": True, "logit_scale": 0.5}),
+    "cohere2": ("cohere2", {"sliding_window": 20, "layer_types": KINDS, "head_dim": 16}),
+    "granite": (
+        "granite",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.0, "attention_multiplier": 0.2},
+    ),
+    "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "residual_multiplier": 0.4}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral window": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20}),
+    "qwen2_moe": ("qwen2_moe", {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 48}),
+    "qwen2_moe some layers dense": (
+        "qwen2_moe",
+        {
+            **EXPERTS,
+            "num_experts": 8,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [0],
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "glm4_moe": ("glm4_moe", {**EXPERTS, **GROUPS, "head_dim": 16, "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe one group": ("glm4_moe", {**EXPERTS, "n_routed_experts": 8, "head_dim": 16, "norm_topk_prob": False}),
+    "deepseek_v3": ("deepseek_v3", {**EXPERTS, **GROUPS, **LATENT}),
+    "deepseek_v3 no query latent": ("deepseek_v3", {**EXPERTS, **GROUPS, **LATENT, "q_lora_rank": None}),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0], "tie_word_embeddings": False}),
+}
+
+
+def write(folder: Path, kind: str, changes: dict[str, Any]) -> PreTrainedModel:
+    """A checkpoint of transformers' own class for the kind, with a tokeniser of bytes; returns the reference."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**SMALL, **changes})
+    # Falcon's own attention without a fused kernel adds its slopes twice.
+    attention = "sdpa" if kind == "falcon" else "eager"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
+    adds_one = kind.startswith("gemma")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
+            parameter.normal_(1.0 if is_norm and not adds_one else 0.0, 0.25)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.25)
+    model.save_pretrained(folder)
+    build_tokenizer(SMALL["vocab_size"], str(folder)).save(str(folder / "tokenizer.json"))
+    return model
+
+
+def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, wanted, atol=1e-4 * float(wanted.abs().max()), rtol=1e-4)
