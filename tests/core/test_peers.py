@@ -10,8 +10,9 @@ import pytest
 from fwk.cli.main import main
 from fwk.errors import ConfigError
 from fwk.plugins import build_config, discover
+from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import called, normal
-from fwk.plugins.peers import Peer, answer, peers
+from fwk.plugins.peers import Peer, answer, meant, peers, valued
 from fwk_kit.cli.arguments import run as print_arguments
 from fwk_kit.cli.migrating import OF_COMMANDS, counts, page
 
@@ -87,3 +88,30 @@ def test_another_name_sets_the_same_option() -> None:
     for name, value in taken.items():
         assert build_config(PLUGINS, {name: value}).engine.max_running_requests == 7
     assert build_config(PLUGINS, {"--use_dynamic_prompt_cache": "true"}).engine.prefix_cache == "radix"
+
+
+VALUED = [(option, value, ours) for option in sorted({normal(n) for n in NAMES}) for value, ours in valued(option)]
+
+
+@pytest.mark.parametrize(("option", "value", "ours"), VALUED, ids=[f"{o}={v}" for o, v, _ in VALUED])
+def test_other_servers_values_are_ours_or_are_answered(option: str, value: str, ours: str) -> None:
+    """What a value is called here is an installed plugin or one of the option's own words."""
+    for written in (value, value.upper()):
+        if " " in ours:
+            with pytest.raises(ConfigError, match=rf"^--{option.replace('_', '-')} {written}: ".replace("+", r"\+")):
+                build_config(PLUGINS, {option: written})
+            continue
+        config = build_config(PLUGINS, {option: written})
+        (got,) = (found for part in (config.model, config.engine, config.server) if (found := getattr(part, option, 0)))
+        assert got == ours
+    if " " not in ours and option not in ("dtype", "kv_cache_dtype"):
+        assert any(item.name == ours for item in PLUGINS.all())
+
+
+def test_a_plugin_of_the_name_comes_first() -> None:
+    config = build_config(PLUGINS, {"attention_backend": "FlashInfer"})
+    assert config.engine.attention_backend == "flashinfer"
+    for option, value, _ in VALUED:
+        named = {item.name for item in PLUGINS.all() if FAMILIES[item.family].option == option}
+        assert value not in named, f"{option}={value} is never looked up"
+    assert meant("model", "half") == "half"

@@ -28,7 +28,7 @@ from fwk.plugins.catalogue import read_catalogue
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family
 from fwk.plugins.lock import check_lock
-from fwk.plugins.peers import answer
+from fwk.plugins.peers import answer, meant
 from fwk.plugins.selection import is_enabled, static_choice
 
 _CORE: dict[str, type[Options]] = {
@@ -116,6 +116,8 @@ def build_config(plugins: PluginSet, given: Mapping[str, Any]) -> Config:
             if value not in (True, "true", "True", "1", None):
                 raise ConfigError(f"{flag(normal(name))} takes no value")
             value = meaning.constant
+        elif isinstance(value, str):
+            value = _named(plugins, meaning.option, value)
         for owner in meaning.owners:
             values.setdefault(owner.key, {})[meaning.option] = value
     core = {title: _validated_core(model, values.pop(title, {})) for title, model in _CORE.items()}
@@ -124,6 +126,14 @@ def build_config(plugins: PluginSet, given: Mapping[str, Any]) -> Config:
         check_lock(config.plugins.plugins_lock, plugins)
     _check_selected(config, plugins)
     return config
+
+
+def _named(plugins: PluginSet, option: str, value: str) -> str:
+    """A value as it is called here: a plugin's name in lower case, or another server's value as ours."""
+    names = {item.name for item in plugins.all() if FAMILIES[item.family].option == option}
+    if value in names:
+        return value
+    return value.lower() if value.lower() in names else meant(option, value)
 
 
 def _check_selected(config: Config, plugins: PluginSet) -> None:

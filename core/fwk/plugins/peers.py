@@ -11,7 +11,10 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from fwk.errors import ConfigError
+
 TABLES = Path(__file__).with_name("peers")
+VALUES = Path(__file__).with_name("peer_values.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,32 @@ def answer(name: str) -> str | None:
             if argument.lstrip("-").replace("_", "-") == wanted:
                 return peer.answer(argument)
     return None
+
+
+@functools.cache
+def _values() -> tuple[dict[str, dict[str, str]], dict[tuple[str, str], str]]:
+    """By option: values and what they are called here. By option and value: what to write instead."""
+    table = tomllib.loads(VALUES.read_text(encoding="utf-8"))
+    says = {(entry["option"], value): entry["what"] for entry in table["says"] for value in entry["values"]}
+    return table["means"], says
+
+
+def valued(option: str) -> list[tuple[str, str]]:
+    """Other servers' values of an option, each with our name for it or a sentence on what to write instead."""
+    means, says = _values()
+    return [*means.get(option, {}).items(), *((value, what) for (name, value), what in says.items() if name == option)]
+
+
+def meant(option: str, value: str) -> str:
+    """Our name for another server's value, or the value. Raises ``ConfigError`` with what to write instead.
+
+    Case does not matter: vLLM writes some of them in capitals.
+    """
+    means, says = _values()
+    said = says.get((option, value.lower()))
+    if said is not None:
+        raise ConfigError(f"--{option.replace('_', '-')} {value}: {said}")
+    return means.get(option, {}).get(value.lower(), value)
 
 
 def _read(path: Path) -> Peer:
