@@ -24,7 +24,8 @@ from tests.helpers.servers import Start
 
 KEY = "sk-the-key-of-the-tests"
 ADMIN_KEY = "sk-the-key-of-the-administrator"
-PUBLIC = {"/health", "/ready"}
+PAGE = {"/", "/playground/app.js", "/playground/markdown.js", "/playground/style.css"}
+PUBLIC = {"/health", "/ready"} | PAGE
 ADMIN = {f"{start}/{verb}_lora_adapter" for start in ("/v1", "") for verb in ("load", "unload")} | {"/plugins/switch"}
 NUM_STREAMS = 64
 
@@ -116,7 +117,17 @@ def test_a_key_is_asked_for_everywhere_but(locked: Server) -> None:
         "/server_info",
         "/metrics",
     } | PUBLIC | ADMIN
-    odd = ["/", "/nothing", "//v1/models", "/v1/%6dodels", "/health/", "/health/x", "/HEALTH", "/v1/%2e%2e/health"]
+    odd = [
+        "/playground/",
+        "/playground/app.js/",
+        "/nothing",
+        "//v1/models",
+        "/v1/%6dodels",
+        "/health/",
+        "/health/x",
+        "/HEALTH",
+        "/v1/%2e%2e/health",
+    ]
     found += [("GET", path) for path in odd]
     found += [(method, path) for method in ("OPTIONS", "HEAD", "PUT", "DELETE", "TRACE") for _, path in found[:4]]
     wrong = [

@@ -315,6 +315,9 @@ class Dialect(ABC):
     """Of each path that takes a body, the body's model. docs/limits.md is made from it: every number, text, list and
     object says its most in its JSON schema (``maximum``, ``maxLength``, ...), or in words under ``x-limit``."""
 
+    public_paths: ClassVar[tuple[str, ...]] = ()
+    """Of its routes those that need no key: they hold nothing of the server's or a client's, as a page's files do."""
+
     invalid_status: ClassVar[int] = 400
     """What a body past a limit is answered with."""
 

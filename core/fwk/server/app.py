@@ -25,7 +25,7 @@ from fwk.server.middleware import UNFORESEEN, RequestMiddleware, log_unforeseen
 from fwk.server.route_registry import AddRoutes, RouteRegistry
 
 PUBLIC_ROUTES = ("/health", "/ready")
-"""Which of core's routes need no key; no other route can be public."""
+"""Which of core's routes need no key; a dialect names its own (``Dialect.public_paths``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,9 @@ def build_app(
     for number, add in enumerate(admin_routes):
         routes.register(f"core {number}", _nothing, add)
     for number, dialect in enumerate(dialects):
-        routes.register(f"dialect {number}", dialect.routes, dialect.admin_routes, dialect=dialect)
+        routes.register(
+            f"dialect {number}", dialect.routes, dialect.admin_routes, dialect=dialect, public=dialect.public_paths
+        )
     for number, observer in enumerate(observers):
         routes.register(f"observer {number}", observer.routes, observer.admin_routes)
     install_error_handlers(app, routes.error_body)

@@ -280,7 +280,8 @@ class PluginSwitcher:
             if self._is_ready:
                 await lifecycles.ready(lifecycle)
             dialect = built if isinstance(built, Dialect) else None
-            routes.register(item.key, built.routes, built.admin_routes, dialect=dialect)
+            public = () if dialect is None else dialect.public_paths
+            routes.register(item.key, built.routes, built.admin_routes, dialect=dialect, public=public)
         except BaseException:
             await lifecycles.end(lifecycle)
             raise

@@ -1,0 +1,52 @@
+"""The routes of the page's files."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fwk.interfaces.dialect import Dialect
+from fwk_server.playground import PlaygroundOptions
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/playground/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/playground/markdown.js": ("markdown.js", "text/javascript; charset=utf-8"),
+    "/playground/style.css": ("style.css", "text/css; charset=utf-8"),
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+class PlaygroundDialect(Dialect):
+    """Serves the files, read once."""
+
+    public_paths = tuple(FILES)
+
+    def routes(self, app: FastAPI) -> None:
+        options = self.context.options
+        if isinstance(options, PlaygroundOptions) and not options.playground:
+            return
+        folder = Path(__file__).with_name("static")
+        for path, (name, kind) in FILES.items():
+            data = (folder / name).read_bytes()
+            app.add_api_route(path, partial(_file, data, kind), methods=["GET", "HEAD"], include_in_schema=False)
+
+
+async def _file(data: bytes, kind: str, request: Request) -> Response:
+    return Response(data, media_type=kind, headers=HEADERS)

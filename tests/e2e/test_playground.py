@@ -1,0 +1,133 @@
+"""The page at / in a browser. Needs Chromium and chromedriver (Debian: chromium, chromium-driver)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.browser import Browser, browser, missing
+from tests.helpers.rig import Server
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
+]
+IDLE = "document.getElementById('stop').hidden"
+NUM_ANSWERS = "document.querySelectorAll('.message.assistant').length"
+SLOW_STREAM = r"""
+    window.fetch = async (url, { signal }) => new Response(new ReadableStream({
+        start(stream) {
+            const event = new TextEncoder().encode('data: {"choices":[{"delta":{"content":"word "}}]}\n\n');
+            const timer = setInterval(() => stream.enqueue(event), 20);
+            signal.addEventListener("abort", () => { clearInterval(timer); stream.error(signal.reason); });
+        },
+    }));
+"""
+ENTER = "\ue007"
+
+
+@pytest.fixture
+def page(tiny: Server) -> Iterator[Browser]:
+    with browser() as found:
+        found.open(tiny.url)
+        found.wait("document.getElementById('model').textContent === 'tiny'")
+        found.click("#show-settings")
+        found.type("#max_tokens", "20")
+        yield found
+        assert [one for one in found.log() if "status of 400" not in one] == [], "the browser reported errors"
+
+
+def answered(page: Browser, count: int) -> None:
+    page.wait(f"{IDLE} && {NUM_ANSWERS} === {count}")
+
+
+def test_a_chat(page: Browser, tiny: Server, tmp_path: Path) -> None:
+    """Sending, the figures, trying again, going back, editing, and beginning anew."""
+    page.type("#input", "Hello." + ENTER)
+    answered(page, 1)
+    assert "first token" in page.text(".foot")
+    assert "20 out" in page.text(".foot")
+    assert "ended: length" in page.text(".foot")
+    page.click(".message.assistant button", "Try again")
+    answered(page, 1)
+    assert "2 of 2" in page.text(".foot")
+    page.click(".message.assistant button", "\u2039")
+    assert "1 of 2" in page.text(".foot")
+    page.click(".message.user button", "Edit")
+    page.type(".message.user textarea", "Something else.")
+    page.click(".message.user button", "Send edited")
+    answered(page, 1)
+    assert page.text(".message.user .body") == "Something else."
+    assert "2 of 2" in page.text(".message.user .foot")
+    for width, height in ((1200, 800), (400, 800)):
+        page.size(width, height)
+        page.screenshot(tmp_path / f"{width}.png")
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth"), f"it is wider than {width}"
+    page.click("#new")
+    assert page.run(f"return {NUM_ANSWERS}") == 0
+    tiny.check_invariants()
+
+
+def test_stopping(page: Browser) -> None:
+    page.run(SLOW_STREAM)
+    page.type("#input", "Hello." + ENTER)
+    page.wait("document.querySelector('.message.assistant .body')?.textContent.length > 20")
+    page.click("#stop")
+    answered(page, 1)
+    assert "ended: stopped" in page.text(".foot")
+    assert page.text(".message.assistant .body").startswith("word word")
+
+
+def test_how_likely_tokens_were(page: Browser) -> None:
+    page.click("#logprobs")
+    page.type("#input", "Hello." + ENTER)
+    answered(page, 1)
+    assert page.run("return document.querySelectorAll('.token').length") == 20
+    page.run("document.querySelectorAll('.token')[3].focus()")
+    assert page.text(".alternatives").count("%") >= 2
+
+
+def test_a_schema_and_its_faults(page: Browser) -> None:
+    page.type("#schema", '{"type": "object"')
+    page.type("#input", "Hello." + ENTER)
+    answered(page, 1)
+    assert "The JSON schema cannot be read" in page.text(".message.assistant .error")
+    page.type("#max_tokens", "300")
+    page.type("#schema", '{"type": "object", "properties": {"a": {"enum": [17]}}, "required": ["a"]}')
+    page.click(".message.assistant button", "Try again")
+    answered(page, 1)
+    assert "".join(page.text(".message.assistant .body").split()) == '{"a":17}'
+
+
+def test_what_the_server_says_is_shown(page: Browser) -> None:
+    page.run("document.getElementById('top_p').value = 9")
+    page.type("#input", "Hello." + ENTER)
+    answered(page, 1)
+    assert "400: top_p" in page.text(".message.assistant .error")
+    page.run("document.getElementById('top_p').value = ''")
+    page.click("#show-server")
+    page.wait("document.querySelectorAll('#facts tr').length > 5")
+    assert "attention" in page.text("#facts")
+    assert page.run("return document.getElementById('settings').hidden")
+
+
+def test_texts_are_never_read_as_html(page: Browser) -> None:
+    page.type("#input", "<img src=x onerror=alert(1)> <b>x</b>" + ENTER)
+    answered(page, 1)
+    assert page.text(".message.user .body").startswith("<img")
+    markdown = "# T <i>\n- **b** [l](https://x.y/)\n- `<b>` [j](javascript:alert(1))\n\n"
+    markdown += "|a|b|\n|-|-|\n|1|<u>|\n```\n<p>\n```"
+    found = page.run(
+        "return import('/playground/markdown.js').then(({ render }) => {"
+        " const box = document.createElement('div'); box.append(...render(arguments[0])); return box.innerHTML; })",
+        markdown,
+    )
+    assert found == (
+        "<h3>T &lt;i&gt;</h3><ul><li><strong>b</strong> "
+        '<a href="https://x.y/" rel="noreferrer noopener" target="_blank">l</a></li>'
+        "<li><code>&lt;b&gt;</code> [j](javascript:alert(1))</li></ul>"
+        "<table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>&lt;u&gt;</td></tr></table>"
+        '<pre tabindex="0"><code>&lt;p&gt;</code></pre>'
+    )
