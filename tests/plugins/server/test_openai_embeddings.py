@@ -116,11 +116,13 @@ async def test_a_model_does_what_it_is_for(api, frontend):
     for path, body in bodies.items():
         error = await api.refused(path, body)
         assert error["message"] == "the model 'tiny' makes embeddings and generates no text: use /v1/embeddings"
-    assert (await api.get("/v1/models", "ModelList"))["data"][0]["task"] == "embed"
+    (model,) = (await api.get("/v1/models", "ModelList"))["data"]
+    assert (model["task"], model["capabilities"]) == ("embed", ["embedding"])
     frontend.card = dataclasses.replace(frontend.card, task="generate", embedding_size=0)
     error = await api.refused(PATH, {"input": "a"})
     assert "the model 'tiny' generates text and makes no embeddings" in error["message"]
-    assert (await api.get("/v1/models", "ModelList"))["data"][0]["task"] == "generate"
+    (model,) = (await api.get("/v1/models", "ModelList"))["data"]
+    assert (model["task"], model["capabilities"][:2]) == ("generate", ["completion", "tools"])
 
 
 @pytest.mark.parametrize(("error", "status"), [(EngineDead("stopped"), 503), (RequestFailed("bad"), 500)])

@@ -22,7 +22,7 @@ from fwk_server._common import body
 from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.call import check, prepare
 from fwk_server._common.chat.dialect import ChatDialect, Running, told
-from fwk_server._common.chat.served import check_model
+from fwk_server._common.chat.served import capabilities, check_model
 from fwk_server._common.documented import LINES, Reply
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
@@ -156,9 +156,6 @@ class OllamaDialect(ChatDialect):
         body.validate(ShowBody, raw)
         card = self.frontend.card
         check_model(served_name(raw, card), card)
-        can = ["completion", "tools"] if card.task == "generate" else ["embedding"]
-        if card.task == "generate" and self.frontend.reasoning_parser() is not None:
-            can.append("thinking")
         info = {"general.architecture": "fwk", "fwk.context_length": card.max_model_len}
         return json_response(
             {
@@ -167,7 +164,7 @@ class OllamaDialect(ChatDialect):
                 "template": "",
                 "details": _details(),
                 "model_info": info,
-                "capabilities": can,
+                "capabilities": capabilities(self.frontend),
                 "modified_at": _when(card.created),
             }
         )

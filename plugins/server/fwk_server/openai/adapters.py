@@ -31,17 +31,17 @@ class UnknownAdapter(HTTPException):
 def list_models(frontend: Frontend) -> dict[str, Any]:
     """The served model, then its adapters."""
     adapters = [_body(adapter, frontend) for adapter in frontend.adapters.values()]
-    return {"object": "list", "data": [*model_bodies(frontend.card), *adapters]}
+    return {"object": "list", "data": [*model_bodies(frontend), *adapters]}
 
 
 def retrieve_model(name: str, frontend: Frontend) -> dict[str, Any]:
     """What a name stands for in ``model``."""
     adapter = named_by_model(name, frontend)
-    return _body(frontend.adapters[adapter], frontend) if adapter else model_body(frontend.card)
+    return _body(frontend.adapters[adapter], frontend) if adapter else model_body(frontend)
 
 
 def _body(adapter: AdapterCard, frontend: Frontend) -> dict[str, Any]:
-    base = model_body(frontend.card)
+    base = model_body(frontend)
     return base | {"id": adapter.name, "created": adapter.created, "root": adapter.source, "parent": base["id"]}
 
 

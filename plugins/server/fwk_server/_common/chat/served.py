@@ -51,13 +51,21 @@ def named_by_model(model: str | None, frontend: Frontend) -> str:
     return adapter
 
 
-def model_bodies(card: ModelCard) -> list[dict[str, Any]]:
+def capabilities(frontend: Frontend) -> list[str]:
+    """What can be asked of the model, in Ollama's words."""
+    if frontend.card.task != "generate":
+        return ["embedding"]
+    return ["completion", "tools", *(["thinking"] if frontend.reasoning_parser() is not None else [])]
+
+
+def model_bodies(frontend: Frontend) -> list[dict[str, Any]]:
     """The served model under each of its names."""
-    return [model_body(card, name) for name in (card.name, *card.other_names)]
+    return [model_body(frontend, name) for name in (frontend.card.name, *frontend.card.other_names)]
 
 
-def model_body(card: ModelCard, name: str | None = None) -> dict[str, Any]:
+def model_body(frontend: Frontend, name: str | None = None) -> dict[str, Any]:
     """A model as the API lists it, with vLLM's additions and what it is for: ``generate`` or ``embed``."""
+    card = frontend.card
     return {
         "id": name or card.name,
         "object": "model",
@@ -67,4 +75,5 @@ def model_body(card: ModelCard, name: str | None = None) -> dict[str, Any]:
         "parent": None,
         "max_model_len": card.max_model_len,
         "task": card.task,
+        "capabilities": capabilities(frontend),
     }
