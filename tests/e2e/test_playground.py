@@ -35,6 +35,7 @@ def page(tiny: Server) -> Iterator[Browser]:
         found.wait("document.getElementById('model').textContent === 'tiny'")
         found.click("#show-settings")
         found.type("#max_tokens", "20")
+        found.type("#temperature", "0")
         yield found
         assert [one for one in found.log() if "status of 400" not in one] == [], "the browser reported errors"
 

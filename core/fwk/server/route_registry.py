@@ -66,9 +66,10 @@ class RouteRegistry:
         self, scope: Scope, status: int, message: str, param: str | None, code: str | None
     ) -> dict[str, Any]:
         """An error in the shape of the dialect whose route was asked for."""
-        for owner, dialect in self._dialects.items():
-            if any(route.matches(scope)[0] is not Match.NONE for route in self._owned[owner]):
-                return dialect.error_body(status, message, param, code)
+        for match in (Match.FULL, Match.PARTIAL):  # another dialect may have the path for another method
+            for owner, dialect in self._dialects.items():
+                if any(route.matches(scope)[0] is match for route in self._owned[owner]):
+                    return dialect.error_body(status, message, param, code)
         return openai_error(status, message, param, code)
 
     def _check(self, owner: str, routes: Sequence[BaseRoute]) -> None:

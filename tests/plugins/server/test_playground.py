@@ -27,7 +27,7 @@ def app_with(frontend: object, *, is_on: bool = True, key: str | None = "sesame"
     context = DialectContext(frontend)  # type: ignore[arg-type]
     own = DialectContext(frontend, PlaygroundOptions(playground=is_on))  # type: ignore[arg-type]
     return build_app(
-        [OpenAIDialect(context), TGIDialect(context), PlaygroundDialect(own)],
+        [OpenAIDialect(context), PlaygroundDialect(own), TGIDialect(context)],
         [],
         reports=Reports(lambda: None, lambda: None, dict),
         keys=Keys(key),
@@ -60,6 +60,9 @@ async def test_tgis_route_of_the_same_path_still_works(frontend) -> None:  # typ
         assert reply.status_code == 200
         assert "generated_text" in reply.text
         assert (await client.put("/")).status_code == 405
+        for data in (b"\0", b"{}"):  # an error of POST / has the shape of the dialect whose route that is
+            error = (await client.post("/", content=data)).json()
+            assert error["error_type"] == "validation"
 
 
 async def test_it_can_be_turned_off(frontend) -> None:  # type: ignore[no-untyped-def]
