@@ -29,6 +29,7 @@ _MEANINGS = {
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
 BYTES = "application/octet-stream"
+HTML = "text/html"
 
 _LINE = {"type": "object", "description": "One line; the stream is one JSON object a line."}
 _EVENT = {
@@ -37,7 +38,7 @@ _EVENT = {
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
-_STREAMS = {EVENTS: _EVENT, LINES: _LINE, BYTES: {"type": "string", "format": "binary"}}
+_STREAMS = {EVENTS: _EVENT, LINES: _LINE, BYTES: {"type": "string", "format": "binary"}, HTML: {"type": "string"}}
 _LOOKING = (400, 401, 404, 408, 417, 421, 431, 500, 501, 503)
 _WORKING = (*_LOOKING, 413, 415, 429, 504)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fwk.interfaces.dialect import Dialect
+from fwk_server._common.documented import HTML, Reply, documented
 from fwk_server.playground import PlaygroundOptions
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ HEADERS = {
 }
 
 
+class Failure(Reply):
+    """Every error."""
+
+    error: dict[str, Any]
+
+
 class PlaygroundDialect(Dialect):
     """Serves the files, read once."""
 
@@ -45,7 +52,17 @@ class PlaygroundDialect(Dialect):
         folder = Path(__file__).with_name("static")
         for path, (name, kind) in FILES.items():
             data = (folder / name).read_bytes()
-            app.add_api_route(path, partial(_file, data, kind), methods=["GET", "HEAD"], include_in_schema=False)
+            send = partial(_file, data, kind)
+            app.add_api_route(path, send, methods=["HEAD"], include_in_schema=False)
+            app.add_api_route(
+                path,
+                send,
+                methods=["GET"],
+                include_in_schema=path == "/",  # which has another method, in another dialect
+                response_model=None,
+                response_class=Response,
+                responses=documented(None, Failure, works=False, stream=HTML),
+            )
 
 
 async def _file(data: bytes, kind: str, request: Request) -> Response:

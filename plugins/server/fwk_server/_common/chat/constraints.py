@@ -75,7 +75,7 @@ def read_constraint(raw: Mapping[str, Any], kinds: frozenset[str]) -> Constraint
     """The one constraint of a request. ``kinds`` are those the server can keep."""
     found = [(name, raw[name], reader) for name, reader in _FIELDS.items() if _is_given(name, raw.get(name))]
     structured = raw.get("structured_outputs")
-    if structured:
+    if structured not in (None, {}):
         want(structured, dict, "an object", "structured_outputs")
         for name, value in structured.items():
             if value is None or value is False:
@@ -98,7 +98,7 @@ def read_constraint(raw: Mapping[str, Any], kinds: frozenset[str]) -> Constraint
 def _is_given(name: str, value: Any) -> bool:
     """Whether a field asks for something; null, "" and {} do not, nor does a response format of text."""
     if name != "response_format" or value is None:
-        return bool(value)
+        return value not in (None, "", {}, [])
     want(value, dict, "an object", name)
     kind = value.get("type")
     if kind not in ("text", "json_object", "json_schema"):
