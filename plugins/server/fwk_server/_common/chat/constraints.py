@@ -75,7 +75,7 @@ def read_constraint(raw: Mapping[str, Any], kinds: frozenset[str]) -> Constraint
     """The one constraint of a request. ``kinds`` are those the server can keep."""
     found = [(name, raw[name], reader) for name, reader in _FIELDS.items() if _is_given(name, raw.get(name))]
     structured = raw.get("structured_outputs")
-    if structured not in (None, {}):
+    if structured not in (None, {}, []):
         want(structured, dict, "an object", "structured_outputs")
         for name, value in structured.items():
             if value is None or value is False:
