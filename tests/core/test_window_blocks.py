@@ -33,7 +33,7 @@ class Cache:
 
 
 def kept(count: int) -> tuple[WindowCache, list[WindowBlocks]]:
-    """Blocks 100, 101 beside block 0, 110, 111 beside 1, ...; one sequence uses them."""
+    """Blocks 100, 101 with block 0, 110, 111 with 1, ...; one sequence uses them."""
     windows = WindowCache(Cache(count), 2, 7, 4)  # type: ignore[arg-type]
     used = [WindowBlocks([100 + 10 * i, 101 + 10 * i]) for i in range(count)]
     for i, blocks in enumerate(used):

@@ -59,7 +59,7 @@ class KVBlockManager:
         return (most if groups else self.num_blocks) * self._block_size
 
     def match(self, sequence: Sequence) -> PrefixMatch:
-        """What the cache holds of a sequence's tokens, as far as it may come from there and all layers can go on."""
+        """What the cache holds of a sequence's tokens, up to where all layers can continue from it."""
         namespace, most = sequence.request.cache_namespace, sequence.num_matchable_tokens
         match = self._cache.match(namespace, sequence.token_ids, most)
         if self._windows.num_groups:
@@ -71,7 +71,7 @@ class KVBlockManager:
     def num_missing(self, sequence: Sequence, num_tokens: int, num_held: int) -> int:
         """Blocks for ``num_tokens`` tokens, and the drafts after them, where ``num_held`` of each table are there.
 
-        Nobody drafts past the last token it may have.
+        No sequence drafts past the last token it may have.
         """
         end = min(num_tokens + self._num_lookahead, sequence.num_prompt_tokens + sequence.max_tokens)
         return max(0, -(-max(num_tokens, end) // self._block_size) - num_held) * self.num_tables

@@ -18,7 +18,7 @@ class Limits:
     ``max_chunk_tokens`` of None: a prompt is cut only if it is longer than a step.
     ``conservativeness``: blocks kept free for each running sequence to grow when another one starts.
     ``is_mixed``: prompts and decoding may share a step; if not, they take turns.
-    ``num_window_groups``: block tables besides the first, for layers that see ``window`` tokens only.
+    ``num_window_groups``: block tables in addition to the first, for layers that see ``window`` tokens only.
     ``admission_interval``: steps between two looks at the waiting queue while sequences run.
     """
 
@@ -71,7 +71,7 @@ class Counters:
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step while it is being put together. ``is_short``: somebody did not get the blocks to go on."""
+    """A step while it is being put together. ``is_short``: a sequence did not get the blocks to continue."""
 
     budget: int
     is_short: bool = False

@@ -72,7 +72,7 @@ class Sequence:
         self.blocks: list[int] = []
         self.is_owned: list[bool] = []  # per block: ours to free (else the prefix cache's)
         self.replaced_blocks: list[tuple[int, int]] = []  # what the workers are still to be told
-        self.window_blocks: list[WindowBlocks | None] = []  # beside ``blocks``, where layers stand in groups
+        self.window_blocks: list[WindowBlocks | None] = []  # for each of ``blocks``, where layers are in groups
         self.num_window_trimmed = 0  # leading ones that were given back: no token to come sees them
         self.node: Any = None  # the locked path in the prefix cache
         self.num_shared_blocks = 0  # leading blocks already offered to the prefix cache

@@ -1,8 +1,8 @@
-"""Blocks of the layers that see a window only: what a sequence needs of them, and what is kept beside the prefix cache.
+"""Blocks of the layers that see a window only: what a sequence needs of them, and what is kept for the prefix cache.
 
 A model's window layers stand in groups of as many layers as its full ones, each group with a block table of its own
 over the same pool (as in vLLM's hybrid KV cache manager). A sequence holds the blocks its next token can see. Blocks
-of what the prefix cache holds stay beside its block until room is needed; a prefix can be reused up to any token for
+of what the prefix cache holds are kept with its block until room is needed; a prefix can be reused up to any token for
 which all blocks of a window are still there.
 """
 
@@ -19,16 +19,17 @@ class WindowBlocks:
     """The blocks, one of each window group, of the same ``block_size`` tokens."""
 
     ids: list[int]
-    key: int | None = None  # the prefix cache's block they stand beside; None: one sequence's own
+    key: int | None = None  # the prefix cache's block they belong to; None: one sequence's own
     num_users: int = 1
     was_matched: bool = False  # a prefix has ended within a window of here
 
 
 class WindowCache:
-    """The prefix cache, with the window groups' blocks beside its own, as the allocator sees them.
+    """The prefix cache, with the window groups' blocks added to its own, as the allocator sees them.
 
-    Given up first: blocks behind the window of whoever wrote them, at which no prefix has ended yet. Then the prefix
-    cache's, with what stands beside them; then the rest. Each part begins with what was used longest ago.
+    Evicted first: blocks that lie behind the window of the sequence that wrote them and at which no prefix has ended.
+    Then the prefix cache's, with the window blocks that belong to them; then the rest. Each of these is evicted in the
+    order of last use.
     """
 
     def __init__(self, cache: PrefixCache, num_groups: int, window: int, block_size: int) -> None:
@@ -38,7 +39,7 @@ class WindowCache:
         self.window = window
         self._block_size = block_size
         self._by_block: dict[int, WindowBlocks] = {}
-        self._passed: dict[int, None] = {}  # keys of what nobody uses, the least recently used first
+        self._passed: dict[int, None] = {}  # keys of unused blocks, the least recently used first
         self._ends: dict[int, None] = {}
 
     @property
@@ -52,7 +53,7 @@ class WindowCache:
         return self._cache.num_evictable_blocks + self.num_groups * (len(self._passed) + len(self._ends))
 
     def evict(self, num_blocks: int) -> list[int]:
-        """Forget at least ``num_blocks`` blocks that nobody uses, as far as there are any."""
+        """Forget at least ``num_blocks`` blocks that no sequence uses, as far as there are any."""
         freed: list[int] = []
         while len(freed) < num_blocks and self._passed:
             freed += self._forget(next(iter(self._passed)))
@@ -77,7 +78,7 @@ class WindowCache:
         return max(0, num_tokens - self.window + 1) // self._block_size
 
     def num_usable(self, block_ids: SequenceOf[int]) -> int:
-        """How many of a cached prefix's blocks a sequence can go on after: all of a window's blocks are there."""
+        """How many of a cached prefix's blocks a sequence can continue from: all of a window's blocks are there."""
         best = run = 0
         for count, block in enumerate(block_ids, 1):
             run = run + 1 if block in self._by_block else 0
@@ -99,7 +100,7 @@ class WindowCache:
         return taken
 
     def keep(self, key: int, blocks: WindowBlocks) -> None:
-        """Keep a sequence's own blocks beside the prefix cache's block ``key``, unless others are there."""
+        """Keep a sequence's own blocks with the prefix cache's block ``key``, unless others are kept with it."""
         if blocks.key is None and key not in self._by_block:
             blocks.key = key
             self._by_block[key] = blocks

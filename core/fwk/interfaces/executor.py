@@ -46,7 +46,7 @@ class WorkerInfo:
     vocab_size: int
     chosen: dict[str, str]
     reasons: tuple[str, ...] = ()
-    num_window_groups: int = 0  # groups of layers with a block table of their own, besides the first
+    num_window_groups: int = 0  # groups of layers with a block table of their own, in addition to the first
     window: int = 0  # tokens that layers of those groups see
     num_lookahead: int = 0  # most drafts for one sequence: tokens past the newest one that need blocks
 

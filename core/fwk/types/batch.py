@@ -32,7 +32,7 @@ class NewSequence(msgspec.Struct, array_like=True):
     sampling: SamplingParams
     seed: int  # the sequence's own: the request's seed and the sequence's index make it
     adapter: AdapterPlace | None = None
-    window_block_ids: list[list[int]] = []  # beside each of ``block_ids``, one of each window group; or none: not seen
+    window_block_ids: list[list[int]] = []  # for each of ``block_ids``, one of each window group; or none: not read
 
 
 class ScheduledSequence(msgspec.Struct, array_like=True):
@@ -49,7 +49,7 @@ class ScheduledSequence(msgspec.Struct, array_like=True):
     new_block_ids: list[int]
     draft_token_ids: list[int]  # the last of the new tokens, to be verified
     replaced_blocks: list[tuple[int, int]] = []  # place in its table, and the block of the same content to use instead
-    new_window_block_ids: list[list[int]] = []  # beside each of ``new_block_ids``, one of each window group
+    new_window_block_ids: list[list[int]] = []  # for each of ``new_block_ids``, one of each window group
 
 
 class BlockSaves(msgspec.Struct, array_like=True):

@@ -67,7 +67,7 @@ class SequenceTable:
         start = int(self.num_blocks[slot])
         self.block_table[slot, start : start + len(block_ids)] = block_ids
         for i, ids in enumerate(window_block_ids, start):
-            for table, block in zip(self.block_tables[1:], ids, strict=False):  # no ids: nobody looks there
+            for table, block in zip(self.block_tables[1:], ids, strict=False):  # no ids: not read
                 table[slot, i] = block
         self.num_blocks[slot] = start + len(block_ids)
 

@@ -282,7 +282,7 @@ class AttentionSuite(ServedSuite):
         torch.testing.assert_close(whole.double(), reference(q, k, v, 0, full), atol=2e-5, rtol=0)
 
     def test_layers_with_block_tables_of_their_own(self, item: Registered) -> None:
-        """Two layers keep K/V in the same tensor, in other blocks; behind the window a table may name anybody's."""
+        """Two layers share a tensor, in different blocks; behind the window a table may name another sequence's."""
         shape = Shape(sliding_window=5)
         cached = Cached(item, shape, 9, features=frozenset({"kv_groups"}))
         full, windowed = AttentionLayer(0, 4, 2, 32, 32**-0.5), cached.layer

@@ -13,11 +13,12 @@ from typing import Any
 
 import httpx
 import jsonschema
+import openai
 import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from fwk.interfaces.dialect import DialectContext
+from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.server.app import install_error_handlers
 from fwk_kit.testing.fake_frontend import BOS, EOS, VOCAB_SIZE, FakeFrontend, deltas_of, interleaved, score
 from fwk_server.openai.dialect import OpenAIDialect
@@ -29,9 +30,13 @@ def frontend() -> FakeFrontend:
 
 
 @pytest.fixture
-def app(frontend: FakeFrontend) -> FastAPI:
+def dialect(frontend: FakeFrontend) -> Dialect:
+    return OpenAIDialect(DialectContext(frontend))
+
+
+@pytest.fixture
+def app(dialect: Dialect) -> FastAPI:
     app = FastAPI()
-    dialect = OpenAIDialect(DialectContext(frontend))
     install_error_handlers(app)
     dialect.routes(app)
     dialect.admin_routes(app)
@@ -130,6 +135,12 @@ async def base_url(app: FastAPI) -> AsyncIterator[str]:
     server.should_exit = True
     await task
     listener.close()
+
+
+@pytest.fixture
+async def sdk(base_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="sk-mine", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture

@@ -10,13 +10,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from fastapi import FastAPI
 from openai.types import Batch, FileObject
 
 from fwk.errors import EngineDead
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.lifecycle import PluginLifecycle, Stage
-from fwk.server.app import install_error_handlers
 from fwk_server.openai import OpenAIOptions, batches
 from fwk_server.openai.dialect import OpenAIDialect
 
@@ -31,20 +29,6 @@ def options(tmp_path: Path) -> OpenAIOptions:
 @pytest.fixture
 def dialect(frontend, options) -> OpenAIDialect:
     return OpenAIDialect(DialectContext(frontend, options))
-
-
-@pytest.fixture
-def app(dialect) -> FastAPI:
-    app = FastAPI()
-    install_error_handlers(app)
-    dialect.routes(app)
-    return app
-
-
-@pytest.fixture
-async def sdk(base_url):
-    async with openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="sk-mine", max_retries=0) as client:
-        yield client
 
 
 def line(name: str, url: str = CHAT, **fields: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from fwk.errors import InvalidRequest
@@ -51,12 +50,6 @@ def says(able, fake):
         )
 
     return says
-
-
-@pytest.fixture
-async def sdk(base_url):
-    async with openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as sdk:
-        yield sdk
 
 
 def calls_of(message: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The page at /: what is served, to whom, and that it asks nobody else."""
+"""The page at /: what is served, to whom, and that it loads nothing from other hosts."""
 
 from __future__ import annotations
 

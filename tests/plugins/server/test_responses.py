@@ -9,14 +9,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from fastapi import FastAPI
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from fwk.errors import RequestFailed
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.parser import ParserContext
-from fwk.server.app import install_error_handlers
 from fwk_parsers.json.parser import JsonParser
 from fwk_parsers.think.parser import ThinkParser
 from fwk_server.openai_responses import ResponsesOptions
@@ -32,20 +30,6 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 @pytest.fixture
 def dialect(frontend) -> ResponsesDialect:
     return ResponsesDialect(DialectContext(frontend, ResponsesOptions(max_background_responses=1)))
-
-
-@pytest.fixture
-def app(dialect) -> FastAPI:
-    app = FastAPI()
-    install_error_handlers(app)
-    dialect.routes(app)
-    return app
-
-
-@pytest.fixture
-async def sdk(base_url):
-    async with openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="sk-mine", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture

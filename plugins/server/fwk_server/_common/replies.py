@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import orjson
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ErrorBody = Callable[[int, str, str | None, str | None], dict[str, Any]]
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -47,6 +48,18 @@ def error_event(error: Exception, error_body: ErrorBody) -> bytes:
         logger.debug("the error", exc_info=error)
         body = error_body(500, "internal server error", None, None)
     return event(body)
+
+
+def closed_on_disconnect(endpoint: Endpoint) -> Endpoint:
+    """The endpoint, which answers ``CLIENT_CLOSED`` where it raises ``ClientDisconnect``."""
+
+    async def route(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED)
+
+    return route
 
 
 async def reply(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> Response:

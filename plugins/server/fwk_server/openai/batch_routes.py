@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from fwk.errors import InvalidRequest, NotServed
@@ -18,7 +18,7 @@ from fwk_server._common import body
 from fwk_server._common.body import shown
 from fwk_server._common.caller import caller_of
 from fwk_server._common.documented import BYTES, Reply, documented
-from fwk_server._common.replies import CLIENT_CLOSED, json_response
+from fwk_server._common.replies import Endpoint, closed_on_disconnect, json_response
 from fwk_server.openai.batches import Batch, BatchBody, BatchRunner
 from fwk_server.openai.bodies import ErrorBody
 from fwk_server.openai.files import FileStore, UnknownFile
@@ -203,18 +203,10 @@ _PAGE = [
 ]
 
 
-def _add(
-    app: FastAPI, method: str, path: str, endpoint: Callable[..., Any], reply: Any, stream: str = "", **extra: Any
-) -> None:
-    async def route(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except ClientDisconnect:
-            return Response(status_code=CLIENT_CLOSED)
-
+def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, reply: Any, stream: str = "", **extra: Any) -> None:
     app.add_api_route(
         path,
-        route,
+        closed_on_disconnect(endpoint),
         methods=[method],
         response_model=None,
         name=f"{endpoint.__name__}_{method}",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from fwk.interfaces.dialect import Dialect, DialectContext
@@ -27,7 +27,7 @@ from fwk_server._common.chat.models import (
 )
 from fwk_server._common.chat.other_names import refuse_unknown
 from fwk_server._common.documented import EVENTS, Reply, documented
-from fwk_server._common.replies import CLIENT_CLOSED, EventStream, json_response, reply, unless_gone
+from fwk_server._common.replies import Endpoint, EventStream, closed_on_disconnect, json_response, reply, unless_gone
 from fwk_server.openai import OpenAIOptions, adapters, chat, completions, embeddings, tokens
 from fwk_server.openai.batch_routes import BatchRoutes
 from fwk_server.openai.batches import BatchBody, BatchRunner
@@ -48,7 +48,6 @@ from fwk_server.openai.logprobs import TokenTexts
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 Prepare = Callable[..., Any]
 """From a body's fields, the frontend and whoever calls, to what a route needs."""
 
@@ -135,17 +134,11 @@ class OpenAIDialect(Dialect):
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None, responses=responses)
 
     def _post(self, app: FastAPI, path: str, endpoint: Endpoint, reply_model: type[Reply]) -> None:
-        async def route(request: Request) -> Response:
-            try:
-                return await endpoint(request)
-            except ClientDisconnect:
-                return Response(status_code=CLIENT_CLOSED)
-
         # The body is read by hand, so it is documented here rather than declared.
         content = {"application/json": {"schema": self.requests[path].model_json_schema()}}
         app.add_api_route(
             path,
-            route,
+            closed_on_disconnect(endpoint),
             methods=["POST"],
             response_model=None,
             name=endpoint.__name__,

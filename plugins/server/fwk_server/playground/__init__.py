@@ -1,4 +1,4 @@
-"""A page at / to chat with the served model: static files, which ask nobody but this server.
+"""A page at / to chat with the served model: static files that load nothing from other hosts.
 
 It talks to the ``openai`` dialect. The files hold nothing of the server's or of clients', so they need no key; the page
 asks for one where the API does.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from fwk import __version__
@@ -18,6 +18,7 @@ from fwk_server._common.documented import EVENTS, Reply, Responses, documented
 from fwk_server._common.replies import (
     CLIENT_CLOSED,
     EventStream,
+    closed_on_disconnect,
     event,
     json_response,
     unless_disconnected,
@@ -91,8 +92,6 @@ class TGIDialect(Dialect):
         async def route(request: Request) -> Response:
             try:
                 return await endpoint(request)
-            except ClientDisconnect:
-                return Response(status_code=CLIENT_CLOSED)
             except NotJSON:
                 raise  # 400, as core answers
             except InvalidRequest as error:
@@ -105,7 +104,7 @@ class TGIDialect(Dialect):
         content = {"application/json": {"schema": self.requests[path].model_json_schema()}}
         app.add_api_route(
             path,
-            route,
+            closed_on_disconnect(route),
             methods=["POST"],
             response_model=None,
             name=f"tgi_{getattr(endpoint, '__name__', path)}",

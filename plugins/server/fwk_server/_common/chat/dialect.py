@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import Request
 
 from fwk.errors import EngineDead, FwkError, NotServed
 from fwk.interfaces.dialect import Dialect, DialectContext, OutputDelta
@@ -18,13 +17,12 @@ from fwk_server._common.chat.answers import Answer
 from fwk_server._common.chat.call import ChatCall, check, prepare
 from fwk_server._common.chat.outputs import Usage, run
 from fwk_server._common.documented import Reply, documented
-from fwk_server._common.replies import CLIENT_CLOSED
+from fwk_server._common.replies import Endpoint, closed_on_disconnect
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 Translate = Callable[[Mapping[str, Any]], dict[str, Any]]
-Endpoint = Callable[..., Coroutine[Any, Any, Response]]
 
 
 class ErrorReply(Reply):
@@ -93,13 +91,6 @@ class ChatDialect(Dialect):
 
         A POST that ``requests`` does not know has a body that is not read.
         """
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await endpoint(request)
-            except ClientDisconnect:
-                return Response(status_code=CLIENT_CLOSED)
-
         extra: dict[str, Any] = {"parameters": list(parameters)} if parameters else {}
         if path in self.requests:
             content = {"application/json": {"schema": self.requests[path].model_json_schema()}}
@@ -108,7 +99,7 @@ class ChatDialect(Dialect):
             extra["requestBody"] = {"required": False, "content": {"application/json": {"schema": body.NOT_READ}}}
         app.add_api_route(
             path,
-            answer,
+            closed_on_disconnect(endpoint),
             methods=[method],
             response_model=None,
             name=f"{type(self).__name__}_{endpoint.__name__}_{method}",
