@@ -87,15 +87,15 @@ def test_every_installed_plugin_of_ours_is_under_contract() -> None:
 
 ELSEWHERE = {
     "loaders.dummy", "logits_processors.logit_bias", "logits_processors.min_tokens", "logits_processors.bad_words",
-    "logits_processors.allowed_token_ids", "speculative.standalone", "dialects.playground",
+    "logits_processors.allowed_token_ids", "speculative.standalone", "dialects.playground", "dialects.pooling",
     *(f"models.{name}" for name in (
-        "bert", "bloom", "cohere", "deepseek_v2", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3", "glm4",
-        "glm4_moe", "gpt2", "gpt_neox", "gpt_oss", "granite", "minicpm", "mixtral", "olmo2", "olmoe", "opt", "phi3",
-        "qwen2_moe", "qwen3", "smollm3", "starcoder2",
+        "bert", "bert_classifier", "bloom", "cohere", "colbert", "deepseek_v2", "deepseek_v3", "falcon", "gemma",
+        "gemma2", "gemma3", "glm4", "glm4_moe", "gpt2", "gpt_neox", "gpt_oss", "granite", "minicpm", "mixtral", "olmo2",
+        "olmoe", "opt", "phi3", "qwen2_moe", "qwen3", "roberta", "roberta_classifier", "smollm3", "starcoder2",
     )),
 }  # fmt: skip
-"""tests/plugins looks at them: a page that generates nothing, dummy weights, masks with rules of their own, models with
-other references."""
+"""tests/plugins looks at them: dialects that generate nothing, dummy weights, masks with rules of their own, models
+with other references."""
 
 
 def judge(folder: Path, faults: list[tuple[str, str]]) -> dict[str, dict[str, str]]:

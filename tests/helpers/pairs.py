@@ -115,7 +115,8 @@ def _chose(family: str, name: str) -> Callable[[Run], bool]:
 def _tried_to_capture(run: Run) -> bool:
     """The step was captured, or it is said which operator stands against it."""
     how = run.chosen["step"]
-    return how == "captured" or "which a recorded step cannot hold" in how or "ranks add up" in how
+    reasons = ("which a recorded step cannot hold", "ranks add up", "the model does not generate")
+    return how == "captured" or any(reason in how for reason in reasons)
 
 
 def _has_groups(run: Run) -> bool:
@@ -178,6 +179,11 @@ FEATURES = [
         "logprobs",
         lambda run: bool(run.logprobs[0] and run.prompt_logprobs[0]),
         sampling={"logprobs": 2, "prompt_logprobs": 1},
+    ),
+    Feature(
+        "rerank",
+        lambda run: bool(run.logprobs[0]) and not run.tokens,
+        shared={"task": "classify", "classifier_from_token": ["a", "b"]},
     ),
     Feature("n > 1", lambda run: len(run.tokens) == 3 * len(PROMPTS), n=3),
     Feature(
@@ -404,6 +410,8 @@ def serve(model: Path, options: dict[str, Any], setting: Setting, adapter: str =
 
         llm.engine.executor.launch = watched  # type: ignore[method-assign]
         given = {"adapter": adapter} if adapter else {}
+        if options.get("task") == "classify" and not any(f.sampling or f.n > 1 for f in setting.features):
+            return _scores(llm, options, batches)
         sampling, plain = setting.sampling(), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
         done, cached = llm.generate(PROMPTS, sampling, n=setting.n, **given), [0]
         if options["prefix_cache"] != "none":
@@ -424,6 +432,22 @@ def serve(model: Path, options: dict[str, Any], setting: Setting, adapter: str =
             chosen=dict(llm.engine.info.chosen),
             batches=batches,
         )
+
+
+def _scores(llm: fwk.LLM, options: dict[str, Any], batches: list[Batch]) -> Run:
+    """The same of a model that scores prompts: its scores stand for log-probabilities."""
+    scores = llm.classify(PROMPTS)
+    cached = 0
+    if options["prefix_cache"] != "none":
+        llm.classify(FILLER if options["prefix_cache"] == "hierarchical" else FILLER[:1])
+        before = llm.engine.stats().cached_prompt_tokens
+        assert np.allclose(llm.classify(PROMPTS), scores, atol=2e-3)
+        cached = llm.engine.stats().cached_prompt_tokens - before
+    stats = llm.engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0)
+    llm.engine.scheduler.check()
+    chosen = dict(llm.engine.info.chosen)
+    return Run([], [], scores.tolist(), [], [cached], stats, chosen, batches)
 
 
 def exclusive(features: Sequence[Feature]) -> tuple[str, str, str] | None:

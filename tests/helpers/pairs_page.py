@@ -17,6 +17,20 @@ REFUSED: dict[tuple[str, str], str] = {
     ("gguf", "MLA"): "the architecture 'deepseek2' cannot be read from GGUF",
     ("sliding window", "MLA"): "latent attention has no sliding window",
     ("window groups", "MLA"): "latent attention has no sliding window",
+    **{
+        (name, "rerank"): f"--speculative-algorithm {option}: .* is served to classify, there is nothing to draft"
+        for name, option in (
+            ("n-gram", "ngram"),
+            ("draft model", "standalone"),
+            ("tree", "ngram"),
+            ("suffix", "suffix"),
+        )
+    },
+    ("LoRA", "rerank"): "--enable-lora: .* is served to classify, and adapters are for models of text",
+    **{
+        pair: "is served to classify, and this request is to generate"
+        for pair in (("pre-emption", "rerank"), ("grammar", "rerank"), ("logprobs", "rerank"), ("rerank", "n > 1"))
+    },
     ("tensor parallel", "overlap"): "it runs one worker, but --tensor-parallel-size is 2",
 }
 """Pairs that are refused, each with what the user is told."""

@@ -43,6 +43,18 @@ class ModelOptions(Options):
         "embed if the checkpoint says how vectors are made (modules.json), else what its best-ranked plugin is for.",
         stability="beta",
     )
+    pooling_type: Literal["auto", "mean", "cls", "last", "token"] = option(
+        "auto",
+        "How a model that does not generate makes a vector of hidden states: mean, cls (the first), last, or token (a "
+        "vector of each); auto: as the checkpoint says, else the last of a decoder and the mean of an encoder.",
+        stability="beta",
+    )
+    classifier_from_token: tuple[str, ...] = option(
+        (),
+        "With --task classify, a model that generates scores by its logits of one token, or of the second less the "
+        "first: no yes (Qwen3-Reranker).",
+        stability="beta",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
         "Precision of weights and activations. auto: the checkpoint's own, or the nearest this device computes fast.",

@@ -90,6 +90,7 @@ class LLM:
         setup = resolve(config, opened, plugins)
         self.opened_path = opened.path
         self._task: Task = opened.task
+        self._vector_size = opened.served.vector_size
         self.text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
         vocab_size, eos = opened.config.vocab_size, opened.eos_token_ids
         self._grammars = Grammars(setup.factory, lambda: self.text, vocab_size, eos)
@@ -148,20 +149,44 @@ class LLM:
     def embed(self, texts: Prompt | Sequence[Prompt]) -> np.ndarray:
         """Embeddings of texts (or token ids): [num_texts, size] float32, in the texts' order.
 
-        Raises ``InvalidRequest`` before anything runs when a text is wrong, or when the model generates text.
+        Of a model that makes a vector of each token: [num_tokens, size], one text's after another. Raises
+        ``InvalidRequest`` before anything runs when a text is wrong, or when the model generates text.
         """
         check_task(self.config.model.model, self._task, "embed")
+        return self._vectors([self._embed_input(text) for text in _as_list(texts)])
+
+    def classify(self, texts: Prompt | Sequence[Prompt]) -> np.ndarray:
+        """What a classifier or a reward model makes of texts (or token ids), before any softmax or sigmoid.
+
+        Returns [num_texts, num_labels] float32. Raises as ``embed`` does.
+        """
+        check_task(self.config.model.model, self._task, "classify")
+        return self._vectors([self._embed_input(text) for text in _as_list(texts)])
+
+    def classify_pairs(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """The same of pairs of texts, each read as one input, as cross-encoders do: query and document."""
+        check_task(self.config.model.model, self._task, "classify")
+        return self._vectors([self._pair(*pair) for pair in pairs])
+
+    def _embed_input(self, text: Prompt) -> EmbedInput:
+        return EmbedInput(self.text.encode(text) if isinstance(text, str) else list(text))
+
+    def _pair(self, first: str, second: str) -> EmbedInput:
+        ids, start = self.text.encode_pair(first, second)
+        return EmbedInput(ids, segment_start=start)
+
+    def _vectors(self, items: Sequence[EmbedInput]) -> np.ndarray:
         info = self.engine.info
-        items = [
-            EmbedInput(self.text.encode(text) if isinstance(text, str) else list(text)) for text in _as_list(texts)
-        ]
         for item in items:
             check_embed_input(item, max_model_len=info.max_model_len, vocab_size=info.vocab_size)
         found: dict[str, np.ndarray | None] = {}
         try:
             for item in items:
                 request = Request(
-                    request_id=f"llm-{next(self._ids)}", prompt_token_ids=item.token_ids, sampling=NOTHING_FOLLOWS
+                    request_id=f"llm-{next(self._ids)}",
+                    prompt_token_ids=item.token_ids,
+                    sampling=NOTHING_FOLLOWS,
+                    segment_start=item.segment_start,
                 )
                 for event in self.engine.add(request):
                     raise RequestFailed(event.error or "the engine refused the request")
@@ -177,7 +202,8 @@ class LLM:
             for request_id, vector in found.items():
                 if vector is None:  # one failed: the others are not waited for
                     self.engine.abort(request_id)
-        return np.stack([vector for vector in found.values() if vector is not None])
+        size = self._vector_size
+        return np.concatenate([vector.reshape(-1, size) for vector in found.values() if vector is not None])
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, adapter: str = "") -> Iterator[str]:
         """Complete one prompt, giving out its text as it comes. Leaving the iterator aborts the request."""

@@ -12,8 +12,8 @@ from fwk.types import Batch, NewSequence, ScheduledSequence
 class Limits:
     """What bounds a step and a request.
 
-    ``whole_prompts``: a model that does not generate computes each prompt in one step, all of it, and nothing follows:
-    its requests have ``max_tokens`` 0, and only they do. Its prefix cache must be one that never finds anything.
+    ``generates``: of a model that does not, requests have ``max_tokens`` 0, and only they do: nothing follows a prompt.
+    ``whole_prompts``: it needs each prompt in one step, all of it, and a prefix cache that never finds anything.
     ``max_start_tokens``: tokens of prompts in a step from which it starts no further prompt; None: as many as fit.
     ``max_chunk_tokens`` of None: a prompt is cut only if it is longer than a step.
     ``conservativeness``: blocks kept free for each running sequence to grow when another one starts.
@@ -31,6 +31,7 @@ class Limits:
     seed: int = 0
     num_lookahead: int = 0  # tokens past the newest one that the workers may draft, and need blocks for
     check_blocks: bool = False
+    generates: bool = True
     whole_prompts: bool = False
     conservativeness: float = 1.0
     is_mixed: bool = True

@@ -149,7 +149,7 @@ class Scheduler:
             raise InvalidRequest("the prompt is empty", "prompt")
         if request.request_id in self._by_request:
             raise InvalidRequest(f"request id {request.request_id} is in use", "request_id")
-        if self.limits.whole_prompts != (max_tokens == 0):
+        if self.limits.generates == (max_tokens == 0):
             raise InvalidRequest("this engine's model serves requests of another kind", "max_tokens")
         room = self.max_sequence_tokens
         if length > room:
@@ -440,6 +440,7 @@ class Scheduler:
             sequence.seed(self.limits.seed),
             self.adapters.take(sequence.request.adapter),
             self._kv_blocks.window_ids(sequence, len(sequence.blocks)),
+            sequence.request.segment_start,
         )
         # After what came back, the first chunk needs no more blocks than it would have without.
         remaining = len(sequence.token_ids) - computed

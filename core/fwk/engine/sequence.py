@@ -135,8 +135,8 @@ class Sequence:
 
     @property
     def is_last_token_launched(self) -> bool:
-        """Whether the steps already launched produce the last token it may have."""
-        return self.num_output_tokens + self.num_pending >= self.max_tokens
+        """Whether the steps already launched produce the last token it may have, or its vector."""
+        return self.num_output_tokens + self.num_pending >= max(self.max_tokens, 1)
 
     @property
     def sampling(self) -> SamplingParams:

@@ -69,13 +69,17 @@ class GenerateInput:
 
 @dataclass(frozen=True, slots=True)
 class EmbedInput:
-    """One text to make an embedding of; the other fields are as those of ``GenerateInput``."""
+    """One text, or a pair of texts, to make a vector of; the other fields are as those of ``GenerateInput``.
+
+    ``segment_start``: first token of a pair's second text; 0 where there is one text.
+    """
 
     token_ids: list[int]
     priority: int = 0
     label: str = ""
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
     service: Service = Service()
+    segment_start: int = 0
 
 
 MAX_TRACE_HEADER = 512
@@ -97,8 +101,11 @@ class ModelCard:
     max_model_len: int
     vocab_size: int
     task: Task = "generate"
-    embedding_size: int = 0  # numbers in an embedding; 0 for a model that makes none
+    embedding_size: int = 0  # numbers in a vector; 0 for a model that makes none
     other_names: tuple[str, ...] = ()  # that requests may call it by as well
+    labels: tuple[str, ...] = ()  # of a classifier's scores, which are its vector
+    has_token_vectors: bool = False  # a vector for each token of an input
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])  # config.json of a model that does not generate
 
     def is_called(self, name: str) -> bool:
         """Whether requests may call the model so."""
@@ -120,6 +127,8 @@ def check_task(name: str, task: Task, wanted: Task) -> None:
         return
     if task == "generate" and wanted == "embed":
         raise InvalidRequest(f"the model {name!r} generates text and makes no embeddings: serve an embedding model")
+    if task == "generate" and wanted == "classify":
+        raise InvalidRequest(f"the model {name!r} generates text and has nothing to classify with: serve a classifier")
     if task == "embed" and wanted == "generate":
         raise InvalidRequest(f"the model {name!r} makes embeddings and generates no text: use /v1/embeddings")
     raise InvalidRequest(f"the model {name!r} is served to {task}, and this request is to {wanted}")
@@ -146,6 +155,17 @@ class TextTools(ABC):
     @abstractmethod
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Text to ids; ``parse_special=False`` turns text that looks like a special token into ordinary tokens."""
+
+    renders_pairs: bool = False
+    """Whether the chat template is one of pairs: of a message of role ``query`` and one of role ``document``."""
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Ids of two texts as one input, special tokens around and between them, and where the second's segment starts.
+
+        0 where the tokenizer tells no segments apart. Text that looks like a special token stays text.
+        """
+        ids = self.encode(first, parse_special=False)
+        return ids + self.encode(second, add_special_tokens=False, parse_special=False), 0
 
     def min_num_tokens(self, text: str) -> int:
         """A number of tokens that ``text`` has at the least, told without tokenising it."""
@@ -258,7 +278,9 @@ class Frontend(ABC):
 
     @abstractmethod
     async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
-        """The embeddings of checked inputs, in their order: float32 numbers, little-endian.
+        """The vectors of checked inputs, in their order: float32 numbers, little-endian.
+
+        One vector each, or where ``card.has_token_vectors`` one for each token, one after another.
 
         Cancelling it aborts what still runs. Raises ``EngineDead``, ``NotServed`` or ``RequestFailed``.
         """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Ask, Declaration, Facts
-from fwk.types import Task
+from fwk.types import PoolingConfig, Task
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,22 @@ if TYPE_CHECKING:
 
 RUNNERS = ("generate", "pool")
 """What can run a model (``ModelSpec.runner``)."""
+
+_HEADS: dict[str, Task] = {
+    "ForCausalLM": "generate",
+    "LMHeadModel": "generate",
+    "ForSequenceClassification": "classify",
+    "Model": "embed",
+}
+"""How transformers names a class that puts a head on a decoder, and one without a head."""
+
+
+def _stem(architecture: str) -> tuple[str, Task]:
+    """The name of a family of classes, and what the class of it is for; an empty task where its name tells nothing."""
+    for ending, task in _HEADS.items():
+        if architecture.endswith(ending):
+            return architecture.removesuffix(ending), task
+    return architecture, ""
 
 
 @dataclass(slots=True)
@@ -58,7 +74,8 @@ class ModelContext:
 class Encoder(ABC):
     """A model on one device that does not generate: of whole sequences it makes hidden states, and keeps nothing.
 
-    One vector is made of a sequence's hidden states: by ``pool``, or by core as ``Checkpoint.pooling`` says.
+    One vector is made of a sequence's hidden states: by ``pool``, or by core as ``Checkpoint.pooling`` says. A decoder
+    (``Model``) that is served for another task than ``generate`` runs as one, with its K/V in the cache for the step.
     """
 
     @abstractmethod
@@ -68,10 +85,11 @@ class Encoder(ABC):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of all tokens: [num_tokens, hidden_size]. Every sequence of the batch is whole."""
 
-    def pool(self, hidden: Tensor, batch: ForwardBatch) -> Tensor | None:
+    def pool(self, hidden: Tensor, batch: ForwardBatch) -> Tensor | Sequence[Tensor] | None:
         """The sequences' vectors, [num_seqs, ``ModelSpec.vector_size``] float32; None to have core make them.
 
-        A sequence's vector may depend on its own tokens alone.
+        Of a model that makes a vector of each token: a tensor [num_tokens_of_it, vector_size] for each sequence.
+        A sequence's vectors may depend on its own tokens alone.
         """
         return None
 
@@ -112,7 +130,8 @@ class AttentionNeeds:
 class ModelSpec(Declaration):
     """Declares a model implementation.
 
-    architectures: values of config.json's ``architectures`` it serves.
+    architectures: values of config.json's ``architectures`` it serves. One that generates serves the decoder's other
+        classes, too: ``XModel`` to embed and ``XForSequenceClassification`` to classify, where ``XForCausalLM`` is one.
     task: what it is for (``--task``): ``generate``, ``embed``, ``classify``, or a word of its own.
     runner: what runs it. ``generate``: ``load`` names a ``Model``, which writes token after token. ``pool``: ``load``
         names an ``Encoder``, which makes one vector of each prompt. Empty: ``pool`` for all tasks but ``generate``.
@@ -142,9 +161,29 @@ class ModelSpec(Declaration):
         """
         return raw
 
+    def tasks_of(self, architecture: str) -> tuple[Task, ...]:
+        """What it can be served for, the checkpoint's own purpose first; empty: it does not serve the architecture."""
+        if architecture in self.architectures:
+            return (self.task, "embed", "classify") if self.runner == "generate" else (self.task,)
+        task = _stem(architecture)[1]
+        return (task,) if self.decoder_of(architecture) and task not in ("", "generate") else ()
+
+    def decoder_of(self, architecture: str) -> str | None:
+        """The architecture it serves that another class of the same decoder belongs to, if there is one."""
+        stem = _stem(architecture)[0]
+        return next((x for x in self.architectures if _stem(x)[0] == stem), None) if self.runner == "generate" else None
+
+    def runner_of(self, task: Task) -> str:
+        """What runs it for a task: a decoder that is not to generate makes one vector of each prompt."""
+        return self.runner if task == self.task else "pool"
+
     def vector_size(self, config: ModelConfig) -> int:
         """Numbers in the vector of a sequence, of models that do not generate."""
-        return config.hidden_size
+        return len(config.labels) if self.task == "classify" else config.hidden_size
+
+    def pooling(self, task: Task) -> PoolingConfig:
+        """How hidden states become one vector where the checkpoint does not say."""
+        return PoolingConfig("last", normalize=task == "embed") if self.runner == "generate" else PoolingConfig()
 
     def attention_needs(self, config: ModelConfig) -> AttentionNeeds:
         """What attention must do for a model of this config; asked before anything heavy is loaded."""
@@ -152,18 +191,20 @@ class ModelSpec(Declaration):
         return AttentionNeeds(config.head_size, config.num_kv_heads, features)
 
     def refusal(self, facts: Facts) -> str | None:
-        if facts.architecture not in self.architectures:
+        if not self.tasks_of(facts.architecture):
             return f"serves {', '.join(self.architectures)}, not {facts.architecture}"
         return self.refusal_of_run(facts)
 
     def refusal_of_run(self, facts: Facts) -> str | None:
         """``refusal``, whatever the architecture."""
-        if facts.task and facts.task != self.task:
-            return f"is a model to {self.task}, this run is to {facts.task}"
+        tasks = self.tasks_of(facts.architecture) or (self.task,)
+        if facts.task and facts.task not in tasks:
+            return f"is a model to {' or '.join(tasks)}, this run is to {facts.task}"
         return super().refusal(facts)
 
     def is_meant_for(self, facts: Facts) -> bool:
-        return facts.architecture in self.architectures and facts.task in ("", self.task)
+        tasks = self.tasks_of(facts.architecture)
+        return bool(tasks) and facts.task in ("", *tasks)
 
     def asks_of(self, facts: Facts, options: Any) -> tuple[Ask, ...]:
         needed = self.attention_needs(facts.model).features if facts.model is not None else self.features

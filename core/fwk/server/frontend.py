@@ -234,7 +234,8 @@ class ServerFrontend(Frontend):
         trouble = self._client.trouble()
         if trouble is not None:
             raise EngineDead(trouble)
-        self.card.check_task("embed")
+        if self.card.task == "generate":
+            self.card.check_task("embed")
         check_embed_input(item, max_model_len=self.card.max_model_len, vocab_size=self.card.vocab_size)
 
     async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
@@ -257,6 +258,7 @@ class ServerFrontend(Frontend):
             sampling=NOTHING_FOLLOWS,
             priority=item.priority,
             service=item.service,
+            segment_start=item.segment_start,
         )
         record = RequestRecord(
             request.request_id,

@@ -87,6 +87,8 @@ def _load_balancer(
 def _room(card: ModelCard, ready: EngineReady) -> str:
     """What bounds the work, in words."""
     if card.embedding_size:
+        if card.labels:
+            return f"{len(card.labels)} scores of an input, of at most {card.max_model_len} tokens"
         what = "embeddings" if card.task == "embed" else "vectors"
         return f"{what} of {card.embedding_size} numbers, inputs of at most {card.max_model_len} tokens"
     least = "at least " if ready.num_block_tables > 1 else ""
@@ -235,8 +237,11 @@ class _Server:
             opened.max_model_len,
             opened.config.vocab_size,
             opened.task,
-            opened.vector_size,
+            opened.served.vector_size,
             tuple(other_names),
+            opened.served.labels,
+            opened.served.pooling is not None and opened.served.pooling.kind == "token",
+            opened.config.raw if opened.runner == "pool" else {},
         )
         generation, vocab_size = opened.checkpoint.generation_config(), opened.config.vocab_size
         defaults = sampling_defaults(config.model, generation, vocab_size)

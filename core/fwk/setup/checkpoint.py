@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,8 @@ from fwk.interfaces.loader import Checkpoint, Loader, LoaderContext, ModelSource
 from fwk.interfaces.model import ModelSpec
 from fwk.plugins import PluginFactory, PluginSet, Registered, choose, find, load_object
 from fwk.plugins.selection import AUTO
-from fwk.types import ModelConfig, PoolingConfig, Task
+from fwk.setup.served_as import ServedAs, served_as
+from fwk.types import ModelConfig, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,16 @@ class OpenedModel:
     config: ModelConfig
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    task: Task = "generate"
-    runner: str = "generate"  # ``ModelSpec.runner``
-    vector_size: int = 0  # of what a pooling model makes; 0 for one that generates
-    pooling: PoolingConfig | None = None  # as the checkpoint says it; None: it does not
+    served: ServedAs = ServedAs()
     reasons: tuple[str, ...] = ()  # a sentence for each better-ranked loader that could not be had
+
+    @property
+    def task(self) -> Task:
+        return self.served.task
+
+    @property
+    def runner(self) -> str:
+        return self.served.runner
 
 
 def default_download_dir() -> Path:
@@ -73,14 +79,15 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
     name, loader, reasons = _choose_loader(config, plugins, path)
     checkpoint = loader.open(path)
     raw = {**checkpoint.config(), **_overrides(config.model.json_model_override_args)}
-    pooling = checkpoint.pooling()
-    spec = _model_spec(config, plugins, raw, prefers_embed=pooling is not None)
+    stored = checkpoint.pooling()
+    spec = _model_spec(config, plugins, raw, prefers_embed=stored is not None)
     model = ModelConfig.from_dict(raw if spec is None else spec.normalised(raw), str(path))
+    served = served_as(config.model, spec, model, stored)
+    if spec is not None:  # a model need not know by how many names its decoder goes
+        model = replace(model, architecture=spec.decoder_of(model.architecture) or model.architecture)
     longest = model.max_position_embeddings
-    runner = "generate" if spec is None else spec.runner
-    pooling = pooling if runner == "pool" else None
-    made_for = pooling.max_length if pooling is not None and pooling.max_length is not None else longest
-    length = config.model.context_length or min(longest, made_for)
+    made_for = served.pooling.max_length if served.pooling is not None else None
+    length = config.model.context_length or min(longest, made_for or longest)
     if length > longest and model.rope.kind == "default":
         raise ConfigError(f"--context-length {length} is longer than the model's {longest} positions")
     return OpenedModel(
@@ -91,10 +98,7 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
         config=model,
         max_model_len=length,
         eos_token_ids=_eos_ids(checkpoint, model, config.model.eos_id),
-        task=spec.task if spec is not None else "generate",
-        runner=runner,
-        vector_size=spec.vector_size(model) if spec is not None and runner == "pool" else 0,
-        pooling=pooling,
+        served=served,
         reasons=reasons,
     )
 

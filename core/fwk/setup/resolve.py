@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, ModelLoadError, PluginError
@@ -160,9 +161,12 @@ def _facts(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> tu
         if why:
             reasons.append(why)
     if opened.runner == "pool":
-        _check_embeds(engine, opened.name, opened.task)
-        if opened.pooling is None and opened.task == "embed":
-            reasons.append("embeddings are the mean of the hidden states, not normalised: there is no modules.json")
+        _check_pooled(engine, opened)
+        pooling = opened.served.pooling
+        if pooling is not None and opened.task == "embed" and not opened.served.says_pooling:
+            how = "normalised" if pooling.normalize else "not normalised"
+            found = "the last token's hidden state" if pooling.kind == "last" else "the mean of the hidden states"
+            reasons.append(f"embeddings are {found}, {how}: there is no modules.json (--pooling-type)")
     layouts = opened.checkpoint.weights().layouts("")
     _check_readable(engine, opened, plugins, layouts)
     architecture, task = opened.config.architecture, opened.task
@@ -194,8 +198,8 @@ def requested_plugins(config: Config, opened: OpenedModel | None, plugins: Plugi
         "models": opened is None,
         "quant": opened is None and found["quant"] == AUTO,
     }
-    if opened is not None and opened.runner == "pool":
-        found["cache"] = "none"  # it computes every prompt whole, and leaves nothing behind to be found
+    if opened is not None and opened.served.needs_whole_prompts:
+        found["cache"] = "none"  # nothing is left behind to be found
     return {family: name for family, name in found.items() if not idle.get(family)}
 
 
@@ -208,16 +212,20 @@ def check_quantizers(used: Sequence[str], resolution: Resolution) -> None:
     resolution.check(replace(resolution.facts, chosen={**resolution.facts.chosen, **named}))
 
 
-def _check_embeds(options: EngineOptions, name: str, task: str) -> None:
-    """Refuse what an encoder could only ignore: it writes no text and keeps no K/V."""
-    what = "makes embeddings" if task == "embed" else f"is served to {task}"
-    for option, idle, why in (
+def _check_pooled(options: EngineOptions, opened: OpenedModel) -> None:
+    """Refuse what a model that does not generate could only ignore."""
+    served, name = opened.served, opened.name
+    what = "makes embeddings" if served.task == "embed" else f"is served to {served.task}"
+    refused: list[tuple[str, tuple[Any, ...], str]] = [
         ("speculative_algorithm", ("none",), "there is nothing to draft"),
         ("enable_lora", (False,), "and adapters are for models of text"),
-        ("kv_cache_dtype", ("auto",), "which keeps no K/V"),
-        ("prefix_cache", ("auto", "none"), "which keeps no K/V"),
-        ("cache_tiers", ((),), "which keeps no K/V"),
-    ):
+    ]
+    if not served.is_decoder:
+        refused.append(("kv_cache_dtype", ("auto",), "which keeps no K/V"))
+    if served.needs_whole_prompts:
+        why = "which needs the hidden states of all tokens" if served.is_decoder else "which keeps no K/V"
+        refused += [("prefix_cache", ("auto", "none"), why), ("cache_tiers", ((),), why)]
+    for option, idle, why in refused:
         value = getattr(options, option)
         if value not in idle:
             shown = "" if value is True else f" {' '.join(value) if isinstance(value, tuple) else value}"

@@ -40,6 +40,7 @@ class ModelText(TextTools):
         self.chat_template = source or ""
         self._template = ChatTemplate(source, special) if source else None
         self.shows_tools = self._template is not None and self._template.shows_tools()
+        self.renders_pairs = all(re.search(f"""["']{role}["']""", self.chat_template) for role in ("query", "document"))
 
     @cached_property
     def _literal(self) -> Tokenizer:
@@ -62,6 +63,14 @@ class ModelText(TextTools):
             return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError):
             raise InvalidRequest("the text is not valid Unicode (lone surrogates)", "prompt") from None
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        try:
+            found = self._literal.encode_batch([(first, second)])[0]
+        except (UnicodeEncodeError, TypeError):
+            raise InvalidRequest("the text is not valid Unicode (lone surrogates)") from None
+        kinds = found.type_ids
+        return found.ids, kinds.index(1) if 1 in kinds else 0
 
     def min_num_tokens(self, text: str) -> int:
         most = self.vocabulary.max_characters

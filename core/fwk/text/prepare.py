@@ -24,6 +24,8 @@ def check_embed_input(item: EmbedInput, *, max_model_len: int, vocab_size: int) 
             f"the input has {length} tokens; this server takes at most {max_model_len}, and cuts nothing off", "input"
         )
     check_token_ids(item.token_ids, vocab_size, "input", max_model_len)
+    if not 0 <= item.segment_start < length:
+        raise InvalidRequest(f"segment_start must be one of the {length} tokens, not {item.segment_start}", "input")
     _check_standing(item)
 
 

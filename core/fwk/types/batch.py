@@ -33,6 +33,7 @@ class NewSequence(msgspec.Struct, array_like=True):
     seed: int  # the sequence's own: the request's seed and the sequence's index make it
     adapter: AdapterPlace | None = None
     window_block_ids: list[list[int]] = []  # for each of ``block_ids``, one of each window group; or none: not read
+    segment_start: int = 0  # first token of the prompt's second text, of models that read pairs; 0: there is one text
 
 
 class ScheduledSequence(msgspec.Struct, array_like=True):

@@ -31,10 +31,11 @@ class RopeConfig:
 class PoolingConfig:
     """How a model's hidden states become one vector: their mean, or the first (``cls``) or ``last`` token's.
 
+    ``token`` keeps a vector of each token (late interaction: ColBERT, Khattab and Zaharia 2020, arXiv:2004.12832).
     ``max_length`` is the longest input the model was made for, in tokens, where that is less than its positions.
     """
 
-    kind: Literal["mean", "cls", "last"] = "mean"
+    kind: Literal["mean", "cls", "last", "token"] = "mean"
     normalize: bool = False
     max_length: int | None = None
 
@@ -78,6 +79,14 @@ class ModelConfig:
         """Experts a token is routed among, by any of the names that are in use; 0 for a dense model."""
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         return next((value for name in names if isinstance(value := self.raw.get(name), int) and value > 1), 0)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of a classifier's outputs, in their order: ``id2label``, or ``num_labels`` numbered ones, or two."""
+        names = cast("Mapping[str | int, object]", self.raw.get("id2label") or {})
+        if names:
+            return tuple(str(names[key]) for key in sorted(names, key=int))
+        return tuple(f"LABEL_{i}" for i in range(self.integer("num_labels", 2)))
 
     def rope_of(self, layer_type: str) -> RopeConfig:
         """The rotary settings of a kind of layer."""

@@ -57,7 +57,8 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     ``sampling.max_tokens`` is set; 0 is for a request that generates nothing: its sequence ends when its prompt is
     computed, and its last event brings what the model made of it. ``cache_namespace`` separates K/V that must not be
     shared: it holds whatever changes K/V or must stay private (LoRA adapter, cache salt, multimodal content).
-    ``adapter`` is a loaded LoRA adapter's key, or empty.
+    ``adapter`` is a loaded LoRA adapter's key, or empty. ``segment_start``: first token of a pair's second text, of a
+    request that generates nothing; 0 where the prompt is one text.
     """
 
     request_id: str
@@ -68,6 +69,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     service: Service = Service()
     cache_namespace: str = ""
     adapter: str = ""
+    segment_start: int = 0
 
 
 class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):

@@ -103,7 +103,7 @@ class WorkerBuilder:
         """Load the model and fill in ``parts``. Raises ``FwkError``."""
         options, opened = self._config.engine, self._setup.opened
         is_greedy = torch.zeros(1, dtype=torch.int64, device=self._device)
-        model = self._models.build_served(is_greedy)
+        model = self._models.build_served(is_greedy, self._text)
         decoder = self._decoder()
         groups = self._kv_groups()
         window = max((layer.sliding_window or 0 for group in groups[1:] for layer in group), default=0)
@@ -120,8 +120,23 @@ class WorkerBuilder:
         )
         if opened.runner == "pool":
             assert isinstance(model, Encoder), "ModelSpec.runner is pool: load names an Encoder"
-            self.parts.runner = PoolingRunner(model=model, pooling=opened.pooling, table=table, inputs=inputs)
-            return WorkerInfo(num_blocks, opened.config.vocab_size, self._chosen, tuple(self._reasons))
+            self.parts.runner = PoolingRunner(
+                model=model,
+                pooling=opened.served.pooling,
+                attention=self._models.attention,
+                layers=self._models.layers,
+                table=table,
+                inputs=inputs,
+            )
+            self._chosen["step"] = "eager (the model does not generate)"
+            return WorkerInfo(
+                num_blocks,
+                opened.config.vocab_size,
+                self._chosen,
+                tuple(self._reasons),
+                num_window_groups=len(groups) - 1,
+                window=window,
+            )
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
         sampling = self._sampling(table)
         drafting = self._drafting(decoder, table, inputs, sampling)
@@ -183,7 +198,7 @@ class WorkerBuilder:
             f"attention {self._chosen.get('attention')}": "kv_groups" not in spec.features,
             f"cache {self._chosen.get('cache')} keeps blocks in tiers": cache.tiers is not None,
             "speculation": "speculative" in self._setup.resolution.selections,
-            "the model does not generate": self._setup.opened.runner == "pool",
+            "prompts are computed whole": self._setup.opened.served.needs_whole_prompts,
         }
         refusal = next((reason for reason, holds in why.items() if holds), "")
         groups = kv_cache.form_groups(self._models.attention, [] if refusal else layers)

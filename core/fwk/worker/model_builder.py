@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -22,14 +23,18 @@ from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered, choose, find
 from fwk.setup.checkpoint import OpenedModel, open_model
 from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers
+from fwk.text import ModelText
+from fwk.worker.pooled_decoder import PooledDecoder
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
-from fwk.worker.weights import TrackedWeights
+from fwk.worker.weights import BaseModelWeights, TrackedWeights
 
 log = logging.getLogger(__name__)
 
 SECOND_MODEL_OPTIONS = {
     "revision": None,
     "task": "auto",
+    "pooling_type": "auto",
+    "classifier_from_token": (),
     "load_format": "auto",
     "tokenizer_path": None,
     "chat_template": None,
@@ -101,18 +106,25 @@ class ModelBuilder:
             max_rank=options.max_lora_rank,
         )
 
-    def build_served(self, is_greedy: Tensor) -> Model | Encoder:
+    def build_served(self, is_greedy: Tensor, text: Callable[[], ModelText]) -> Model | Encoder:
         """The served model. ``is_greedy``: as in ``ModelContext``.
 
         Raises ``FwkError`` when a layer or the weights are not what the configuration promised.
         """
         item = self._factory.item("models")
-        context = self._context(self._setup.opened, self._config.engine)
+        opened, served = self._setup.opened, self._setup.opened.served
+        context = self._context(opened, self._config.engine)
         context.lora = self.lora
-        context.is_greedy = is_greedy
+        if served.runner == "generate":
+            context.is_greedy = is_greedy
+        elif served.is_decoder and not self._config.model.classifier_from_token:
+            # No logits are wanted, and there may be no head: one that is tied costs nothing.
+            context.config = replace(context.config, tie_word_embeddings=True)
         model: Model | Encoder = self._factory.build(item, partial(replace, context))
+        if served.runner == "pool" and isinstance(model, Model):
+            model = PooledDecoder(model, context, served.labels, self._token_ids(text) if served.labels else ())
         self._report_quantization(context)
-        _check_all_read(self._setup.opened, item, context)
+        _check_all_read(opened, item, context)
         self._check_moe()
         check_layers(self.layers, self._factory.item("attention"), self._setup.facts)
         return model
@@ -149,7 +161,8 @@ class ModelBuilder:
         """What the layers of a model are built from."""
         attention = self.attention  # before any weight is read: a backend that cannot start says so
         checkpoint_config = opened.config.raw.get("quantization_config") or {}
-        weights = TrackedWeights(opened.checkpoint.weights())
+        is_base = opened.runner == "pool" and opened.served.is_decoder
+        weights = (BaseModelWeights if is_base else TrackedWeights)(opened.checkpoint.weights())
 
         def method(item: Registered) -> QuantMethod:
             return self._factory.build(
@@ -177,6 +190,16 @@ class ModelBuilder:
             moe_runner=self._moe_runner,
             operators=self.operators,
         )
+
+    def _token_ids(self, text: Callable[[], ModelText]) -> tuple[int, ...]:
+        """Of ``--classifier-from-token``. Raises ``ConfigError`` for a word that is not one token."""
+        found: list[int] = []
+        for word in self._config.model.classifier_from_token:
+            ids = text().encode(word, add_special_tokens=False)
+            if len(ids) != 1:
+                raise ConfigError(f"--classifier-from-token: {word!r} is {len(ids)} tokens of this model, not one")
+            found += ids
+        return tuple(found)
 
     def _moe_runner(self, context: MoEContext) -> MoERunner:
         """A runner for one layer. Of a model whose config names no experts, the plugin is chosen with the first."""
@@ -228,7 +251,7 @@ def _check_draft(name: str, opened: OpenedModel, setup: ModelSetup) -> None:
 def _check_all_read(opened: OpenedModel, item: Registered, context: ModelContext) -> None:
     """Raise ``ModelLoadError`` when a built model left tensors of the checkpoint unread."""
     assert isinstance(context.weights, TrackedWeights)
-    left = context.weights.unread(opened.config.tie_word_embeddings)
+    left = context.weights.unread(context.config.tie_word_embeddings)
     if left:
         some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
         raise ModelLoadError(

@@ -1,14 +1,15 @@
-"""The runner of a model that does not generate: from whole sequences to one vector each."""
+"""The runner of a model that does not generate: from prompts to one vector each."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.model import Encoder
 from fwk.types import Batch, ForwardBatch, PoolingConfig, SequenceResult, StepResult
 from fwk.worker.inputs import InputBuffers
@@ -16,13 +17,25 @@ from fwk.worker.sequence_table import SequenceTable
 
 
 class PoolingRunner:
-    """Turns a ``Batch`` of whole prompts into a ``StepResult`` with embeddings; nothing lasts longer than its step."""
+    """Turns a ``Batch`` of prompts into a ``StepResult`` with the embeddings of those whose last token is in it.
+
+    layers: a decoder's, whose K/V are in the cache; none of an encoder, whose prompts are whole.
+    """
 
     def __init__(
-        self, *, model: Encoder, pooling: PoolingConfig | None, table: SequenceTable, inputs: InputBuffers
+        self,
+        *,
+        model: Encoder,
+        pooling: PoolingConfig | None,
+        attention: AttentionBackend,
+        layers: list[AttentionLayer],
+        table: SequenceTable,
+        inputs: InputBuffers,
     ) -> None:
         self._model = model
         self._pooling = pooling or PoolingConfig()
+        self._attention = attention
+        self._layers = layers
         self._table = table
         self._inputs = inputs
 
@@ -32,29 +45,39 @@ class PoolingRunner:
         started = time.perf_counter()
         self._table.begin(batch)
         forward, _ = self._inputs.prepare(batch)
+        if self._layers:
+            forward.plan = self._attention.plan(forward, self._layers)
+        starts = [int(self._table.segment_start[s.slot]) for s in batch.sequences]
+        forward.extras["segment_start"] = starts
         launched = time.perf_counter()
         hidden = self._model.forward(forward)
         pooled = self._model.pool(hidden, forward)
         if pooled is None:
             pooled = pool(hidden, forward, self._pooling)
-        vectors = pooled.cpu().numpy().astype("<f4", copy=False)
         computed = time.perf_counter()
         results: list[SequenceResult] = []
-        for scheduled, vector in zip(batch.sequences, vectors, strict=True):
+        for scheduled, vector in zip(batch.sequences, pooled, strict=True):
             self._table.finish(scheduled, [])
-            if np.isfinite(vector).all():
-                results.append(SequenceResult(scheduled.slot, [], embedding=vector.tobytes()))
+            if not scheduled.samples:
+                continue
+            if bool(torch.isfinite(vector).all()):
+                embedding = vector.cpu().numpy().astype("<f4", copy=False).tobytes()
+                results.append(SequenceResult(scheduled.slot, [], embedding=embedding))
             else:
                 results.append(SequenceResult(scheduled.slot, [], error="the embedding is not made of finite numbers"))
         return StepResult(batch.step, results, computed - launched, time.perf_counter() - started)
 
 
-def pool(hidden: Tensor, batch: ForwardBatch, pooling: PoolingConfig) -> Tensor:
+def pool(hidden: Tensor, batch: ForwardBatch, pooling: PoolingConfig) -> Tensor | Sequence[Tensor]:
     """Hidden states [num_tokens, hidden_size] to vectors [num_seqs, hidden_size] in float32.
 
-    A sequence's vector depends on its own tokens alone, summed in their order.
+    With pooling ``token``, to a tensor [num_tokens_of_it, hidden_size] for each sequence. A sequence's vectors depend
+    on its own tokens alone; a mean is summed in their order.
     """
     starts, ends = batch.query_start[:-1].long(), batch.query_start[1:].long()
+    if pooling.kind == "token":
+        vectors = F.normalize(hidden.float(), dim=-1) if pooling.normalize else hidden.float()
+        return vectors.split([end - start for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
     if pooling.kind == "cls":
         vectors = hidden.index_select(0, starts).float()
     elif pooling.kind == "last":

@@ -50,3 +50,36 @@ class TrackedWeights(WeightSource):
             return name.endswith("rotary_emb.inv_freq") or (is_tied and name == "lm_head.weight")
 
         return sorted(name for name in self.names() if name not in self._read and not is_redundant(name))
+
+
+class BaseModelWeights(TrackedWeights):
+    """Of a checkpoint written by a decoder's class without a head: names lack the first part (``model.``)."""
+
+    def __init__(self, source: WeightSource) -> None:
+        super().__init__(source)
+        self._names = frozenset(source.names())
+
+    def _stored(self, name: str) -> str:
+        rest = name.partition(".")[2]
+        return rest if name not in self._names and rest in self._names else name
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return super().tensor(self._stored(name), shape)
+
+    def tensor_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        return super().tensor_as(self._stored(name), shape, dtype, out)
+
+    def skip(self, name: str) -> None:
+        super().skip(self._stored(name))
+
+    def raw(self, name: str) -> Tensor:
+        return super().raw(self._stored(name))
+
+    def has(self, name: str) -> bool:
+        return super().has(self._stored(name))
+
+    def layouts(self, prefix: str) -> tuple[str, ...]:
+        rest = prefix.partition(".")[2]
+        if rest and not any(name.startswith(f"{prefix}.") for name in self._names):
+            return super().layouts(rest)
+        return super().layouts(prefix)

@@ -125,6 +125,8 @@ class OllamaDialect(ChatDialect):
         frontend = self.frontend
         check_model(served_name(raw, frontend.card), frontend.card)
         frontend.card.check_task("embed")
+        if frontend.card.has_token_vectors:
+            raise InvalidRequest(f"the model {frontend.card.name!r} makes a vector of each token: use /pooling")
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise InvalidRequest("input must be a text or an array of texts, none of them empty", "input")
         for text in texts:

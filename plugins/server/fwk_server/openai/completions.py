@@ -32,9 +32,9 @@ from fwk_server._common.chat.sampling import (
     truncated,
 )
 from fwk_server._common.chat.served import adapter_of
+from fwk_server._common.inputs import read_prompts
 from fwk_server._common.replies import event
 from fwk_server.openai.logprobs import LegacyLogprobs, TokenTexts, joined, prompt_logprobs
-from fwk_server.openai.prompts import read_prompts
 
 DEFAULT_MAX_TOKENS = 16
 MAX_CHOICES = 4_096

@@ -174,7 +174,7 @@ class EmbeddingRequest(Standing):
     input: Input
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, bounded("integer", "just the model's own")] | None = None
+    dimensions: Annotated[int, bounded("integer", "the model's own, or less of one made to be cut")] | None = None
     add_special_tokens: bool | None = None
 
 

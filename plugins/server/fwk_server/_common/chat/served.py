@@ -54,7 +54,7 @@ def named_by_model(model: str | None, frontend: Frontend) -> str:
 def capabilities(frontend: Frontend) -> list[str]:
     """What can be asked of the model, in Ollama's words."""
     if frontend.card.task != "generate":
-        return ["embedding"]
+        return ["embedding" if frontend.card.task == "embed" else frontend.card.task]
     return ["completion", "tools", *(["thinking"] if frontend.reasoning_parser() is not None else [])]
 
 

@@ -1,0 +1,173 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import base64
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import EmbedInput, openai_error
+from fwk_server._common import body
+from fwk_server._common.caller import Caller, caller_of
+from fwk_server._common.chat.dialect import ChatDialect
+from fwk_server._common.chat.models import MAX_INPUTS, Standing
+from fwk_server._common.chat.served import check_model
+from fwk_server._common.inputs import read_prompts
+from fwk_server._common.replies import json_response, unless_gone
+from fwk_server.pooling.bodies import (
+    ClassifyRequest,
+    ListReply,
+    PoolingRequest,
+    RerankReply,
+    RerankRequest,
+    ScoreRequest,
+)
+from fwk_server.pooling.scores import PairScorer, probabilities
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+Body = TypeVar("Body", bound=Standing)
+RERANK = ("/v1/rerank", "/rerank", "/v2/rerank")
+SCORE = ("/v1/score", "/score")
+
+
+class PoolingDialect(ChatDialect):
+    """Scores and vectors of the served model."""
+
+    requests = {
+        **dict.fromkeys(RERANK, RerankRequest),
+        **dict.fromkeys(SCORE, ScoreRequest),
+        "/classify": ClassifyRequest,
+        "/pooling": PoolingRequest,
+    }
+
+    def routes(self, app: FastAPI) -> None:
+        for path in RERANK:
+            self.route(app, path, self.rerank, reply=RerankReply)
+        for path in SCORE:
+            self.route(app, path, self.score, reply=ListReply)
+        self.route(app, "/classify", self.classify, reply=ListReply)
+        self.route(app, "/pooling", self.pooling, reply=ListReply)
+
+    def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
+        return openai_error(status, message, param, code)
+
+    async def rerank(self, request: Request) -> Response:
+        """Order documents by what they have to do with a query."""
+
+        def read(call: RerankRequest, caller: Caller) -> tuple[list[str], PairScorer, list[EmbedInput]]:
+            texts = _documents(call.documents)
+            scorer = PairScorer(self.frontend)
+            return texts, scorer, scorer.inputs([call.query], texts, ("query", "documents"))
+
+        call, (texts, scorer, items) = await self._read(request, RerankRequest, read)
+        scores = scorer.scores(await unless_gone(request, self.frontend.embed(items)), 1, len(texts))
+        keeps = call.return_documents
+        if keeps is None:
+            keeps = request.url.path != "/v2/rerank"
+        best = sorted(range(len(texts)), key=lambda i: -scores[i])[: call.top_n or len(texts)]
+        results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in best]
+        if keeps:
+            for result in results:
+                result["document"] = {"text": texts[result["index"]]}
+        reply = {"id": f"rerank-{uuid.uuid4().hex}", "model": self._name(call.model), "results": results}
+        return json_response({**reply, "usage": _usage(items)})
+
+    async def score(self, request: Request) -> Response:
+        """Score pairs of texts: one with each of several, or as many with as many."""
+
+        def read(call: ScoreRequest, caller: Caller) -> tuple[tuple[int, int], PairScorer, list[EmbedInput]]:
+            first, second = _texts(call.text_1, "text_1"), _texts(call.text_2, "text_2")
+            if len(first) not in (1, len(second)):
+                raise InvalidRequest(
+                    f"text_1 must be one text or as many as text_2 has ({len(second)}), not {len(first)}", "text_1"
+                )
+            scorer = PairScorer(self.frontend)
+            return (len(first), len(second)), scorer, scorer.inputs(first, second, ("text_1", "text_2"))
+
+        call, (sizes, scorer, items) = await self._read(request, ScoreRequest, read)
+        scores = scorer.scores(await unless_gone(request, self.frontend.embed(items)), *sizes)
+        data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+        return self._list("score", call.model, data, items)
+
+    async def classify(self, request: Request) -> Response:
+        """How probable each class is of each input."""
+        self.frontend.card.check_task("classify")
+        call, items = await self._read(request, ClassifyRequest, self._inputs)
+        labels, config = self.frontend.card.labels, self.frontend.card.config
+        data: list[dict[str, Any]] = []
+        for i, vector in enumerate(await unless_gone(request, self.frontend.embed(items))):
+            numbers = np.frombuffer(vector, "<f4").astype(np.float64)
+            found = numbers if call.use_activation is False else probabilities(numbers, config)
+            label = labels[int(numbers.argmax())]
+            data.append({"index": i, "label": label, "probs": found.tolist(), "num_classes": len(labels)})
+        return self._list("classify", call.model, data, items)
+
+    async def pooling(self, request: Request) -> Response:
+        """What the model makes of each input: a vector, a vector for each token, or a classifier's outputs."""
+        call, items = await self._read(request, PoolingRequest, self._inputs)
+        size = self.frontend.card.embedding_size if self.frontend.card.has_token_vectors else None
+        data: list[dict[str, Any]] = []
+        for i, vector in enumerate(await unless_gone(request, self.frontend.embed(items))):
+            numbers: Any = base64.b64encode(vector).decode()
+            if call.encoding_format != "base64":
+                found = np.frombuffer(vector, "<f4")
+                numbers = (found.reshape(-1, size) if size else found).tolist()
+            data.append({"index": i, "object": "pooling", "data": numbers})
+        return self._list("pool", call.model, data, items)
+
+    async def _read(self, request: Request, kind: type[Body], make: Callable[[Body, Caller], Any]) -> tuple[Body, Any]:
+        """The body, and what ``make`` makes of it off the event loop."""
+        data, caller = await body.read(request), caller_of(request)
+
+        def prepare() -> tuple[Body, Any]:
+            call = body.validate(kind, body.parse(data))
+            check_model(getattr(call, "model", None), self.frontend.card)
+            made = make(call, caller)
+            items: Sequence[EmbedInput] = made[-1] if isinstance(made, tuple) else made
+            for item in items:
+                self.frontend.check_embed(item)
+            return call, made
+
+        return await self.frontend.run_blocking(prepare)
+
+    def _inputs(self, call: ClassifyRequest | PoolingRequest, caller: Caller) -> list[EmbedInput]:
+        adds = call.add_special_tokens is not False
+        prompts = read_prompts(call.input, adds, self.frontend, "input", MAX_INPUTS)
+        urgency, service = call.urgency(caller), call.service(caller)
+        return [EmbedInput(prompt.token_ids, urgency, caller.label, caller.trace, service) for prompt in prompts]
+
+    def _name(self, asked: str | None) -> str:
+        return asked or self.frontend.card.name
+
+    def _list(self, kind: str, model: str | None, data: list[Any], items: Sequence[EmbedInput]) -> Response:
+        head = {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+        return json_response({**head, "model": self._name(model), "data": data, "usage": _usage(items)})
+
+
+def _usage(items: Sequence[EmbedInput]) -> dict[str, int]:
+    num_tokens = sum(len(item.token_ids) for item in items)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+
+def _texts(value: Any, name: str) -> list[str]:
+    texts: list[Any] = value if isinstance(value, list) else [value]
+    if not 1 <= len(texts) <= MAX_INPUTS or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(f"{name} must be a text or 1 to {MAX_INPUTS} texts", name)
+    return texts
+
+
+def _documents(value: Any) -> list[str]:
+    items: list[Any] = value if isinstance(value, list) else []
+    texts: list[Any] = [cast("Any", item).get("text") if isinstance(item, Mapping) else item for item in items]
+    if not 1 <= len(texts) <= MAX_INPUTS or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(f"documents must be 1 to {MAX_INPUTS} texts, or objects with a text", "documents")
+    return texts
