@@ -30,7 +30,7 @@ def _run(server: Server, folder: Path, *options: str) -> None:
         "--no-shrink", "--workers", "2", *options, "--seed",
     ]  # fmt: skip
     for seed in "12":
-        done = subprocess.run([*command, seed], capture_output=True, text=True, timeout=280, cwd=folder)
+        done = subprocess.run([*command, seed], capture_output=True, text=True, timeout=600, cwd=folder)
         if PYTHONS_OWN not in done.stdout:
             break
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
@@ -57,6 +57,7 @@ def test_nothing_departs_from_it(tiny: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_nothing_departs_from_it_at_length(tiny: Server, tmp_path: Path) -> None:
     _run(tiny, tmp_path, "--phases", "examples,coverage,fuzzing", "--max-time", "45")
     tiny.settle()  # what every route imports and reserves with its first requests is no leak

@@ -52,7 +52,7 @@ class ModelOptions(Options):
     classifier_from_token: tuple[str, ...] = option(
         (),
         "With --task classify, a model that generates scores by its logits of one token, or of the second less the "
-        "first: no yes (Qwen3-Reranker).",
+        "first: no yes.",
         stability="beta",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(

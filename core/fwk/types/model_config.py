@@ -31,7 +31,7 @@ class RopeConfig:
 class PoolingConfig:
     """How a model's hidden states become one vector: their mean, or the first (``cls``) or ``last`` token's.
 
-    ``token`` keeps a vector of each token (late interaction: ColBERT, Khattab and Zaharia 2020, arXiv:2004.12832).
+    ``token`` keeps a vector of each token (late interaction: Khattab and Zaharia 2020, arXiv:2004.12832).
     ``max_length`` is the longest input the model was made for, in tokens, where that is less than its positions.
     """
 

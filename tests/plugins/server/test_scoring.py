@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fwk.interfaces.dialect import DialectContext
-from fwk_server.pooling.dialect import PoolingDialect
-from fwk_server.pooling.scores import cosine, max_sim, probabilities
+from fwk_server.scoring.dialect import PoolingDialect
+from fwk_server.scoring.scores import cosine, max_sim, probabilities
 
 RERANK = {"query": "ab", "documents": ["abc", "b", {"text": "zz"}]}
 

@@ -21,7 +21,7 @@ from fwk_server._common.chat.models import MAX_INPUTS, Standing
 from fwk_server._common.chat.served import check_model
 from fwk_server._common.inputs import read_prompts
 from fwk_server._common.replies import json_response, unless_gone
-from fwk_server.pooling.bodies import (
+from fwk_server.scoring.bodies import (
     ClassifyRequest,
     ListReply,
     PoolingRequest,
@@ -29,7 +29,7 @@ from fwk_server.pooling.bodies import (
     RerankRequest,
     ScoreRequest,
 )
-from fwk_server.pooling.scores import PairScorer, probabilities
+from fwk_server.scoring.scores import PairScorer, probabilities
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -12,8 +12,8 @@ from fwk import DialectSpec, hookimpl
 def dialects() -> list[DialectSpec]:
     return [
         DialectSpec(
-            name="pooling",
-            load="fwk_server.pooling.dialect:PoolingDialect",
+            name="scoring",
+            load="fwk_server.scoring.dialect:PoolingDialect",
             summary="Reranking, scores of pairs, classes and vectors: vLLM's, Jina's and Cohere's routes",
         )
     ]
