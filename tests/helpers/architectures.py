@@ -56,6 +56,27 @@ GPT_OSS = {
     "hidden_size": 64,
     "layer_types": KINDS,
 }
+MAMBA = {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 1, "expand": 2}
+DELTA = {
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+NEXT = {**DELTA, **EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 48}
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "mamba_n_heads": 8,
+    "mamba_d_state": 24,
+    "shared_intermediate_size": 48,
+    "num_local_experts": 0,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+    "attention_multiplier": 0.2,
+}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
     "phi3 window": ("phi3", {"sliding_window": 20}),
@@ -120,6 +141,22 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", {**EXPERTS, **GROUPS, **LATENT}),
     "deepseek_v3 no query latent": ("deepseek_v3", {**EXPERTS, **GROUPS, **LATENT, "q_lora_rank": None}),
     "gpt_oss": ("gpt_oss", GPT_OSS),
+    "mamba2": ("mamba2", MAMBA),
+    "mamba2 groups": ("mamba2", {**MAMBA, "n_groups": 2, "use_bias": True, "tie_word_embeddings": True}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 32}),
+    "lfm2 ends with a convolution": (
+        "lfm2",
+        {"layer_types": ["full_attention", "conv"], "conv_bias": True, "block_auto_adjust_ff_dim": False},
+    ),
+    "qwen3_next": ("qwen3_next", NEXT),
+    "qwen3_next dense": ("qwen3_next", {**NEXT, "mlp_only_layers": [0, 1], "linear_num_value_heads": 2}),
+    "qwen3_5": ("qwen3_5_text", DELTA),
+    "qwen3_5_moe": ("qwen3_5_moe_text", NEXT),
+    "granite hybrid": ("granitemoehybrid", HYBRID),
+    "granite hybrid with experts": (
+        "granitemoehybrid",
+        {**HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
+    ),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0], "tie_word_embeddings": False}),
 }
 

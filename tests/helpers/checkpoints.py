@@ -17,6 +17,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -26,6 +28,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from fwk_loaders.dummy.tokenizer import build_tokenizer
@@ -64,11 +68,27 @@ WINDOWS = {
     "query_pre_attn_scalar": 24,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
 }
+HYBRID = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
+DELTA = {
+    "shared_expert_intermediate_size": 128,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+CONVOLUTIONS = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention"] * 2,
+    "block_multiple_of": 128,
+    "tie_word_embeddings": False,
+}
 KINDS: dict[str, tuple[type, type[PreTrainedModel], dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 24}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {"head_dim": 32, **EXPERTS}),
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM, CONVOLUTIONS),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM, {"head_dim": 32, **EXPERTS, **HYBRID, **DELTA}),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, WINDOWS),
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM, LATENT),
 }

@@ -105,9 +105,13 @@ class EngineMachine(RuleBasedStateMachine):
         max_start_tokens=st.sampled_from([None, 1, 6]),
         num_window_groups=st.sampled_from([0, 0, 1, 2]),
         window=st.sampled_from([1, 4, 7, 16]),
+        num_state_places=st.sampled_from([None, None, 0, 1, 2, 6]),
+        state_interval=st.sampled_from([1, 4, 9]),
     )
     def start(self, num_blocks, block_size, cache, policy, depth, step_tokens, drafts, **limits) -> None:  # type: ignore[no-untyped-def]
         rng = random.Random(num_blocks)
+        if limits["num_state_places"] is not None:  # neither drafts nor windows go with recurrent layers
+            drafts, limits["num_window_groups"] = False, 0
 
         def draft(tokens: list[int]) -> list[int]:
             return [next_token(tokens)][: rng.randint(0, 1)] + [rng.randrange(VOCAB)] * rng.randint(0, 2)

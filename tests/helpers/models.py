@@ -118,6 +118,9 @@ def make_quantised_context(
     return context
 
 
+MAX_SEQUENCES = 8
+
+
 class RunnableModel:
     """A model with a KV cache, fed with token ids."""
 
@@ -142,6 +145,8 @@ class RunnableModel:
         with torch.inference_mode():
             self.model: Model = load_object(spec)(self.context)
         allocate(self.context, num_blocks)
+        for state in self.context.recurrent_states:
+            state.allocate(MAX_SEQUENCES, torch.device("cpu"))
 
     @property
     def layers(self) -> list[AttentionLayer]:
@@ -151,8 +156,11 @@ class RunnableModel:
         """Logits of every new token, by sequence."""
         lens = [len(ids) for ids in token_ids]
         batch = make_batch(pasts, lens, tables, token_ids=token_ids)
+        for state in self.context.recurrent_states:
+            for tensor in state.tensors.values():
+                tensor[[i for i, past in enumerate(pasts) if not past]] = 0
         with torch.inference_mode():
-            batch.plan = self.context.attention.plan(batch, self.layers)
+            batch.plan = self.context.attention.plan(batch, self.layers) if self.layers else None
             return list(self.model.logits(self.model.forward(batch)).split(lens))
 
     def logits(self, token_ids: Sequence[int], chunks: Sequence[int] | None = None) -> Tensor:

@@ -67,6 +67,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"moe_intermediate_size": 128, "sliding_window": 24, "use_sliding_window": True},
     ),
     "window groups": ("qwen3", {"sliding_window": 24, "use_sliding_window": True, "layer_types": HALF}),
+    "state group": ("lfm2", {}),
+    "state group + MoE": ("qwen3_next", {}),
     "window groups + MoE": (
         "qwen3_moe",
         {"moe_intermediate_size": 128, "sliding_window": 24, "use_sliding_window": True, "layer_types": HALF},
@@ -86,6 +88,7 @@ class Run:
     stats: EngineStats
     chosen: dict[str, str]
     batches: list[Batch]
+    keeps_states: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,9 @@ def _chose(family: str, name: str) -> Callable[[Run], bool]:
 def _tried_to_capture(run: Run) -> bool:
     """The step was captured, or it is said which operator stands against it."""
     how = run.chosen["step"]
-    reasons = ("which a recorded step cannot hold", "ranks add up", "the model does not generate")
+    reasons = (
+        "which a recorded step cannot hold", "ranks add up", "the model does not generate", "recurrent layers"
+    )  # fmt: skip
     return how == "captured" or any(reason in how for reason in reasons)
 
 
@@ -168,6 +173,7 @@ FEATURES = [
     Feature("fp8 KV", lambda run: True, shared={"kv_cache_dtype": "fp8_e4m3"}),
     Feature("sliding window", lambda run: True, kind="sliding window"),
     Feature("window groups", _has_groups, kind="window groups"),
+    Feature("state group", lambda run: run.keeps_states, kind="state group"),
     Feature("MoE", lambda run: "moe" in run.chosen, kind="MoE"),
     Feature("MLA", lambda run: True, kind="MLA"),
     Feature(
@@ -201,7 +207,9 @@ FEATURES = [
     Feature("triton attention", _chose("attention", "triton"), {"attention_backend": "triton"}),
 ]
 BY_NAME = {feature.name: feature for feature in FEATURES}
-PAIRS = list(combinations(BY_NAME, 2))
+NO_MODEL = ("state group", "MLA")
+"""No model that is served has both."""
+PAIRS = [pair for pair in combinations(BY_NAME, 2) if pair != NO_MODEL]
 
 
 class Places:
@@ -248,7 +256,7 @@ class Places:
     def other_gguf(self, kind: str) -> Path:
         """A GGUF file of the kind, as far as its header."""
         path = self._root / f"{kind}.gguf"
-        writer = GGUFWriter(path, {"MoE": "qwen3moe", "MLA": "deepseek2"}[kind])
+        writer = GGUFWriter(path, {"MoE": "qwen3moe", "MLA": "deepseek2", "state group": "lfm2"}[kind])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -278,7 +286,7 @@ class Places:
 
 
 WINDOWED = ("sliding window", "window groups")
-LINEAR = ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight")
+LINEAR = ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 GROUP = 32
 ADAPTED = ("q_proj", "o_proj")
 RANK = 4
@@ -319,6 +327,8 @@ class Setting:
         kinds = {feature.kind for feature in self.features if feature.kind}
         if kinds == {"MoE", "MLA"}:
             return "MLA"  # this kind has experts
+        if "state group" in kinds and kinds & set(WINDOWED):
+            return "state group"  # with a window asked of it, see options
         if "MLA" not in kinds and len(kinds) > 1:
             return " + ".join(sorted(kinds - {"sliding window"} if "window groups" in kinds else kinds, reverse=True))
         if len(kinds) > 1:
@@ -326,9 +336,10 @@ class Setting:
         return kinds.pop() if kinds else "llama"
 
     @property
-    def wants_window_of_mla(self) -> bool:
+    def wants_window(self) -> bool:
+        """Of a model that has none."""
         kinds = {feature.kind for feature in self.features}
-        return "MLA" in kinds and bool(kinds & {"sliding window", "window groups"})
+        return bool(kinds & {"MLA", "state group"} and kinds & set(WINDOWED))
 
     @property
     def rounding(self) -> tuple[tuple[str, str], ...]:
@@ -382,7 +393,7 @@ class Setting:
             model = places.gguf().path if self.kind in ("llama", *WINDOWED) else places.other_gguf(self.kind)
         if len(rounding) > 1:
             found |= {"quantization": rounding[1][1], "quantization_layers": [f"*mlp*={rounding[0][1]}"]}
-        if self.wants_window_of_mla:
+        if self.wants_window:
             found["json_model_override_args"] = '{"sliding_window": 24}'
         if self.has_adapter:
             base = places.gguf().plain if self.has_gguf else places.checkpoint(self.kind, (), False)
@@ -431,6 +442,7 @@ def serve(model: Path, options: dict[str, Any], setting: Setting, adapter: str =
             stats=stats,
             chosen=dict(llm.engine.info.chosen),
             batches=batches,
+            keeps_states=llm.engine.scheduler.limits.num_state_places is not None,
         )
 
 
@@ -447,7 +459,8 @@ def _scores(llm: fwk.LLM, options: dict[str, Any], batches: list[Batch]) -> Run:
     assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0)
     llm.engine.scheduler.check()
     chosen = dict(llm.engine.info.chosen)
-    return Run([], [], scores.tolist(), [], [cached], stats, chosen, batches)
+    states = llm.engine.scheduler.limits.num_state_places is not None
+    return Run([], [], scores.tolist(), [], [cached], stats, chosen, batches, states)
 
 
 def exclusive(features: Sequence[Feature]) -> tuple[str, str, str] | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.helpers.pairs import BY_NAME, PAIRS
+from tests.helpers.pairs import BY_NAME, NO_MODEL, PAIRS
 
+DECODERS = (("n-gram", "ngram"), ("draft model", "standalone"), ("tree", "ngram"), ("suffix", "suffix"))
 REFUSED: dict[tuple[str, str], str] = {
     ("n-gram", "draft model"): "--speculative-algorithm is given twice: ngram and standalone",
     ("draft model", "tree"): "--speculative-algorithm is given twice: standalone and ngram",
@@ -31,6 +32,25 @@ REFUSED: dict[tuple[str, str], str] = {
         pair: "is served to classify, and this request is to generate"
         for pair in (("pre-emption", "rerank"), ("grammar", "rerank"), ("logprobs", "rerank"), ("rerank", "n > 1"))
     },
+    **{
+        (
+            name,
+            "state group",
+        ): f"--speculative-algorithm {option}: .* has recurrent layers, whose states cannot be taken"
+        for name, option in (
+            ("n-gram", "ngram"),
+            ("draft model", "standalone"),
+            ("tree", "ngram"),
+            ("suffix", "suffix"),
+        )
+    },
+    ("gguf", "state group"): "the architecture 'lfm2' cannot be read from GGUF",
+    ("sliding window", "state group"): "lfm2 has no sliding window",
+    ("window groups", "state group"): "lfm2 has no sliding window",
+    (
+        "state group",
+        "hierarchical cache",
+    ): "--prefix-cache hierarchical: .* has recurrent layers, and tiers keep no states",
     ("tensor parallel", "overlap"): "it runs one worker, but --tensor-parallel-size is 2",
 }
 """Pairs that are refused, each with what the user is told."""
@@ -45,19 +65,22 @@ anything is served. `tests/contracts/test_pairs.py` runs every cell and
 """
 
 
+def _cell(name: str, other: str) -> str:
+    if {name, other} == set(NO_MODEL):
+        return "none"
+    return "no" if (name, other) in REFUSED or (other, name) in REFUSED else "yes"
+
+
 def page() -> str:
     """The page's text."""
     names = list(BY_NAME)
     lines = ["| | " + " | ".join(str(i + 1) for i in range(len(names))) + " |", "| --- |" + " --- |" * len(names)]
     for i, name in enumerate(names):
-        cells = [
-            "·" if i == j else "no" if ((name, other) in REFUSED or (other, name) in REFUSED) else "yes"
-            for j, other in enumerate(names)
-        ]
+        cells = ["·" if i == j else _cell(name, other) for j, other in enumerate(names)]
         lines.append(f"| {i + 1} {name} | " + " | ".join(cells) + " |")
     count = len(PAIRS) - len(REFUSED)
     refused = "\n".join(f'- {a} with {b}: "{sentence}"' for (a, b), sentence in REFUSED.items())
-    total = f"{count} of {len(PAIRS)} pairs run.\n"
+    total = f"{count} of {len(PAIRS)} pairs run; of {' and '.join(NO_MODEL)} no model that is served has both.\n"
     return HEAD + "\n".join(lines) + "\n\n" + total + "\nRefused, with what is said:\n\n" + refused + "\n"
 
 

@@ -145,6 +145,24 @@ class EngineOptions(Options):
         "Weight formats of single layers: PATTERN=METHOD, as in lm_head=none; the first that matches counts.",
         stability="beta",
     )
+    max_mamba_cache_size: int | None = option(
+        None,
+        "States of recurrent layers in memory: one for each running request, the rest for prefixes to continue from "
+        "(default: as many of both).",
+        stability="beta",
+        ge=1,
+        le=2**20,
+    )
+    mamba_track_interval: int = option(
+        256,
+        "Generated tokens after which the state of recurrent layers is kept for the prefix cache again.",
+        stability="beta",
+        ge=1,
+        le=2**24,
+    )
+    mamba_ssm_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "Precision of the states of recurrent layers; auto: float32.", stability="beta"
+    )
     disable_hybrid_swa_memory: bool = option(
         False,
         "Keep all of a sequence in layers that see a window only, too, with one block table for all layers.",

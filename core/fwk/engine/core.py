@@ -182,6 +182,8 @@ def _assemble(
         is_mixed=options.enable_mixed_chunk,
         admission_interval=options.num_continuous_decode_steps,
         num_window_groups=loaded.num_window_groups,
+        num_state_places=loaded.num_state_places,
+        state_interval=options.mamba_track_interval,
         window=loaded.window,
     )
     scheduler = Scheduler(

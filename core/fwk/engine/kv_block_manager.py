@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from fwk.engine.blocks import BlockAllocator
 from fwk.engine.plan import Limits
 from fwk.engine.sequence import Sequence
+from fwk.engine.state_checkpoints import StateCheckpoints
 from fwk.engine.window_blocks import WindowBlocks, WindowCache
 from fwk.interfaces.prefix_cache import PrefixCache, PrefixMatch
 from fwk.types import BlockSaves
@@ -20,7 +21,13 @@ class KVBlockManager:
         self._num_lookahead = limits.num_lookahead
         self._max_step_tokens = limits.max_step_tokens
         self._cache = cache
-        self._windows = WindowCache(cache, limits.num_window_groups, limits.window, limits.block_size)
+        self._num_state_places = limits.num_state_places or 0
+        self._states: StateCheckpoints | None = None
+        if limits.num_state_places is not None:
+            self._states = StateCheckpoints(limits.num_state_places, limits.block_size, limits.state_interval)
+        forget_state = None if self._states is None else self._states.forget
+        groups, window = limits.num_window_groups, limits.window
+        self._windows = WindowCache(cache, groups, window, limits.block_size, forget_state)
         self.allocator = BlockAllocator(num_blocks, self._windows)
         self.num_tables = 1 + limits.num_window_groups
         """Block tables of a sequence: it grows by as many blocks at a time."""
@@ -62,8 +69,8 @@ class KVBlockManager:
         """What the cache holds of a sequence's tokens, up to where all layers can continue from it."""
         namespace, most = sequence.request.cache_namespace, sequence.num_matchable_tokens
         match = self._cache.match(namespace, sequence.token_ids, most)
-        if self._windows.num_groups:
-            usable = self._windows.num_usable(match.block_ids)
+        for part in (self._windows if self._windows.num_groups else None, self._states):
+            usable = len(match.block_ids) if part is None else part.num_usable(match.block_ids)
             if usable < len(match.block_ids):
                 match = self._cache.match(namespace, sequence.token_ids, usable * self._block_size)
         return match
@@ -99,6 +106,8 @@ class KVBlockManager:
         sequence.blocks = list(match.block_ids)
         sequence.is_owned = [False] * len(match.block_ids)
         sequence.num_computed_tokens = match.num_tokens
+        if self._states is not None and match.block_ids:
+            sequence.state_source = self._states.use(match.block_ids[-1])
         self._restore(sequence, num_kept, num_running)
         sequence.num_shared_blocks = len(sequence.blocks)
 
@@ -152,6 +161,22 @@ class KVBlockManager:
                 sequence.window_blocks[i] = None
         sequence.num_window_trimmed = 0 if is_end else max(end, sequence.num_window_trimmed)
 
+    def cut_chunk(self, sequence: Sequence, num_computed: int, num_new: int) -> int:
+        """Tokens of a prompt to compute at once, no more than ``num_new``."""
+        if self._states is None:
+            return num_new
+        return self._states.cut(num_computed, num_new, sequence.num_prompt_tokens)
+
+    def save_state(self, sequence: Sequence) -> int:
+        """Where the step being planned is to keep the sequence's state as it leaves it; -1: nowhere."""
+        if self._states is None or sequence.state_saved is not None:
+            return -1
+        place = self._states.take(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+        if place is None:
+            return -1
+        sequence.state_saved = sequence.num_computed_tokens // self._block_size - 1, place
+        return place
+
     def share(self, sequence: Sequence, num_drafts: int) -> None:
         """Offer the blocks that are full once the step being planned has run to the prefix cache.
 
@@ -171,6 +196,12 @@ class KVBlockManager:
             sequence.is_owned[i] = not was_taken
         if not all(taken):
             self._replace(sequence, start, end)
+        if self._states is not None and sequence.state_saved is not None and sequence.state_saved[0] < end:
+            (block, place), sequence.state_saved = sequence.state_saved, None
+            if sequence.is_owned[block]:  # a prefix cache that keeps nothing
+                self._states.give_back(place)
+            else:
+                self._states.keep(sequence.blocks[block], place)
         if self._windows.num_groups:
             for block, is_own, windowed in zip(
                 sequence.blocks[start:end], sequence.is_owned[start:end], sequence.window_blocks[start:end], strict=True
@@ -191,6 +222,8 @@ class KVBlockManager:
         """The step that was being planned is launched: what it alone uses may go to the next one."""
         self.allocator.free(self._duplicate_blocks)
         self._duplicate_blocks.clear()
+        if self._states is not None:
+            self._states.commit()
 
     def release(self, sequence: Sequence) -> None:
         """Take everything back from a sequence."""
@@ -200,6 +233,11 @@ class KVBlockManager:
         sequence.blocks, sequence.window_blocks, sequence.is_owned, sequence.node = [], [], [], None
         sequence.replaced_blocks = []
         sequence.num_shared_blocks = 0
+        sequence.state_source = -1
+        if sequence.state_saved is not None:
+            assert self._states is not None
+            self._states.give_back(sequence.state_saved[1])
+            sequence.state_saved = None
 
     def take_saves(self) -> BlockSaves | None:
         """Copies that the next batch must make of blocks the cache has given up."""
@@ -211,6 +249,9 @@ class KVBlockManager:
         self.allocator.check(
             self._duplicate_blocks + [block for sequence in sequences for block in sequence.owned_blocks]
         )
+        if self._states is not None:
+            num_saving = sum(sequence.state_saved is not None for sequence in sequences)
+            self._states.check(self._num_state_places, num_saving)
         for sequence in sequences:
             if len(sequence.blocks) * self._block_size < sequence.num_computed_tokens:
                 raise AssertionError(f"sequence {sequence.key} has computed more tokens than its blocks hold")

@@ -18,6 +18,8 @@ class Limits:
     ``max_chunk_tokens`` of None: a prompt is cut only if it is longer than a step.
     ``conservativeness``: blocks kept free for each running sequence to grow when another one starts.
     ``is_mixed``: prompts and decoding may share a step; if not, they take turns.
+    ``num_state_places``: states of recurrent layers that workers keep for the prefix cache, one every
+    ``state_interval`` generated tokens; None: the model has no such layers.
     ``num_window_groups``: block tables in addition to the first, for layers that see ``window`` tokens only.
     ``admission_interval``: steps between two looks at the waiting queue while sequences run.
     """
@@ -39,6 +41,8 @@ class Limits:
     max_start_tokens: int | None = None
     num_window_groups: int = 0
     window: int = 0
+    num_state_places: int | None = None
+    state_interval: int = 256
 
     @property
     def max_request_len(self) -> int:

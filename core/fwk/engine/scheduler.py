@@ -441,6 +441,7 @@ class Scheduler:
             self.adapters.take(sequence.request.adapter),
             self._kv_blocks.window_ids(sequence, len(sequence.blocks)),
             sequence.request.segment_start,
+            sequence.state_source,
         )
         # After what came back, the first chunk needs no more blocks than it would have without.
         remaining = len(sequence.token_ids) - computed
@@ -456,8 +457,9 @@ class Scheduler:
         sequence.has_drafts_in_flight = bool(drafts)
         sequence.drafts = []
         replaced, sequence.replaced_blocks = sequence.replaced_blocks, []
+        windowed, state_place = self._kv_blocks.window_ids(sequence, len(blocks)), self._kv_blocks.save_state(sequence)
         plan.scheduled[sequence] = ScheduledSequence(
-            sequence.slot, num_new, samples, blocks, drafts, replaced, self._kv_blocks.window_ids(sequence, len(blocks))
+            sequence.slot, num_new, samples, blocks, drafts, replaced, windowed, state_place
         )
         plan.budget -= num_new
         self._kv_blocks.share(sequence, len(drafts))
@@ -533,6 +535,8 @@ class Scheduler:
         if self.limits.whole_prompts:
             return remaining if remaining <= budget else 0
         if self.limits.max_chunk_tokens is None:
-            return 0 if budget < remaining <= self.limits.max_step_tokens else min(remaining, budget)
-        most = min(remaining, budget, self.limits.max_chunk_tokens)
-        return max(1, min(most, self._policy.ask("chunk", sequence, remaining, most)))
+            most = 0 if budget < remaining <= self.limits.max_step_tokens else min(remaining, budget)
+        else:
+            most = min(remaining, budget, self.limits.max_chunk_tokens)
+            most = max(1, min(most, self._policy.ask("chunk", sequence, remaining, most)))
+        return self._kv_blocks.cut_chunk(sequence, len(sequence.token_ids) - remaining, most)

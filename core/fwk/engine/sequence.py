@@ -48,6 +48,8 @@ class Sequence:
         "replaced_blocks",
         "request",
         "slot",
+        "state_saved",
+        "state_source",
         "status",
         "token_ids",
         "was_admitted",
@@ -75,6 +77,8 @@ class Sequence:
         self.window_blocks: list[WindowBlocks | None] = []  # for each of ``blocks``, where layers are in groups
         self.num_window_trimmed = 0  # leading ones that were given back: no token to come sees them
         self.node: Any = None  # the locked path in the prefix cache
+        self.state_source = -1  # place of the kept state it starts from; -1: it starts from none
+        self.state_saved: tuple[int, int] | None = None  # block at whose end its state is kept, and the place
         self.num_shared_blocks = 0  # leading blocks already offered to the prefix cache
         self.cached_tokens = 0  # of the prompt, found in the cache at first admission
         self.was_admitted = False

@@ -8,6 +8,7 @@ which all blocks of a window are still there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -32,8 +33,19 @@ class WindowCache:
     order of last use.
     """
 
-    def __init__(self, cache: PrefixCache, num_groups: int, window: int, block_size: int) -> None:
-        """num_groups: of window layers; 0: all layers see everything. window: tokens a token sees, itself included."""
+    def __init__(
+        self,
+        cache: PrefixCache,
+        num_groups: int,
+        window: int,
+        block_size: int,
+        forget_state: Callable[[int], None] | None = None,
+    ) -> None:
+        """num_groups: of window layers; 0: all layers see everything. window: tokens a token sees, itself included.
+
+        forget_state: called with each block that the prefix cache gives up.
+        """
+        self._forget_state = forget_state
         self.num_groups = num_groups
         self._cache = cache
         self.window = window
@@ -62,6 +74,8 @@ class WindowCache:
             if not evicted:
                 break
             for block in evicted:
+                if self._forget_state is not None:
+                    self._forget_state(block)
                 freed += [block, *self._forget(block)]
         while len(freed) < num_blocks and self._ends:
             freed += self._forget(next(iter(self._ends)))

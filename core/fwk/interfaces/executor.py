@@ -48,6 +48,7 @@ class WorkerInfo:
     reasons: tuple[str, ...] = ()
     num_window_groups: int = 0  # groups of layers with a block table of their own, in addition to the first
     window: int = 0  # tokens that layers of those groups see
+    num_state_places: int | None = None  # states that can be kept for the prefix cache; None: no recurrent layers
     num_lookahead: int = 0  # most drafts for one sequence: tokens past the newest one that need blocks
 
 

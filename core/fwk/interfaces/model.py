@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fwk.interfaces.operators import Operators
     from fwk.interfaces.parallel import ParallelGroup
     from fwk.interfaces.quant import Quantization, QuantMethod
+    from fwk.layers.state import RecurrentState
     from fwk.types import ForwardBatch, ModelConfig
 
 
@@ -48,7 +49,8 @@ def _stem(architecture: str) -> tuple[str, Task]:
 class ModelContext:
     """What layers and models are built with. Building a layer reads its weights: there is no second load pass.
 
-    ``attention_layers`` collects the layers that need a place in the KV cache, in the order they are built. With
+    ``attention_layers`` collects the layers that need a place in the KV cache, in the order they are built,
+    ``recurrent_states`` those that keep a state (``ModelSpec.is_recurrent``). With
     ``lora``, linear layers register there, and adapters change them; a second model in the worker is built without.
     ``is_greedy`` is on the device and holds 1 in steps that need no logit but the largest of each row
     (``QuantMethod.lm_head``). None: no step of this model says so.
@@ -69,6 +71,8 @@ class ModelContext:
     lora: LoRABackend | None = None
     attention_layers: list[AttentionLayer] = field(default_factory=list["AttentionLayer"])
     is_greedy: Tensor | None = None  # [1] int64
+    recurrent_states: list[RecurrentState] = field(default_factory=list["RecurrentState"])
+    state_dtype: torch.dtype | None = None  # ``--mamba-ssm-dtype``: of the part that is summed up; None: float32
 
 
 class Encoder(ABC):
@@ -135,6 +139,7 @@ class ModelSpec(Declaration):
     task: what it is for (``--task``): ``generate``, ``embed``, ``classify``, or a word of its own.
     runner: what runs it. ``generate``: ``load`` names a ``Model``, which writes token after token. ``pool``: ``load``
         names an ``Encoder``, which makes one vector of each prompt. Empty: ``pool`` for all tasks but ``generate``.
+    is_recurrent: some of its layers keep a state (``fwk.layers.RecurrentState``) instead of K/V.
     features: what it asks of the attention backend whatever its config says (``soft_cap``, ``latent``); what depends
     on the config is said by ``attention_needs``.
     """
@@ -144,6 +149,7 @@ class ModelSpec(Declaration):
     architectures: tuple[str, ...]
     task: Task = "generate"
     runner: str = ""
+    is_recurrent: bool = False
     features: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

@@ -16,7 +16,8 @@ from fwk.layers.moe import MoE, Routing
 from fwk.layers.norm import LayerNorm, OffsetRMSNorm, QKNorm, RMSNorm
 from fwk.layers.rope import RotaryEmbedding, RotaryRows, yarn_temperature
 from fwk.layers.select_tokens import SelectTokens
-from fwk.layers.sharding import Part
+from fwk.layers.sharding import Part, rank_rows
+from fwk.layers.state import RecurrentState
 
 __all__ = [
     "Attention",
@@ -32,6 +33,7 @@ __all__ = [
     "QKNorm",
     "QKVLinear",
     "RMSNorm",
+    "RecurrentState",
     "RotaryEmbedding",
     "RotaryRows",
     "Routing",
@@ -40,5 +42,6 @@ __all__ = [
     "VocabEmbedding",
     "activation",
     "gated",
+    "rank_rows",
     "yarn_temperature",
 ]

@@ -182,6 +182,15 @@ def output_shard(part: Part, tp: ParallelGroup) -> Shard:
     )
 
 
+def rank_rows(context: ModelContext, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
+    """This rank's rows of a small plain tensor that goes with a sharded layer: a convolution's kernel, a factor a head.
+
+    part: what its rows stand for; ``prefix`` is for errors.
+    """
+    whole = context.weights.tensor(name, shape)
+    return output_cut(part, context.tp).cut(whole, 0, 1, name).to(context.device).contiguous()
+
+
 def load(
     context: ModelContext,
     form: LayerFormat,

@@ -167,6 +167,11 @@ def _facts(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> tu
             how = "normalised" if pooling.normalize else "not normalised"
             found = "the last token's hidden state" if pooling.kind == "last" else "the mean of the hidden states"
             reasons.append(f"embeddings are {found}, {how}: there is no modules.json (--pooling-type)")
+    if opened.served.is_recurrent and engine.speculative_algorithm != "none":
+        raise ConfigError(
+            f"--speculative-algorithm {engine.speculative_algorithm}: {opened.name} has recurrent layers, whose states "
+            "cannot be taken back to before a draft that was not accepted"
+        )
     layouts = opened.checkpoint.weights().layouts("")
     _check_readable(engine, opened, plugins, layouts)
     architecture, task = opened.config.architecture, opened.task

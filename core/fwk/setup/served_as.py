@@ -19,6 +19,7 @@ class ServedAs:
     task: Task = "generate"
     runner: str = "generate"  # ``ModelSpec.runner_of`` the task
     is_decoder: bool = True  # what ``ModelSpec.load`` names is a ``Model``
+    is_recurrent: bool = False  # ``ModelSpec.is_recurrent``
     vector_size: int = 0  # of what a pooling model makes; 0 for one that generates
     pooling: PoolingConfig | None = None  # of a pooling model
     says_pooling: bool = False  # an option or the checkpoint says it, not the plugin
@@ -50,13 +51,14 @@ def served_as(
     if runner != "pool":
         if options.pooling_type != AUTO:
             raise ConfigError("--pooling-type: this model generates text; --task embed makes vectors of prompts")
-        return ServedAs(task, runner)
+        return ServedAs(task, runner, is_recurrent=spec.is_recurrent)
     is_decoder = spec.runner == "generate"
     if is_decoder:
         _check_causal(config)
     vector_size = len(labels) if is_decoder and task == "classify" else spec.vector_size(config)
     says = stored is not None or options.pooling_type != AUTO
-    return ServedAs(task, runner, is_decoder, vector_size, _pooling(options, spec, task, stored), says, labels)
+    pooling = _pooling(options, spec, task, stored)
+    return ServedAs(task, runner, is_decoder, spec.is_recurrent, vector_size, pooling, says, labels)
 
 
 def _labels(options: ModelOptions, spec: ModelSpec, task: Task, config: ModelConfig) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ class NewSequence(msgspec.Struct, array_like=True):
     adapter: AdapterPlace | None = None
     window_block_ids: list[list[int]] = []  # for each of ``block_ids``, one of each window group; or none: not read
     segment_start: int = 0  # first token of the prompt's second text, of models that read pairs; 0: there is one text
+    state_source: int = -1  # place of the kept state it continues from; -1: it begins with no token computed
 
 
 class ScheduledSequence(msgspec.Struct, array_like=True):
@@ -51,6 +52,7 @@ class ScheduledSequence(msgspec.Struct, array_like=True):
     draft_token_ids: list[int]  # the last of the new tokens, to be verified
     replaced_blocks: list[tuple[int, int]] = []  # place in its table, and the block of the same content to use instead
     new_window_block_ids: list[list[int]] = []  # for each of ``new_block_ids``, one of each window group
+    state_place: int = -1  # where to keep the states of recurrent layers as the step leaves them; -1: nowhere
 
 
 class BlockSaves(msgspec.Struct, array_like=True):
@@ -109,6 +111,14 @@ class KVGroup:
 
 
 @dataclass(slots=True)
+class StateRows:
+    """Where recurrent layers have their states of a batch's sequences: zeros before a sequence's first token."""
+
+    rows: Tensor  # [num_seqs] int64: of ``RecurrentState``'s tensors
+    rows_np: Any
+
+
+@dataclass(slots=True)
 class ForwardBatch:
     """Inputs of one forward pass. Views of buffers allocated once: valid until the next step is prepared.
 
@@ -136,6 +146,7 @@ class ForwardBatch:
     adapter_ids_np: Any = None
     is_greedy: bool = False  # of the logits the largest of each row is all that matters
     tree_mask: Tensor | None = None  # [num_tokens, max_new] bool, see below; None: causal
+    state_rows: StateRows | None = None  # of models with recurrent layers
     plan: Any = None  # what AttentionBackend.plan returned
     extras: dict[str, Any] = field(default_factory=dict[str, Any])  # pixel values and the like, by the processor's name
 

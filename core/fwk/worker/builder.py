@@ -24,6 +24,7 @@ from fwk.native.thread_pool import ThreadPool
 from fwk.setup.resolve import ModelSetup
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
+from fwk.types import ForwardBatch
 from fwk.worker import kv_cache
 from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import Drafting, NoDrafting
@@ -36,6 +37,7 @@ from fwk.worker.pooling import PoolingRunner
 from fwk.worker.processors import ProcessorBuilder, ProcessorSwitch
 from fwk.worker.sampling import Place, SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.states import StateStore
 from fwk.worker.transfer import BlockStore, open_store
 
 
@@ -102,9 +104,11 @@ class WorkerBuilder:
     def build(self) -> WorkerInfo:
         """Load the model and fill in ``parts``. Raises ``FwkError``."""
         options, opened = self._config.engine, self._setup.opened
+        self._check_tiers()
         is_greedy = torch.zeros(1, dtype=torch.int64, device=self._device)
         model = self._models.build_served(is_greedy, self._text)
         decoder = self._decoder()
+        states = self._states()
         groups = self._kv_groups()
         window = max((layer.sliding_window or 0 for group in groups[1:] for layer in group), default=0)
         num_blocks = self._count_blocks(groups)
@@ -117,14 +121,15 @@ class WorkerBuilder:
             options.max_running_requests,
             self._device,
             prunes_last_layer=isinstance(model, Model) and model.prunes_last_layer,
+            has_states=states is not None,
         )
         if opened.runner == "pool":
             assert isinstance(model, Encoder), "ModelSpec.runner is pool: load names an Encoder"
             self.parts.runner = PoolingRunner(
                 model=model,
                 pooling=opened.served.pooling,
-                attention=self._models.attention,
-                layers=self._models.layers,
+                plan_attention=self._plan_attention,
+                states=states,
                 table=table,
                 inputs=inputs,
             )
@@ -136,14 +141,15 @@ class WorkerBuilder:
                 tuple(self._reasons),
                 num_window_groups=len(groups) - 1,
                 window=window,
+                num_state_places=None if states is None else states.num_places,
             )
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
         sampling = self._sampling(table)
         drafting = self._drafting(decoder, table, inputs, sampling)
         runner = self.parts.runner = ModelRunner(
             model=self._step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
-            attention=self._models.attention,
-            layers=self._models.layers,
+            plan_attention=self._plan_attention,
+            states=states,
             table=table,
             inputs=inputs,
             sampling=sampling,
@@ -161,6 +167,7 @@ class WorkerBuilder:
             tuple(self._reasons),
             num_window_groups=len(groups) - 1,
             window=window,
+            num_state_places=None if states is None else states.num_places,
             num_lookahead=drafting.max_drafts,
         )
 
@@ -186,6 +193,34 @@ class WorkerBuilder:
             load_model=self._models.build_draft,
         )
 
+    def _plan_attention(self, batch: ForwardBatch) -> Any:
+        """What the attention backend makes of a batch; nothing for a model without attention of its own."""
+        layers = self._models.layers
+        return self._models.attention.plan(batch, layers) if layers else None
+
+    def _check_tiers(self) -> None:
+        """Raise ``ConfigError`` for cache tiers that would bring back K/V and no states."""
+        cache = self._factory.item("cache")
+        assert isinstance(cache.declaration, PrefixCacheSpec)
+        if self._setup.opened.served.is_recurrent and cache.declaration.tiers is not None:
+            raise ConfigError(
+                f"--prefix-cache {cache.name}: {self._setup.opened.name} has recurrent layers, and tiers keep no states"
+            )
+
+    def _states(self) -> StateStore | None:
+        """What recurrent layers keep of running sequences, and for the prefix cache; None without such layers."""
+        if not self._setup.opened.served.is_recurrent:
+            return None
+        return StateStore.allocate(
+            self._models.recurrent_states,
+            num_slots=self._config.engine.max_running_requests,
+            max_rows=self._config.engine.max_mamba_cache_size,
+            is_cached=self._chosen.get("cache", "none") != "none",
+            device=self._device,
+            group=self._group,
+            num_replicas=self._config.engine.data_parallel_size,
+        )
+
     def _kv_groups(self) -> list[list[AttentionLayer]]:
         """The layers by block table. Whatever else moves blocks about knows one table only, and then there is one."""
         layers = self._models.layers
@@ -198,6 +233,7 @@ class WorkerBuilder:
             f"attention {self._chosen.get('attention')}": "kv_groups" not in spec.features,
             f"cache {self._chosen.get('cache')} keeps blocks in tiers": cache.tiers is not None,
             "speculation": "speculative" in self._setup.resolution.selections,
+            "the model has recurrent layers": self._setup.opened.served.is_recurrent,
             "prompts are computed whole": self._setup.opened.served.needs_whole_prompts,
         }
         refusal = next((reason for reason, holds in why.items() if holds), "")
@@ -286,6 +322,8 @@ class WorkerBuilder:
             return "--disable-cuda-graph"
         if self._group.size > 1:
             return "ranks add up their parts through torch.distributed"
+        if self._setup.opened.served.is_recurrent:
+            return "the model has recurrent layers"
         if self._models.operators.graph_capture() is None:
             return f"the operators {self._chosen['operators']} are not captured"
         return ""

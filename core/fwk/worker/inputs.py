@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fwk.types import Batch, ForwardBatch
-from fwk.types.batch import KVGroup
+from fwk.types.batch import KVGroup, StateRows
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.sequence_table import SamplingState, SequenceTable
 
@@ -76,11 +76,13 @@ class InputBuffers:
         device: torch.device,
         *,
         prunes_last_layer: bool = False,
+        has_states: bool = False,
     ) -> None:
         """prunes_last_layer: the model's word; then batches say which tokens' hidden states are wanted."""
         self.table = table
         self._device = device
         self._prunes_last_layer = prunes_last_layer
+        self._has_states = has_states
         self._pairs: dict[str, tuple[np.ndarray, torch.Tensor]] = {}
         self._views: dict[str, tuple[np.ndarray, torch.Tensor]] = {}  # of the buffers' used parts, of the last step
         self._last: _DecodeStep | None = None  # whose inputs are in the buffers
@@ -94,6 +96,7 @@ class InputBuffers:
             ("logits_indices", (rows,), np.int64),
             ("hidden_indices", (rows,), np.int64),
             ("adapter_ids", (rows,), np.int32),
+            ("state_rows", (num_slots,), np.int64),
         ):
             self._pairs[name] = self._pair(shape, dtype)
         for group in range(len(table.block_tables)):
@@ -276,7 +279,13 @@ class InputBuffers:
             seq_lens_np=lens_np,
             is_decode=len(token_ids) == len(slots),
             hidden_indices=self._fill("hidden_indices", hidden_indices)[1] if self._prunes_last_layer else None,
+            state_rows=self._state_rows(slots) if self._has_states else None,
         )
+
+    def _state_rows(self, slots: np.ndarray) -> StateRows:
+        """A sequence's states are in the row of its slot."""
+        rows_np, rows = self._fill("state_rows", slots)
+        return StateRows(rows, rows_np)
 
     def _rows(self, batch: Batch, slots: np.ndarray, starts: np.ndarray, computed: np.ndarray) -> StepRows:
         """The positions whose logits choose a token: the last new one, and with drafts every one from it back."""

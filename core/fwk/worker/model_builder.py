@@ -19,6 +19,7 @@ from fwk.interfaces.moe import MoEContext, MoERunner
 from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
+from fwk.layers.state import RecurrentState
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered, choose, find
 from fwk.setup.checkpoint import OpenedModel, open_model
@@ -72,6 +73,7 @@ class ModelBuilder:
         self._reasons = reasons
         self._moe: Registered | None = None
         self.layers: list[AttentionLayer] = []  # of all models that were built
+        self.recurrent_states: list[RecurrentState] = []  # of the served model
 
     @cached_property
     def attention(self) -> AttentionBackend:
@@ -121,6 +123,7 @@ class ModelBuilder:
             # No logits are wanted, and there may be no head: one that is tied costs nothing.
             context.config = replace(context.config, tie_word_embeddings=True)
         model: Model | Encoder = self._factory.build(item, partial(replace, context))
+        self.recurrent_states = context.recurrent_states
         if served.runner == "pool" and isinstance(model, Model):
             model = PooledDecoder(model, context, served.labels, self._token_ids(text) if served.labels else ())
         self._report_quantization(context)
@@ -175,6 +178,7 @@ class ModelBuilder:
             )
 
         plugins, facts = self._factory.plugins, self._setup.facts
+        state_dtype = options.mamba_ssm_dtype
         plain = method(find(plugins, "quant", UNQUANTISED))
         return ModelContext(
             config=opened.config,
@@ -187,6 +191,7 @@ class ModelBuilder:
             tp=self._tp,
             max_model_len=self._setup.max_model_len,
             attention_layers=self.layers,
+            state_dtype=None if state_dtype == AUTO else getattr(torch, state_dtype),
             moe_runner=self._moe_runner,
             operators=self.operators,
         )
@@ -235,6 +240,8 @@ def _check_draft(name: str, opened: OpenedModel, setup: ModelSetup) -> None:
     """Raise ``ConfigError`` when a model cannot draft for the served one."""
     if opened.runner != "generate":
         raise ConfigError(f"the draft model {name} is for {opened.task}: give one that generates text")
+    if opened.served.is_recurrent:
+        raise ConfigError(f"the draft model {name} has recurrent layers, whose states cannot be taken back")
     vocab_size = setup.opened.config.vocab_size
     if opened.config.vocab_size != vocab_size:
         raise ConfigError(

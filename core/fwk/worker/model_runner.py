@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
 from fwk.errors import BlameSequence
-from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.types import Batch, ForwardBatch, SequenceResult, StepResult
 from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import NoDrafting
@@ -17,6 +18,7 @@ from fwk.worker.inputs import InputBuffers
 from fwk.worker.logprobs import prompt_logprobs
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.states import StateStore
 from fwk.worker.step_sampler import StepSampler
 from fwk.worker.verify import Verifier
 
@@ -31,8 +33,8 @@ class ModelRunner:
         self,
         *,
         model: StepModel,
-        attention: AttentionBackend,
-        layers: list[AttentionLayer],
+        plan_attention: Callable[[ForwardBatch], Any],
+        states: StateStore | None,
         table: SequenceTable,
         inputs: InputBuffers,
         sampling: SamplingPipeline,
@@ -40,8 +42,8 @@ class ModelRunner:
         adapters: AdapterStore | NoAdapters,
     ) -> None:
         self.model = model
-        self._attention = attention
-        self._layers = layers
+        self._plan_attention = plan_attention
+        self._states = states
         self._table = table
         self._inputs = inputs
         self._sampling = sampling
@@ -64,6 +66,8 @@ class ModelRunner:
         launched = time.perf_counter()
         forward.is_greedy = self._sampling.is_greedy(rows)
         hidden, logits = self.model.run(self._planned(forward))
+        if self._states is not None:
+            self._states.save(batch)
         computed = time.perf_counter()
         self._drafting.follow(forward)
         results = self._sampler.sample(batch, rows, logits, failed, trees)
@@ -84,7 +88,7 @@ class ModelRunner:
     def _planned(self, forward: ForwardBatch) -> ForwardBatch:
         """The same batch, with adapters and attention planned."""
         self._adapters.plan(forward)
-        forward.plan = self._attention.plan(forward, self._layers)
+        forward.plan = self._plan_attention(forward)
         return forward
 
     def _begin(self, batch: Batch) -> dict[int, BlameSequence]:
@@ -94,6 +98,8 @@ class ModelRunner:
         self._drafting.forget(batch.freed_slots)
         self._table.begin(batch)
         self._adapters.begin(batch)
+        if self._states is not None:
+            self._states.begin(batch)
         failed: dict[int, BlameSequence] = {}
         for new in batch.new:
             try:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.model import Encoder
 from fwk.types import Batch, ForwardBatch, PoolingConfig, SequenceResult, StepResult
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.states import StateStore
 
 
 class PoolingRunner:
     """Turns a ``Batch`` of prompts into a ``StepResult`` with the embeddings of those whose last token is in it.
 
-    layers: a decoder's, whose K/V are in the cache; none of an encoder, whose prompts are whole.
+    An encoder keeps nothing, and its prompts are whole; a decoder's K/V are in the cache.
     """
 
     def __init__(
@@ -27,15 +28,15 @@ class PoolingRunner:
         *,
         model: Encoder,
         pooling: PoolingConfig | None,
-        attention: AttentionBackend,
-        layers: list[AttentionLayer],
+        plan_attention: Callable[[ForwardBatch], Any],
+        states: StateStore | None,
         table: SequenceTable,
         inputs: InputBuffers,
     ) -> None:
         self._model = model
         self._pooling = pooling or PoolingConfig()
-        self._attention = attention
-        self._layers = layers
+        self._plan_attention = plan_attention
+        self._states = states
         self._table = table
         self._inputs = inputs
 
@@ -44,13 +45,16 @@ class PoolingRunner:
         """Run one step."""
         started = time.perf_counter()
         self._table.begin(batch)
+        if self._states is not None:
+            self._states.begin(batch)
         forward, _ = self._inputs.prepare(batch)
-        if self._layers:
-            forward.plan = self._attention.plan(forward, self._layers)
+        forward.plan = self._plan_attention(forward)
         starts = [int(self._table.segment_start[s.slot]) for s in batch.sequences]
         forward.extras["segment_start"] = starts
         launched = time.perf_counter()
         hidden = self._model.forward(forward)
+        if self._states is not None:
+            self._states.save(batch)
         pooled = self._model.pool(hidden, forward)
         if pooled is None:
             pooled = pool(hidden, forward, self._pooling)

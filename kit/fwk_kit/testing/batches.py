@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fwk.types import ForwardBatch
-from fwk.types.batch import KVGroup
+from fwk.types.batch import KVGroup, StateRows
 
 
 def block_tables(
@@ -39,7 +39,8 @@ def make_batch(
 
     tables: each sequence's blocks, enough for past and new tokens. token_ids: the new tokens; zeros by default.
     parents: for each sequence whose new tokens are a tree, every new token's parent among them (-1: none), as in
-    ``Drafts``; None where they follow one another. Logits are asked for at the last token of each sequence.
+    ``Drafts``; None where they follow one another. Sequence i has row i of recurrent layers' states. Logits are asked
+    for at the last token of each sequence.
     """
     starts = np.concatenate([[0], np.cumsum(num_new)]).astype(np.int32)
     seq_lens = np.array([p + n for p, n in zip(pasts, num_new, strict=True)], np.int32)
@@ -73,6 +74,7 @@ def make_batch(
         seq_lens_np=seq_lens,
         is_decode=all(n == 1 for n in num_new),
         tree_mask=None if tree_mask is None else tensor(tree_mask),
+        state_rows=StateRows(tensor(np.arange(len(pasts))), np.arange(len(pasts))),
     )
 
 

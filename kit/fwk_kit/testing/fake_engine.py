@@ -26,7 +26,7 @@ from fwk.interfaces.prefix_cache import CacheContext, CacheTier, CacheTierContex
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import PluginSet, Registered, build, choose
 from fwk.plugins.selection import plugin_options
-from fwk.types import Batch, SequenceResult, StepResult
+from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
 from fwk.worker.acceptance import accepted
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.transfer import BlockStore
@@ -66,9 +66,12 @@ class FakeWorker(Worker):
         draft: Draft | None,
         num_window_groups: int = 0,
         window: int = 0,
+        num_state_places: int | None = None,
     ) -> None:
         self.table = SequenceTable(num_slots, max_len, block_size, 1 + num_window_groups)
         self.window = window
+        self.states = np.zeros(num_slots, np.int64)
+        self.kept = None if num_state_places is None else np.zeros(num_state_places, np.int64)
         self.memory = np.full(num_blocks * block_size, UNWRITTEN, np.int64)
         self.num_blocks = num_blocks
         self.draft = draft
@@ -104,6 +107,7 @@ class FakeWorker(Worker):
         table = self.table
         table.begin(batch)
         starts = {s.slot: int(table.num_computed[s.slot]) for s in batch.sequences}
+        self._begin_states(batch)
         for s in batch.sequences:  # all of a step's K/V is stored before any is read
             start, end = starts[s.slot], starts[s.slot] + s.num_new_tokens
             for group in range(len(table.block_tables)):
@@ -112,6 +116,7 @@ class FakeWorker(Worker):
         for s in batch.sequences:
             end = starts[s.slot] + s.num_new_tokens
             seen = self.memory[self._slots(s.slot, 0, end)].tolist()
+            self._advance_state(s, table.token_ids[s.slot, :end], starts[s.slot])
             first = max(0, starts[s.slot] - self.window + 1)
             for group in range(1, len(table.block_tables)):
                 windowed = self.memory[self._slots(s.slot, first, end, group)]
@@ -132,6 +137,22 @@ class FakeWorker(Worker):
                     self.memory[self._slots(s.slot, len(known) - 1, end)] = UNWRITTEN
                 results.append(SequenceResult(s.slot, tokens, draft_token_ids=drafts))
         return StepResult(batch.step, results)
+
+    def _begin_states(self, batch: Batch) -> None:
+        if self.kept is None:
+            return
+        for new in batch.new:
+            assert (new.state_source < 0) == (new.num_computed_tokens == 0)
+            self.states[new.slot] = 0 if new.state_source < 0 else self.kept[new.state_source]
+
+    def _advance_state(self, s: ScheduledSequence, token_ids: np.ndarray, start: int) -> None:
+        """A recurrent state is a hash of all tokens it has seen, one after another."""
+        if self.kept is None:
+            return
+        self.states[s.slot] = zlib.crc32(token_ids[start:].tobytes(), int(self.states[s.slot]))
+        assert self.states[s.slot] == zlib.crc32(token_ids.tobytes()), f"slot {s.slot} has another sequence's state"
+        if s.state_place >= 0:
+            self.kept[s.state_place] = self.states[s.slot]
 
     def call(self, name: str, *args: Any) -> Any:
         assert self.store is not None
@@ -226,7 +247,8 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
     plugins = installed()
     cache_item = _take(plugins, "cache", cache)
     groups, window = limits.get("num_window_groups", 0), limits.get("window", 0)
-    worker = FakeWorker(num_blocks, block_size, max_running, max_len, draft, groups, window)
+    states = limits.get("num_state_places")
+    worker = FakeWorker(num_blocks, block_size, max_running, max_len, draft, groups, window, states)
     if tiers is not None:
         worker.use_tiers(tiers)
     executor = (LateExecutor if is_late else FakeExecutor)(worker, depth)

@@ -16,11 +16,13 @@ from transformers import PreTrainedModel
 
 import fwk
 from fwk import SamplingParams
-from fwk.errors import ModelLoadError
+from fwk.errors import ConfigError, ModelLoadError
 from fwk_kit.testing.batches import block_tables
 
 SPLIT = ["phi3", "olmo2", "gpt2", "gpt_neox", "falcon slopes", "falcon multi-query", "cohere norms", "granitemoe"]
 SPLIT += ["mixtral", "qwen2_moe", "olmoe", "glm4_moe", "deepseek_v3", "gpt_oss"]
+RECURRENT = ["mamba2", "lfm2", "qwen3_next", "qwen3_5", "granite hybrid"]
+SPLIT += [*RECURRENT, "mamba2 groups", "qwen3_next dense", "qwen3_5_moe"]
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
@@ -82,6 +84,63 @@ def test_unknown_ways_of_models_with_experts_are_named(
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(ModelLoadError, match=message):
         RunnableModel(tmp_path)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_recurrent_model_continues_from_a_kept_state(name: str, tmp_path: Path) -> None:
+    """The second turn of a chat, and a prompt that leaves the first one's way."""
+    reference = write(tmp_path, *ARCHITECTURES[name])
+    settings = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    first = token_ids(90, 1)
+    sized: dict[str, Any] = {"max_total_tokens": 2048, "page_size": 4, "chunked_prefill_size": 32}
+    with fwk.LLM(str(tmp_path), dtype="float32", check_blocks=True, mamba_track_interval=8, **sized) as llm:
+        [done] = llm.generate([first], settings)
+        turns = [[*first, *done.token_ids, *token_ids(7, 2)], [*first[:70], *token_ids(9, 3)], first]
+        for turn, cached in zip(turns, (112, 64, 88), strict=True):
+            [found] = llm.generate([turn], settings)
+            assert found.token_ids == reference_greedy(reference, turn, 24)
+            assert found.cached_tokens == cached
+
+
+def test_what_recurrent_models_cannot_have_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, *ARCHITECTURES["lfm2"])
+    for options, message in (
+        ({"speculative_algorithm": "ngram"}, "--speculative-algorithm ngram: .* has recurrent layers, whose states"),
+        ({"prefix_cache": "hierarchical"}, "--prefix-cache hierarchical: .* has recurrent layers"),
+        ({"max_mamba_cache_size": 3, "max_running_requests": 4}, "--max-mamba-cache-size 3: each of"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fwk.LLM(str(tmp_path), max_total_tokens=1024, **options)
+    with fwk.LLM(str(tmp_path), max_total_tokens=1024, max_running_requests=4, max_mamba_cache_size=4) as llm:
+        prompt = token_ids(60)
+        for _ in range(2):
+            [done] = llm.generate([prompt], SamplingParams(max_tokens=2))
+            assert done.cached_tokens == 0  # no state is kept
+
+
+def test_states_in_bfloat16_are_nearly_the_same(tmp_path: Path) -> None:
+    reference, prompt = write(tmp_path, *ARCHITECTURES["mamba2"]), token_ids(40)
+    wanted = reference_logits(reference, prompt)
+    settings = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    with fwk.LLM(str(tmp_path), dtype="float32", mamba_ssm_dtype="bfloat16", chunked_prefill_size=5) as llm:
+        [done] = llm.generate([prompt], settings)
+    found = torch.tensor([entry.logprob for entry in (done.prompt_logprobs or [])[1:] if entry])
+    exact = wanted.log_softmax(-1)[torch.arange(39), torch.tensor(prompt[1:])]
+    assert 0 < (found - exact).abs().max() < 0.2
+
+
+def test_the_language_model_of_one_that_sees(tmp_path: Path) -> None:
+    """Qwen3.5's checkpoints nest their config, and their eyes are left out."""
+    reference, prompt = write(tmp_path, *ARCHITECTURES["qwen3_5"]), token_ids(40)
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {name.replace("model.", "model.language_model.", 1): x for name, x in tensors.items()}
+    eyes = {"model.visual.patch_embed.proj.weight": torch.ones(3)}
+    save_file(renamed | eyes, tmp_path / "model.safetensors")
+    path = tmp_path / "config.json"
+    text = json.loads(path.read_text())
+    text.pop("architectures")
+    path.write_text(json.dumps({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text}))
+    close(RunnableModel(tmp_path).logits(prompt, [30, 10]), reference_logits(reference, prompt))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from fwk.interfaces.model import ModelContext
 from fwk.layers import GatedMLP, MoE, RMSNorm, RotaryEmbedding, Routing, VocabEmbedding
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.stack import Block, SelfAttention, Stack
+from fwk_models._common.weights import StackedExperts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +72,30 @@ class SharedExperts:
         if self.gate is not None:
             shared = torch.sigmoid(F.linear(x, self.gate)) * shared
         return self.routed(x).add_(shared)
+
+
+def gated_shared_experts(context: ModelContext, prefix: str, *, normalises: bool) -> SharedExperts:
+    """Qwen's: routed experts, and a shared one whose part each token sets (``shared_expert_gate``)."""
+    config = context.config
+    routing = Routing(num_experts(config), config.integer("num_experts_per_tok"), normalises=normalises)
+    routed = MoE(context, prefix, routing, intermediate_size=config.integer("moe_intermediate_size"))
+    inner = config.integer("shared_expert_intermediate_size")
+    shared = GatedMLP(context, f"{prefix}.shared_expert", intermediate_size=inner)
+    gate = context.weights.tensor(f"{prefix}.shared_expert_gate.weight", (1, config.hidden_size))
+    return SharedExperts(routed, shared, gate.to(context.device, context.dtype))
+
+
+def granite_experts(context: ModelContext, prefix: str) -> MoE:
+    """Experts stored in two tensors; the weights of a token's are a softmax over their scores alone."""
+    config = context.config
+    count = config.integer("num_local_experts")
+    view = StackedExperts(
+        context.weights, prefix, count, f"{prefix}.input_linear.weight", f"{prefix}.output_linear.weight"
+    )
+    routing = Routing(count, config.integer("num_experts_per_tok"), normalises=True)
+    context = replace(context, weights=view)
+    router = f"{prefix}.router.layer"
+    return MoE(context, prefix, routing, intermediate_size=config.intermediate_size, router=router)
 
 
 def num_experts(config: ModelConfig) -> int:

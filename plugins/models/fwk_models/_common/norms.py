@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 
 class HeadNorm:
-    """``q_norm`` and ``k_norm`` below ``prefix``, each head normalised by itself."""
+    """``q_norm`` and ``k_norm`` below ``prefix``, or ``q_{name}``, ..., each head normalised by itself."""
 
-    def __init__(self, context: ModelContext, prefix: str, norm: type[RMSNorm] = RMSNorm) -> None:
+    def __init__(
+        self, context: ModelContext, prefix: str, norm: type[RMSNorm] = RMSNorm, *, name: str = "norm"
+    ) -> None:
         size, eps = context.config.head_size, context.config.rms_norm_eps
-        self.q, self.k = (norm(context, f"{prefix}.{name}_norm", size, eps) for name in "qk")
+        self.q, self.k = (norm(context, f"{prefix}.{part}_{name}", size, eps) for part in "qk")
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """[num_tokens, heads, head_size] each, to the same."""

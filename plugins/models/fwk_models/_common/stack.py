@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fwk.types import ForwardBatch
 
 Apply = Callable[["Tensor"], "Tensor"]
+Mixer = Callable[["Tensor", "Rows", "ForwardBatch"], "Tensor"]
+"""Attention, or what stands in its place: of a layer's tokens, the step's angles and the batch."""
 Rows = Mapping[RotaryEmbedding, RotaryRows]
 """The step's angles, by the table they come from."""
 

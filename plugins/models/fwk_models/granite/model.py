@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import GatedMLP, MoE, RMSNorm, RotaryEmbedding, Routing, VocabEmbedding
+from fwk.layers import GatedMLP, RMSNorm, RotaryEmbedding, VocabEmbedding
+from fwk_models._common.experts import granite_experts
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.stack import Block, SelfAttention, Stack
-from fwk_models._common.weights import StackedExperts
 
 if TYPE_CHECKING:
     from fwk_models._common.stack import Apply
@@ -81,19 +81,6 @@ class Granite(Scaled):
         if context.config.architecture == "GraniteForCausalLM":
             return super().mlp(context, prefix)
         return granite_experts(context, f"{prefix}.block_sparse_moe")
-
-
-def granite_experts(context: ModelContext, prefix: str) -> MoE:
-    """Experts stored in two tensors; the weights of a token's are a softmax over their scores alone."""
-    config = context.config
-    count = config.integer("num_local_experts")
-    view = StackedExperts(
-        context.weights, prefix, count, f"{prefix}.input_linear.weight", f"{prefix}.output_linear.weight"
-    )
-    routing = Routing(count, config.integer("num_experts_per_tok"), normalises=True)
-    context = replace(context, weights=view)
-    router = f"{prefix}.router.layer"
-    return MoE(context, prefix, routing, intermediate_size=config.intermediate_size, router=router)
 
 
 class MiniCPM(Scaled):

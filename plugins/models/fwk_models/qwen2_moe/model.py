@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fwk.layers import GatedMLP, MoE, Routing
-from fwk_models._common.experts import ExpertStack, SharedExperts, is_sparse, num_experts
+from fwk.layers import GatedMLP
+from fwk_models._common.experts import ExpertStack, gated_shared_experts, is_sparse
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.stack import SelfAttention
 
@@ -27,10 +27,4 @@ class Qwen2Moe(ExpertStack):
         config, prefix = context.config, f"{prefix}.mlp"
         if not is_sparse(config, index):
             return GatedMLP(context, prefix)
-        normalises = bool(config.raw.get("norm_topk_prob", False))
-        routing = Routing(num_experts(config), config.integer("num_experts_per_tok"), normalises=normalises)
-        routed = MoE(context, prefix, routing, intermediate_size=config.integer("moe_intermediate_size"))
-        inner = config.integer("shared_expert_intermediate_size")
-        shared = GatedMLP(context, f"{prefix}.shared_expert", intermediate_size=inner)
-        gate = context.weights.tensor(f"{prefix}.shared_expert_gate.weight", (1, config.hidden_size))
-        return SharedExperts(routed, shared, gate.to(context.device, context.dtype))
+        return gated_shared_experts(context, prefix, normalises=bool(config.raw.get("norm_topk_prob", False)))
