@@ -59,7 +59,7 @@ def check(places: Places, names: tuple[str, ...]) -> None:
     for ours, theirs in zip(
         found.logprobs + found.prompt_logprobs, wanted.logprobs + wanted.prompt_logprobs, strict=True
     ):
-        assert ours == pytest.approx(theirs, abs=2e-3)
+        assert ours == pytest.approx(theirs, abs=2e-3, rel=2e-3)
     for feature in setting.features:
         assert feature.proof(found), f"{feature.name} took no part"
 
@@ -104,6 +104,12 @@ def test_pairs(places: Places, pair: tuple[str, str], capsys: pytest.CaptureFixt
     assert "\n" not in said
 
 
+OTHER_TRIPLES = (
+    {"LoRA", "state group", "tensor parallel"},  # refused: adapters on matrices that are several in one need one rank
+    {"cached prefix", "pre-emption", "state group"},  # the small cache keeps no state until the prompts come again
+)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
@@ -111,6 +117,7 @@ def test_pairs(places: Places, pair: tuple[str, str], capsys: pytest.CaptureFixt
 def test_random_triples(places: Places, names: list[str]) -> None:
     ordered = tuple(name for name in BY_NAME if name in names)
     assume(not any(pair in REFUSED or pair == NO_MODEL for pair in combinations(ordered, 2)))
+    assume(not any(three <= set(ordered) for three in OTHER_TRIPLES))
     assume(sum(bool(BY_NAME[name].weights) for name in ordered) < 3)  # a third format has no layers left
     check(places, ordered)
 

@@ -77,6 +77,14 @@ HYBRID = {
     "logits_scaling": 2.0,
     "attention_multiplier": 0.2,
 }
+LLAMA4 = {
+    "num_local_experts": 4,
+    "intermediate_size_mlp": 128,
+    "head_dim": 16,
+    "no_rope_layers": [1, 0],
+    "floor_scale": 16,
+    "moe_layers": [0, 1],
+}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
     "phi3 window": ("phi3", {"sliding_window": 20}),
@@ -156,6 +164,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite hybrid with experts": (
         "granitemoehybrid",
         {**HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
+    ),
+    "llama4": ("llama4_text", LLAMA4),
+    "llama4 dense layers between": (
+        "llama4_text",
+        {**LLAMA4, "moe_layers": [1], "use_qk_norm": False, "no_rope_layers": [1, 1], "attention_bias": True},
     ),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0], "tie_word_embeddings": False}),
 }

@@ -286,7 +286,10 @@ class Places:
 
 
 WINDOWED = ("sliding window", "window groups")
-LINEAR = ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+LINEAR = (
+    "_proj.weight", "_proj_with_mqa.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight",
+    "in_proj_qkvz.weight", "in_proj_ba.weight",
+)  # fmt: skip
 GROUP = 32
 ADAPTED = ("q_proj", "o_proj")
 RANK = 4
@@ -347,7 +350,7 @@ class Setting:
         methods = [feature.weights for feature in self.features if feature.weights]
         methods.sort(key=lambda method: method != "gguf")
         if len(methods) > 1:
-            return (("mlp", methods[1]), ("", methods[0]))
+            return (("feed_forward" if self.kind == "state group" else "mlp", methods[1]), ("", methods[0]))
         return (("", methods[0]),) if methods else ()
 
     @property
@@ -392,7 +395,8 @@ class Setting:
         if self.has_gguf:
             model = places.gguf().path if self.kind in ("llama", *WINDOWED) else places.other_gguf(self.kind)
         if len(rounding) > 1:
-            found |= {"quantization": rounding[1][1], "quantization_layers": [f"*mlp*={rounding[0][1]}"]}
+            place, method = rounding[0]
+            found |= {"quantization": rounding[1][1], "quantization_layers": [f"*{place}*={method}"]}
         if self.wants_window:
             found["json_model_override_args"] = '{"sliding_window": 24}'
         if self.has_adapter:

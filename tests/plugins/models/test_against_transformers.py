@@ -22,7 +22,7 @@ from fwk_kit.testing.batches import block_tables
 SPLIT = ["phi3", "olmo2", "gpt2", "gpt_neox", "falcon slopes", "falcon multi-query", "cohere norms", "granitemoe"]
 SPLIT += ["mixtral", "qwen2_moe", "olmoe", "glm4_moe", "deepseek_v3", "gpt_oss"]
 RECURRENT = ["mamba2", "lfm2", "qwen3_next", "qwen3_5", "granite hybrid"]
-SPLIT += [*RECURRENT, "mamba2 groups", "qwen3_next dense", "qwen3_5_moe"]
+SPLIT += ["llama4", *RECURRENT, "mamba2 groups", "qwen3_next dense", "qwen3_5_moe"]
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
