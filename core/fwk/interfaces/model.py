@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fwk.interfaces.operators import Operators
     from fwk.interfaces.parallel import ParallelGroup
     from fwk.interfaces.quant import Quantization, QuantMethod
-    from fwk.layers.state import RecurrentState
+    from fwk.interfaces.state import RecurrentState
     from fwk.types import ForwardBatch, ModelConfig
 
 

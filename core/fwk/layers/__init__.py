@@ -5,6 +5,7 @@ by its tensor-parallel group, and hand attention to its backend, so a model file
 that one model family alone needs belongs to that family's plugin.
 """
 
+from fwk.interfaces.state import RecurrentState
 from fwk.layers.activation import activation, gated
 from fwk.layers.attention import Attention
 from fwk.layers.embedding import LMHead, VocabEmbedding
@@ -17,7 +18,6 @@ from fwk.layers.norm import LayerNorm, OffsetRMSNorm, QKNorm, RMSNorm
 from fwk.layers.rope import RotaryEmbedding, RotaryRows, yarn_temperature
 from fwk.layers.select_tokens import SelectTokens
 from fwk.layers.sharding import Part, rank_rows
-from fwk.layers.state import RecurrentState
 
 __all__ = [
     "Attention",

@@ -19,7 +19,7 @@ from fwk.interfaces.moe import MoEContext, MoERunner
 from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
-from fwk.layers.state import RecurrentState
+from fwk.interfaces.state import RecurrentState
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered, choose, find
 from fwk.setup.checkpoint import OpenedModel, open_model

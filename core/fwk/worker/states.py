@@ -7,7 +7,7 @@ import torch
 
 from fwk.errors import ConfigError
 from fwk.interfaces.parallel import ParallelGroup
-from fwk.layers.state import RecurrentState
+from fwk.interfaces.state import RecurrentState
 from fwk.types import Batch
 from fwk.worker.kv_cache import agree
 

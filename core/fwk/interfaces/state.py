@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from fwk.interfaces.model import ModelContext
@@ -36,5 +35,7 @@ class RecurrentState:
 
     def allocate(self, num_rows: int, device: torch.device) -> None:
         """Zeros for ``num_rows`` rows; on a CPU, those never written take no memory."""
+        import torch  # noqa: PLC0415 - interfaces are read where no torch is
+
         for name, shape in self.shapes.items():
             self.tensors[name] = torch.zeros((num_rows, *shape), dtype=self.dtypes[name], device=device)
