@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.helpers.architectures import close, write
+from tests.helpers.checkpoints import reference_logits, token_ids
+from tests.helpers.models import RunnableModel
 
 from fwk.plugins import FAMILIES
 from fwk_kit.cli.family_pages import page
-from fwk_kit.cli.plugin_new import package
+from fwk_kit.cli.plugin_new import create, package
 from fwk_kit.testing.base import installed
 
 DOCS = Path(__file__).parents[2] / "docs/plugins"
@@ -44,3 +48,39 @@ def test_the_tutorials_first_hour_is_what_new_prints() -> None:
     text = (DOCS / "tutorial.md").read_text()
     for line in ("fwk plugins new attention mine", "pip install ./fwk-mine", "fwk serve --attention-backend mine"):
         assert f"\n{line}\n" in text
+
+
+def follow(text: str, root: Path) -> None:
+    """Apply a page's changes: blocks of diff replace lines, blocks of Python are put at the end of their file."""
+    for kind, path, body in re.findall(r"```(diff|python)\n# (fwk-arcee/\S+)\n(.*?)```", text, re.DOTALL):
+        file = root / path
+        source = file.read_text()
+        if kind == "python":
+            file.write_text(f"{source.rstrip()}\n\n\n{body}")
+            continue
+        for old, new in re.findall(r"((?:^-.*\n)*)((?:^\+.*\n)*)(?:^ .*\n)*", body, re.MULTILINE):
+            before, after = (re.sub(r"^[-+]", "", lines, flags=re.MULTILINE) for lines in (old, new))
+            if before:
+                assert source.count(before) == 1, before
+                source = source.replace(before, after)
+            elif after:
+                raise AssertionError(f"nothing says where {after!r} goes")
+        file.write_text(source)
+
+
+def test_the_walk_through_adds_a_real_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a newcomer would: the package that the page ends with says what transformers says."""
+    folder = create(installed(), "models", "arcee", tmp_path)
+    follow((DOCS / "models.md").read_text(), tmp_path)
+    monkeypatch.syspath_prepend(str(folder / "src"))
+    arcee = importlib.import_module("fwk_arcee.plugin")
+    for changes in ({}, {"attention_bias": True, "mlp_bias": True}):
+        checkpoint = tmp_path / f"tiny{len(changes)}"
+        reference = write(checkpoint, "arcee", changes)
+        prompt = token_ids(50)
+        model = RunnableModel(checkpoint, model_class=arcee.ArceeModel)
+        close(model.logits(prompt, [30, 1, 19]), reference_logits(reference, prompt))
+        assert model.weights.asked == set(model.weights.names())
+    contract = importlib.import_module("fwk_arcee.contract").TestArcee
+    assert contract.config["hidden_act"] == "relu2"
+    assert contract.reference_config is None

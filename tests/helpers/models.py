@@ -132,7 +132,9 @@ class RunnableModel:
         num_blocks: int = 64,
         tp: ParallelGroup | None = None,
         implementation: str = "auto",
+        model_class: type[Model] | None = None,
     ) -> None:
+        """model_class: instead of what an installed plugin names."""
         raw = json.loads((folder / "config.json").read_text())
         facts = Facts(architecture=raw["architectures"][0], task="generate")
         spec = choose(discover(), "models", implementation, facts).chosen
@@ -143,7 +145,7 @@ class RunnableModel:
         self.weights = Tensors.of_folder(folder)
         self.context = make_context(config, self.weights, dtype=dtype, tp=tp)
         with torch.inference_mode():
-            self.model: Model = load_object(spec)(self.context)
+            self.model: Model = (model_class or load_object(spec))(self.context)
         allocate(self.context, num_blocks)
         for state in self.context.recurrent_states:
             state.allocate(MAX_SEQUENCES, torch.device("cpu"))

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,19 @@ def page(name: str) -> str:
         "## A complete example",
         f"What `fwk plugins new {name} mine` writes; every line of it is run by fwk's own tests.",
         *(_code(f"src/fwk_mine/{module}", (templates / name / module).read_text()) for module in MODULES),
+        *_walkthrough(templates / name / "walkthrough.md", family),
         "## What its contract checks",
         inspect.getdoc(suite_of(name)) or "",
         "\n".join(f"- {line}" for line in _checks(name)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _walkthrough(path: Traversable, family: Family) -> Iterator[str]:
+    """A real example step by step, of the families that have one."""
+    if path.is_file():
+        yield f"## A real {family.noun}, step by step"
+        yield path.read_text().strip()
 
 
 def _chosen(name: str, family: Family) -> str:
