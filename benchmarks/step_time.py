@@ -62,7 +62,7 @@ def measure(llm: fwk.LLM, batch: int, steps: int, context: int, sampling: dict[s
     watch.wrap(engine.scheduler, "update", "update")
     watch.wrap(runner, "_begin", "worker: take plan in")
     watch.wrap(runner._inputs, "prepare", "worker: build inputs")
-    watch.wrap(runner._attention, "plan", "worker: plan attention")
+    watch.wrap(runner, "_plan_attention", "worker: plan attention")
     watch.wrap(runner._sampler, "sample", "worker: sample")
     rows: dict[str, list[float]] = defaultdict(list)
     seen: list[Any] = []

@@ -116,7 +116,7 @@ def kv_bytes(llm: LLM) -> int:
     """Bytes of K and V of one token, over all layers."""
     worker = llm.engine.executor._worker  # type: ignore[attr-defined]
     size = llm.engine.info.block_size * llm.engine.info.num_blocks
-    return sum(layer.kv_cache.nbytes for layer in worker._runner._layers if layer.kv_cache is not None) // size
+    return sum(layer.kv_cache.nbytes for layer in worker._builder._models.layers if layer.kv_cache is not None) // size
 
 
 def table(machine: Machine, phases: list[Phase]) -> str:

@@ -100,8 +100,12 @@ class PoolingDialect(ChatDialect):
 
     async def classify(self, request: Request) -> Response:
         """How probable each class is of each input."""
-        self.frontend.card.check_task("classify")
-        call, items = await self._read(request, ClassifyRequest, self._inputs)
+
+        def read(call: ClassifyRequest, caller: Caller) -> list[EmbedInput]:
+            self.frontend.card.check_task("classify")
+            return self._inputs(call, caller)
+
+        call, items = await self._read(request, ClassifyRequest, read)
         labels, config = self.frontend.card.labels, self.frontend.card.config
         data: list[dict[str, Any]] = []
         for i, vector in enumerate(await unless_gone(request, self.frontend.embed(items))):
