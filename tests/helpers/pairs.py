@@ -26,7 +26,7 @@ import fwk
 from fwk import SamplingParams
 from fwk.types import Batch, EngineStats, GrammarRequest
 from tests.helpers.checkpoints import make_checkpoint
-from tests.helpers.quantised import ONLINE, gguf_twins, round_int4
+from tests.helpers.quantised import ONLINE, Twins, gguf_of, gguf_twins, round_int4
 
 PREFIX = [(7 * i) % 250 + 20 for i in range(40)]
 PROMPTS = [
@@ -218,7 +218,7 @@ class Places:
     def __init__(self, root: Path) -> None:
         self._root = root
         self.checkpoint = cache(self._checkpoint)
-        self.gguf = cache(lambda: gguf_twins("Q8_0", root / "gguf"))
+        self.gguf = cache(self._gguf)
         self.draft_model = cache(self._draft_model)
         self.adapter = cache(self._adapter)
 
@@ -233,7 +233,7 @@ class Places:
             make_checkpoint(folder, name, **changes)
             return folder
         if rounding and rounding[-1] == ("", "gguf"):
-            source, rounding = self.gguf().plain, rounding[:-1]
+            source, rounding = self.gguf("MoE" if "MoE" in kind else "llama").plain, rounding[:-1]
         else:
             source = self.checkpoint(kind, (), False)
         folder = self._root / f"{kind}-{'+'.join(f'{p}={m}' for p, m in rounding) or source.name}-{merged}"
@@ -253,10 +253,16 @@ class Places:
         save_file(tensors, folder / "model.safetensors")
         return folder
 
+    def _gguf(self, kind: str) -> Twins:
+        """A file of Q8_0, and what it holds."""
+        if kind == "llama":
+            return gguf_twins("Q8_0", self._root / "gguf")
+        return gguf_of(self.checkpoint(kind, (), False), self._root / "gguf of experts")
+
     def other_gguf(self, kind: str) -> Path:
         """A GGUF file of the kind, as far as its header."""
         path = self._root / f"{kind}.gguf"
-        writer = GGUFWriter(path, {"MoE": "qwen3moe", "MLA": "deepseek2", "state group": "lfm2"}[kind])
+        writer = GGUFWriter(path, {"MLA": "deepseek2", "state group": "lfm2", "state group + MoE": "qwen3next"}[kind])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -339,6 +345,11 @@ class Setting:
         return kinds.pop() if kinds else "llama"
 
     @property
+    def gguf_kind(self) -> str:
+        """What of its kind is in a GGUF file."""
+        return "MoE" if "MoE" in self.kind else "llama"
+
+    @property
     def wants_window(self) -> bool:
         """Of a model that has none."""
         kinds = {feature.kind for feature in self.features}
@@ -362,9 +373,11 @@ class Setting:
         found: dict[str, Any] = {}
         for feature in self.features:
             found |= feature.shared
-        if self.has_gguf and self.kind in WINDOWED:  # the format has no such model: ask for the window
-            asked: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "sliding_window": 24}
-            if self.kind == "window groups":
+        if self.has_gguf and self.kind.startswith(WINDOWED):  # the format has no such model: ask for the window
+            asked: dict[str, Any] = {"sliding_window": 24, "use_sliding_window": True}
+            if "MoE" not in self.kind:
+                asked["architectures"] = ["MistralForCausalLM"]
+            if "window groups" in self.kind:
                 asked["layer_types"] = HALF
             found["json_model_override_args"] = json.dumps(asked)
         return found
@@ -393,14 +406,15 @@ class Setting:
         model = places.checkpoint(self.kind, (), False)
         rounding = self.rounding
         if self.has_gguf:
-            model = places.gguf().path if self.kind in ("llama", *WINDOWED) else places.other_gguf(self.kind)
+            is_known = not {"MLA", "state group"} & {feature.kind for feature in self.features}
+            model = places.gguf(self.gguf_kind).path if is_known else places.other_gguf(self.kind)
         if len(rounding) > 1:
             place, method = rounding[0]
             found |= {"quantization": rounding[1][1], "quantization_layers": [f"*{place}*={method}"]}
         if self.wants_window:
             found["json_model_override_args"] = '{"sliding_window": 24}'
         if self.has_adapter:
-            base = places.gguf().plain if self.has_gguf else places.checkpoint(self.kind, (), False)
+            base = places.gguf(self.gguf_kind).plain if self.has_gguf else places.checkpoint(self.kind, (), False)
             found |= {"enable_lora": True, "lora_paths": [f"tiny={places.adapter(base)}"]}
         return model, {**BASE, **self.shared(), **found}
 

@@ -14,7 +14,6 @@ REFUSED: dict[tuple[str, str], str] = {
     ("draft model", "suffix"): "--speculative-algorithm is given twice: standalone and suffix",
     ("tree", "suffix"): "--speculative-algorithm is given twice: ngram and suffix",
     ("int8 KV", "fp8 KV"): "--kv-cache-dtype is given twice: int8 and fp8_e4m3",
-    ("gguf", "MoE"): "the architecture 'qwen3moe' cannot be read from GGUF",
     ("gguf", "MLA"): "the architecture 'deepseek2' cannot be read from GGUF",
     ("sliding window", "MLA"): "latent attention has no sliding window",
     ("window groups", "MLA"): "latent attention has no sliding window",

@@ -7,6 +7,7 @@ the plugins that read them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -480,6 +481,49 @@ def gguf_twins(types: Mapping[str, str] | str, folder: Path, seed: int = 0, **ch
     writer.write_tensors_to_file()
     writer.close()
     plain = write_folder(folder / "plain", config, values)
+    return Twins("gguf", path, {"quantization": "gguf", "dtype": "float32"}, plain)
+
+
+def gguf_of(source: Path, folder: Path, kind: str = "Q8_0") -> Twins:
+    """A checkpoint of Qwen3-MoE as llama.cpp's converter writes it, by the gguf package's names; and what it holds."""
+    config = json.loads((source / "config.json").read_text())
+    tensors = {name: x.float().numpy() for name, x in load_file(source / "model.safetensors").items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "model.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    _write_metadata(writer, {**config, "rope_theta": config["rope_parameters"]["rope_theta"]})
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3MOE, config["num_hidden_layers"])
+    stacked: dict[str, list[str]] = {}
+    for name in sorted(tensors, key=lambda name: [int(x) if x.isdigit() else x for x in name.split(".")]):
+        stacked.setdefault(re.sub(r"experts\.\d+\.", "experts.", name), []).append(name)
+    raw = gguf.GGMLQuantizationType[kind]
+    for name, parts in stacked.items():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        data = np.stack([tensors[part] for part in parts]) if len(parts) > 1 else tensors[parts[0]]
+        if data.ndim == 1 or name.endswith("mlp.gate.weight"):
+            writer.add_tensor(stored, data)
+            continue
+        blocks = gguf.quants.quantize(data, raw)
+        values = gguf.quants.dequantize(blocks, raw)
+        tensors |= dict(zip(parts, values if len(parts) > 1 else [values], strict=True))
+        writer.add_tensor(stored, blocks, raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    plain = folder / "plain"
+    plain.mkdir()
+    for file in source.glob("*.json"):
+        (plain / file.name).write_bytes(file.read_bytes())
+    save_file(
+        {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in tensors.items()}, plain / "model.safetensors"
+    )
     return Twins("gguf", path, {"quantization": "gguf", "dtype": "float32"}, plain)
 
 

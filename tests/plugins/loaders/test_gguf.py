@@ -7,7 +7,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.helpers.checkpoints import make_checkpoint, reference_greedy, token_ids
+from tests.helpers.quantised import gguf_of
+from transformers import Qwen3MoeForCausalLM
 
+import fwk
+from fwk import SamplingParams
 from fwk.errors import ModelLoadError
 from fwk.types import ModelConfig
 from fwk_loaders.gguf.loader import GGUFLoader
@@ -356,3 +361,17 @@ def test_ids_stay_where_they_are_when_tokens_are_empty(kit):
     builder.entries["tokenizer.ggml.token_type"] = kit.array(I32, [3, 3, 3, 5, 5, 1])
     builder.entries["tokenizer.ggml.merges"] = kit.array(STRING, [])
     assert kit.open(builder).tokenizer().encode("h").ids == [5]
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F16"])
+def test_a_mixture_of_experts_is_what_transformers_says_of_its_numbers(kind: str, tmp_path: Path) -> None:
+    """Written by the gguf package's names; served packed and as numbers."""
+    make_checkpoint(tmp_path / "source", "qwen3_moe", moe_intermediate_size=128)
+    twins = gguf_of(tmp_path / "source", tmp_path / "twins", kind)
+    reference = Qwen3MoeForCausalLM.from_pretrained(twins.plain, attn_implementation="eager").float().eval()
+    prompts = [token_ids(n, n) for n in (40, 7)]
+    wanted = [reference_greedy(reference, prompt, 8) for prompt in prompts]
+    settings = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    for quantization in ("none", "gguf") if kind == "Q8_0" else ("none",):
+        with fwk.LLM(str(twins.path), dtype="float32", quantization=quantization, max_total_tokens=512) as llm:
+            assert [done.token_ids for done in llm.generate(prompts, settings)] == wanted

@@ -25,6 +25,8 @@ _LAYER_NAMES = {
 }
 _TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _HF_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.+)\.(weight|bias)")
+_HF_EXPERT = re.compile(r"model\.layers\.(\d{1,6})\.mlp\.experts\.(\d{1,6})\.(gate|up|down)_proj\.weight")
+_GGUF_EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(gate|up|down)_exps\.weight")
 _GGUF_LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)\.(weight|bias)")
 
 
@@ -36,6 +38,7 @@ class Architecture:
     norm_offset: what the converter added to the weights of norms.
     layer_names: Hugging Face name to GGUF name, inside a layer.
     config: fields of config.json that are the same for every model of the architecture.
+    has_experts: a layer's experts are stored as one tensor for each of gate, up and down, their matrices in a row.
     """
 
     model_class: str
@@ -44,6 +47,19 @@ class Architecture:
     norm_offset: float = 0.0
     layer_names: Mapping[str, str] = field(default_factory=lambda: _LAYER_NAMES)
     config: Mapping[str, object] = field(default_factory=dict)
+    has_experts: bool = False
+
+    def stored_expert(self, name: str) -> tuple[str, int] | None:
+        """The GGUF tensor that one expert's matrix is part of, and its place there; None for all other tensors."""
+        match = _HF_EXPERT.fullmatch(name) if self.has_experts else None
+        return None if match is None else (f"blk.{int(match[1])}.ffn_{match[3]}_exps.weight", int(match[2]))
+
+    def given_experts(self, stored: str, count: int) -> list[str]:
+        """The Hugging Face names of the ``count`` matrices in a GGUF tensor; none of one that is no layer's experts."""
+        match = _GGUF_EXPERTS.fullmatch(stored) if self.has_experts else None
+        if match is None:
+            return []
+        return [f"model.layers.{int(match[1])}.mlp.experts.{i}.{match[2]}_proj.weight" for i in range(count)]
 
     def stored_name(self, name: str) -> str | None:
         """The GGUF name of a Hugging Face tensor; None when the architecture has no such tensor."""
@@ -67,6 +83,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", "llama", interleaves_qk=True),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", config={"use_sliding_window": False}),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", config={"use_sliding_window": False}),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        layer_names={**_LAYER_NAMES, "mlp.gate": "ffn_gate_inp"},
+        config={"use_sliding_window": False, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        has_experts=True,
+    ),
     "gemma3": Architecture(
         "Gemma3ForCausalLM",
         "gemma3_text",

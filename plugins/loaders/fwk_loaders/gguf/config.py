@@ -31,8 +31,10 @@ def architecture_of(metadata: Metadata) -> Architecture:
         raise ModelLoadError(
             f"{path}: one part of a split file; join the parts first: llama-gguf-split --merge FIRST_PART OUT.gguf"
         )
-    if metadata.integer(".expert_count", 0) > 0:
-        raise ModelLoadError(f"{path}: mixtures of experts cannot be read from GGUF. Use the model's safetensors")
+    if metadata.integer(".expert_count", 0) > 0 and not architecture.has_experts:
+        raise ModelLoadError(
+            f"{path}: experts of the architecture {name!r} cannot be read from GGUF. Use the model's safetensors"
+        )
     return architecture
 
 
@@ -44,6 +46,7 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
     hidden_size = metadata.integer(".embedding_length", low=1)
     head_dim = _head_dim(metadata, hidden_size // num_heads)
     num_layers = metadata.integer(".block_count", low=1, high=_MAX_LAYERS)
+    inner = 4 * hidden_size if architecture.has_experts else None  # of layers without experts, if there are any
     config: dict[str, Any] = {
         "architectures": [architecture.model_class],
         "model_type": architecture.model_type,
@@ -53,7 +56,7 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": metadata.integer(".attention.head_count_kv", num_heads, low=1, high=2**16 - 1),
         "head_dim": head_dim,
-        "intermediate_size": metadata.integer(".feed_forward_length", low=1),
+        "intermediate_size": metadata.integer(".feed_forward_length", inner, low=1),
         "max_position_embeddings": metadata.integer(".context_length", low=1),
         "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
@@ -65,6 +68,10 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
         "dtype": "bfloat16" if any(item.type.name != "F32" for item in tensors.values()) else "float32",
         **architecture.config,
     }
+    if architecture.has_experts:
+        config["num_experts"] = metadata.integer(".expert_count", low=1, high=2**16 - 1)
+        config["num_experts_per_tok"] = metadata.integer(".expert_used_count", low=1, high=2**16 - 1)
+        config["moe_intermediate_size"] = metadata.integer(".expert_feed_forward_length", low=1)
     if metadata.has(".attention.sliding_window"):
         config["sliding_window"] = metadata.integer(".attention.sliding_window") or None
     for name in ("bos", "eos"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -60,7 +61,9 @@ class GGUFWeights(WeightSource):
     def layouts(self, prefix: str) -> tuple[str, ...]:
         """``gguf:TYPE`` for block-quantised weights, which can be de-quantised too; all other types are plain."""
         if prefix:
-            info = self._file.tensors.get(self._architecture.stored_name(f"{prefix}.weight") or "")
+            name = f"{prefix}.weight"
+            expert = self._architecture.stored_expert(name)
+            info = self._file.tensors.get(expert[0] if expert else self._architecture.stored_name(name) or "")
             found = [] if info is None else [info]
         else:
             found = list(self._file.tensors.values())
@@ -69,12 +72,19 @@ class GGUFWeights(WeightSource):
 
     def has(self, name: str) -> bool:
         """Whether the file holds this tensor."""
+        expert = self._architecture.stored_expert(name)
+        if expert is not None:
+            info = self._file.tensors.get(expert[0])
+            return info is not None and expert[1] < info.shape[0]
         return self._architecture.stored_name(name) in self._file.tensors
 
     def names(self) -> Iterable[str]:
         """Every tensor that holds weights; those the architecture does not know keep their GGUF name."""
-        for stored in self._file.tensors:
-            if stored != "rope_freqs.weight":  # part of the configuration
+        for stored, info in self._file.tensors.items():
+            experts = self._architecture.given_experts(stored, info.shape[0])
+            if experts:
+                yield from experts
+            elif stored != "rope_freqs.weight":  # part of the configuration
                 yield self._architecture.given_name(stored) or stored
 
     def _unpack(self, name: str, info: TensorInfo, values: Tensor) -> None:
@@ -91,8 +101,10 @@ class GGUFWeights(WeightSource):
         return bool(self._architecture.norm_offset) and name.endswith("norm.weight")
 
     def _find(self, name: str, shape: tuple[int, ...] | None = None) -> TensorInfo:
-        stored = self._architecture.stored_name(name)
+        stored, place = self._architecture.stored_expert(name) or (self._architecture.stored_name(name), None)
         info = self._file.tensors.get(stored or "")
+        if info is not None and place is not None:
+            info = self._expert(info, name, place)
         if info is None:
             also = f" (in GGUF: {stored!r})" if stored else ""
             raise ModelLoadError(f"{self._file.path}: tensor {name!r}{also} is missing; the file is no whole model")
@@ -102,6 +114,16 @@ class GGUFWeights(WeightSource):
                 f"{tuple(shape)}: the file's metadata and tensors do not belong together"
             )
         return info
+
+    def _expert(self, info: TensorInfo, name: str, place: int) -> TensorInfo:
+        """One matrix of a layer's experts, which lie one after another."""
+        if len(info.shape) != 3 or place >= info.shape[0]:
+            raise ModelLoadError(
+                f"{self._file.path}: tensor {info.name!r} has the shape {info.shape}: there is no {name!r} in it; the "
+                "file's metadata and tensors do not belong together"
+            )
+        size = info.num_bytes // info.shape[0]
+        return replace(info, shape=info.shape[1:], start=info.start + place * size, num_bytes=size)
 
     def _rows(self, name: str, info: TensorInfo) -> Tensor:
         """[rows, bytes of a row] uint8; a view of the file unless the rows had to be put in order."""
