@@ -123,6 +123,15 @@ class WorkerBuilder:
             prunes_last_layer=isinstance(model, Model) and model.prunes_last_layer,
             has_states=states is not None,
         )
+        info = partial(
+            WorkerInfo,
+            num_blocks,
+            opened.config.vocab_size,
+            self._chosen,
+            num_window_groups=len(groups) - 1,
+            window=window,
+            num_state_places=None if states is None else states.num_places,
+        )
         if opened.runner == "pool":
             assert isinstance(model, Encoder), "ModelSpec.runner is pool: load names an Encoder"
             self.parts.runner = PoolingRunner(
@@ -134,15 +143,7 @@ class WorkerBuilder:
                 inputs=inputs,
             )
             self._chosen["step"] = "eager (the model does not generate)"
-            return WorkerInfo(
-                num_blocks,
-                opened.config.vocab_size,
-                self._chosen,
-                tuple(self._reasons),
-                num_window_groups=len(groups) - 1,
-                window=window,
-                num_state_places=None if states is None else states.num_places,
-            )
+            return info(reasons=tuple(self._reasons))
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
         sampling = self._sampling(table)
         drafting = self._drafting(decoder, table, inputs, sampling)
@@ -160,16 +161,7 @@ class WorkerBuilder:
             runner.warm_up()
         self._chosen["step"] = self._how_steps_run(runner.model)
         self.parts.grammars.begin(self._compiler.build)
-        return WorkerInfo(
-            num_blocks,
-            opened.config.vocab_size,
-            self._chosen,
-            tuple(self._reasons),
-            num_window_groups=len(groups) - 1,
-            window=window,
-            num_state_places=None if states is None else states.num_places,
-            num_lookahead=drafting.max_drafts,
-        )
+        return info(reasons=tuple(self._reasons), num_lookahead=drafting.max_drafts)
 
     def _grammar_compiler(self) -> Grammars:
         opened = self._setup.opened

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fwk.interfaces.model import Model, ModelContext
+from fwk.interfaces.model import ModelContext
 from fwk.layers import (
     Attention,
     ColumnParallelLinear,
@@ -20,6 +20,7 @@ from fwk.layers import (
     VocabEmbedding,
 )
 from fwk_models._common.delta import DeltaNet
+from fwk_models._common.hybrid import Hybrid
 from fwk_models._common.norms import HeadNorm
 from fwk_models._common.recurrent import RecurrentRows
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from fwk_models._common.stack import Apply
 
 
-class GatedHybrid(Model):
+class GatedHybrid(Hybrid):
     """Token ids to hidden states to logits. A model says what its delta rules and feed-forward networks are."""
 
     delta = DeltaNet
@@ -60,16 +61,6 @@ class GatedHybrid(Model):
         else:
             mixer = GatedAttention(context, f"{prefix}.self_attn", self.rotary)
         return HybridLayer(context, prefix, mixer, self.mlp(context, f"{prefix}.mlp", index))
-
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        rows, angles = RecurrentRows.of(batch, self.width), self.rotary.rows(batch.positions)
-        x, residual = self.embedding(batch.token_ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, rows, angles, batch)
-        return self.norm.add(x, residual)[0]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
 
 
 class HybridLayer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
-from fwk.interfaces.model import Model, ModelContext
+from fwk.interfaces.model import ModelContext
 from fwk.layers import (
     ColumnParallelLinear,
     LMHead,
@@ -16,6 +16,7 @@ from fwk.layers import (
     RowParallelLinear,
     VocabEmbedding,
 )
+from fwk_models._common.hybrid import Hybrid
 from fwk_models._common.norms import HeadNorm
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.recurrent import CausalConv, RecurrentRows, new_state
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fwk.types import ForwardBatch
 
 
-class Lfm2(Model):
+class Lfm2(Hybrid):
     """Token ids to hidden states to logits."""
 
     def __init__(self, context: ModelContext) -> None:
@@ -41,16 +42,6 @@ class Lfm2(Model):
         self.norm = RMSNorm(context, "model.embedding_norm", config.hidden_size, config.rms_norm_eps)
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = LMHead(context, "lm_head", tied, is_final=True)
-
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        rows, angles = RecurrentRows.of(batch, self.width), self.rotary.rows(batch.positions)
-        x, residual = self.embedding(batch.token_ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, rows, angles, batch)
-        return self.norm.add(x, residual)[0]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
 
 
 class Lfm2Layer:

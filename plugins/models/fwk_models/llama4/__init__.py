@@ -5,16 +5,14 @@ from typing import Any
 
 from fwk import ModelSpec, hookimpl
 from fwk.errors import ModelLoadError
+from fwk_models._common.nested import language_model
 
 
 class Llama4Spec(ModelSpec):
     """The language model is in ``text_config``. Most layers see a chunk of the text only: one chunk is served."""
 
     def normalised(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        text = raw.get("text_config")
-        if isinstance(text, Mapping):
-            outer = {key: raw[key] for key in ("tie_word_embeddings", "eos_token_id", "dtype") if key in raw}
-            raw = {**outer, **text, "architectures": raw.get("architectures")}
+        raw = language_model(raw)
         if raw.get("num_experts_per_tok", 1) != 1:
             raise ModelLoadError(
                 f"config.json: num_experts_per_tok {raw['num_experts_per_tok']}: Llama 4 gives each token one expert"

@@ -4,16 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from fwk import ModelSpec, hookimpl
+from fwk_models._common.nested import language_model
 
 
 class Qwen35Spec(ModelSpec):
     """The language model of a model that also sees is in ``text_config``."""
 
     def normalised(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        text = raw.get("text_config")
-        if isinstance(text, Mapping):
-            outer = {key: raw[key] for key in ("tie_word_embeddings", "eos_token_id", "dtype") if key in raw}
-            raw = {**outer, **text, "architectures": raw.get("architectures")}
+        raw = language_model(raw)
         if raw.get("layer_types") is not None:
             return raw
         every, count = raw.get("full_attention_interval", 4), raw.get("num_hidden_layers", 0)
