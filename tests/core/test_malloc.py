@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
+
 import pytest
 
 from fwk.process import malloc as module
@@ -22,3 +26,50 @@ def test_memory_goes_back_once_after_each_time_of_work(monkeypatch: pytest.Monke
 
 def test_the_c_library_has_a_way_to_give_it_back() -> None:
     assert Heap()._trim(0) in (0, 1, None)
+
+
+GROWTH = """
+import ctypes, os, sys, threading
+from fwk.process.malloc import Heap, return_large_blocks
+
+def resident():
+    Heap().trim()
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+def use(num_bytes):
+    block = libc.malloc(num_bytes)
+    ctypes.memset(block, 1, num_bytes)
+    libc.free(block)
+
+def read():
+    for megabytes in (30, 24):
+        use(megabytes << 20)
+    done.set()
+    stay.wait()
+
+if sys.argv[1] == "bounded":
+    return_large_blocks()
+done, stay = threading.Event(), threading.Event()
+thread = threading.Thread(target=read)
+before = resident()
+thread.start()
+done.wait()
+print((resident() - before) >> 20)
+stay.set()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this C library gives memory back in its own way")
+def test_a_thread_that_read_a_large_text_keeps_nothing_of_it() -> None:
+    """Left alone, glibc keeps the second block: it is at the end of the heap of a thread that lives on."""
+
+    def growth(how: str) -> int:
+        command = [sys.executable, "-c", GROWTH, how]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        return int(run.stdout)
+
+    assert growth("bounded") <= 4
+    assert growth("left alone") >= 20

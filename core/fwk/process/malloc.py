@@ -7,8 +7,14 @@ import ctypes
 import time
 from collections.abc import Callable
 
+LARGE_BYTES = 1 << 20
+"""What is at least as large is mapped by itself, and goes back as soon as it is freed."""
+KEPT_BYTES = 4 << 20
+"""How much may stay free at the end of each thread's heap, for what comes next."""
 REST_SECONDS = 2.0
 """How long nothing must have been done: what comes soon after the last work may want its memory again."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 class Heap:
@@ -39,6 +45,20 @@ class Heap:
     def trim(self) -> None:
         """Give back at once what is free."""
         self._trim(0)
+
+
+def return_large_blocks() -> None:
+    """Large blocks go back when they are freed, from this call on, for this process.
+
+    glibc raises both bounds, up to 32 and 64 MiB, whenever a larger block is freed: later ones then come from the heap
+    of the thread that asks. The end of a thread's heap is what ``malloc_trim`` does not give back, so one text of
+    megabytes could leave 64 MiB behind for each thread that looked at it. To say a bound is to stop it from rising.
+    See mallopt(3), and heap_trim in glibc's malloc/arena.c. Elsewhere than with glibc, nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def _malloc_trim() -> Callable[[int], object]:

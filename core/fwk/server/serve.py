@@ -27,7 +27,7 @@ from fwk.plugins import PluginFactory, PluginSet, Selection, choose
 from fwk.plugins.selection import check_strict, check_used
 from fwk.process.file_limits import allow_more_descriptors
 from fwk.process.gc import gc_paused
-from fwk.process.malloc import Heap
+from fwk.process.malloc import Heap, return_large_blocks
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
 from fwk.server.engine_process import EngineProcess
@@ -59,6 +59,7 @@ def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], e
     listening = listen(config.server)
     warn_if_open(config.server, listening.keys)
     allow_more_descriptors()
+    return_large_blocks()
     path = locate(config, plugins, progress)  # fetch first, with progress: the engine process then finds it in place
     for engine in engines:
         engine.model_bytes = num_bytes(path)
