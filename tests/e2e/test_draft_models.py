@@ -230,7 +230,7 @@ def test_the_right_branch_of_a_tree_is_found_and_kept(
         ({"speculative_algorithm": "ngram", "speculative_num_draft_tokens": 0}, "greater than or equal to 1"),
         (
             {"speculative_algorithm": "ngram", "speculative_draft_model_path": "same"},
-            "belongs to speculative.standalone",
+            "belongs to speculative.eagle, which is not selected",
         ),
         ({"speculative_num_draft_tokens": 3}, "not selected"),
     ],

@@ -26,6 +26,7 @@ import fwk
 from fwk import SamplingParams
 from fwk.types import Batch, EngineStats, GrammarRequest
 from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.draft_heads import save_eagle3
 from tests.helpers.quantised import ONLINE, Twins, gguf_of, gguf_twins, round_int4
 
 PREFIX = [(7 * i) % 250 + 20 for i in range(40)]
@@ -95,8 +96,9 @@ class Run:
 class Feature:
     """options: of the server. shared: options the reference has too. sampling: of every request that can have it.
 
-    n: sequences of each request. kind, weights, adapter, drafts: what the model is made of, whether a LoRA adapter is
-    asked for, and whether a draft model is needed. proof: shows that the feature took part.
+    n: sequences of each request. kind, weights, adapter, drafts, head: what the model is made of, whether a LoRA
+    adapter is asked for, and whether a draft model or a head that drafts is needed. proof: shows that the
+    feature took part.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Feature:
     weights: str = ""
     adapter: bool = False
     drafts: bool = False
+    head: bool = False
 
 
 def _chose(family: str, name: str) -> Callable[[Run], bool]:
@@ -163,6 +166,12 @@ FEATURES = [
         lambda run: run.stats.draft_tokens > 0,
         {"speculative_algorithm": "suffix"},
         sampling={"logit_bias": KNOWN},
+    ),
+    Feature(
+        "EAGLE-3",
+        lambda run: run.stats.draft_tokens > 0,
+        {"speculative_algorithm": "eagle3", "speculative_eagle_topk": 2, "speculative_num_steps": 3},
+        head=True,
     ),
     Feature("LoRA", lambda run: True, adapter=True),
     _quantised("int8"),
@@ -220,6 +229,7 @@ class Places:
         self.checkpoint = cache(self._checkpoint)
         self.gguf = cache(self._gguf)
         self.draft_model = cache(self._draft_model)
+        self.head = cache(self._head)
         self.adapter = cache(self._adapter)
 
     def _checkpoint(self, kind: str, rounding: tuple[tuple[str, str], ...], merged: bool) -> Path:
@@ -274,6 +284,10 @@ class Places:
         folder = self._root / "draft"
         make_checkpoint(folder, "llama", num_hidden_layers=1)
         return folder
+
+    def _head(self, hidden_size: int) -> Path:
+        """A head that drafts, for models of a size."""
+        return save_eagle3(self._root / f"head-{hidden_size}", size=hidden_size)
 
     def _adapter(self, base: Path) -> Path:
         """A PEFT adapter for a checkpoint, on what every kind has."""
@@ -413,6 +427,10 @@ class Setting:
             found |= {"quantization": rounding[1][1], "quantization_layers": [f"*{place}*={method}"]}
         if self.wants_window:
             found["json_model_override_args"] = '{"sliding_window": 24}'
+        if any(feature.head for feature in self.features):
+            folder = places.gguf(self.gguf_kind).plain if self.has_gguf else places.checkpoint(self.kind, (), False)
+            size = json.loads((folder / "config.json").read_text())["hidden_size"]
+            found["speculative_draft_model_path"] = str(places.head(size))
         if self.has_adapter:
             base = places.gguf(self.gguf_kind).plain if self.has_gguf else places.checkpoint(self.kind, (), False)
             found |= {"enable_lora": True, "lora_paths": [f"tiny={places.adapter(base)}"]}

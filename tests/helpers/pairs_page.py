@@ -6,25 +6,30 @@ from pathlib import Path
 
 from tests.helpers.pairs import BY_NAME, NO_MODEL, PAIRS
 
-DECODERS = (("n-gram", "ngram"), ("draft model", "standalone"), ("tree", "ngram"), ("suffix", "suffix"))
+DECODERS = (
+    ("n-gram", "ngram"),
+    ("draft model", "standalone"),
+    ("tree", "ngram"),
+    ("suffix", "suffix"),
+    ("EAGLE-3", "eagle3"),
+)
 REFUSED: dict[tuple[str, str], str] = {
     ("n-gram", "draft model"): "--speculative-algorithm is given twice: ngram and standalone",
     ("draft model", "tree"): "--speculative-algorithm is given twice: standalone and ngram",
     ("n-gram", "suffix"): "--speculative-algorithm is given twice: ngram and suffix",
     ("draft model", "suffix"): "--speculative-algorithm is given twice: standalone and suffix",
     ("tree", "suffix"): "--speculative-algorithm is given twice: ngram and suffix",
+    **{
+        (name, "EAGLE-3"): f"--speculative-algorithm is given twice: {option} and eagle3"
+        for name, option in DECODERS[:-1]
+    },
     ("int8 KV", "fp8 KV"): "--kv-cache-dtype is given twice: int8 and fp8_e4m3",
     ("gguf", "MLA"): "the architecture 'deepseek2' cannot be read from GGUF",
     ("sliding window", "MLA"): "latent attention has no sliding window",
     ("window groups", "MLA"): "latent attention has no sliding window",
     **{
         (name, "rerank"): f"--speculative-algorithm {option}: .* is served to classify, there is nothing to draft"
-        for name, option in (
-            ("n-gram", "ngram"),
-            ("draft model", "standalone"),
-            ("tree", "ngram"),
-            ("suffix", "suffix"),
-        )
+        for name, option in DECODERS
     },
     ("LoRA", "rerank"): "--enable-lora: .* is served to classify, and adapters are for models of text",
     **{
@@ -36,12 +41,7 @@ REFUSED: dict[tuple[str, str], str] = {
             name,
             "state group",
         ): f"--speculative-algorithm {option}: .* has recurrent layers, whose states cannot be taken"
-        for name, option in (
-            ("n-gram", "ngram"),
-            ("draft model", "standalone"),
-            ("tree", "ngram"),
-            ("suffix", "suffix"),
-        )
+        for name, option in DECODERS
     },
     ("gguf", "state group"): "the architecture 'lfm2' cannot be read from GGUF",
     ("sliding window", "state group"): "lfm2 has no sliding window",

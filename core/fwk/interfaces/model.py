@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from fwk.errors import ConfigError
 from fwk.interfaces.declaration import Ask, Declaration, Facts
 from fwk.types import PoolingConfig, Task
 
@@ -53,7 +54,8 @@ class ModelContext:
     ``recurrent_states`` those that keep a state (``ModelSpec.is_recurrent``). With
     ``lora``, linear layers register there, and adapters change them; a second model in the worker is built without.
     ``is_greedy`` is on the device and holds 1 in steps that need no logit but the largest of each row
-    (``QuantMethod.lm_head``). None: no step of this model says so.
+    (``QuantMethod.lm_head``). None: no step of this model says so. ``taps`` collects the places where heads may read
+    the residual stream, each by the number of layers before it.
     """
 
     config: ModelConfig
@@ -72,7 +74,34 @@ class ModelContext:
     attention_layers: list[AttentionLayer] = field(default_factory=list["AttentionLayer"])
     is_greedy: Tensor | None = None  # [1] int64
     recurrent_states: list[RecurrentState] = field(default_factory=list["RecurrentState"])
+    taps: dict[int, HiddenTap] = field(default_factory=dict[int, "HiddenTap"])
     state_dtype: torch.dtype | None = None  # ``--mamba-ssm-dtype``: of the part that is summed up; None: float32
+
+
+class HiddenTap(Protocol):
+    """A place where heads may read a model's residual stream (``fwk.layers.HiddenTap``).
+
+    value: the stream of the last step that was computed, [num_tokens, hidden_size]; None where it is not wanted.
+    """
+
+    is_wanted: bool
+    value: Tensor | None
+
+
+class TokenPredictor(ABC):
+    """A checkpoint's own head for the token after the next one (multi-token prediction, arXiv:2412.19437, 2.2)."""
+
+    @abstractmethod
+    def forward(self, embedded: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """Hidden states of the wanted tokens: [num_hidden, hidden_size].
+
+        Row i is made of token t's hidden state (``Model.forward``'s, or this one's) and of the embedding of the token
+        after t, [num_tokens, hidden_size] each; its K and V stand at t's place.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size] to [n, vocab_size]: of the token after the one that was embedded."""
 
 
 class Encoder(ABC):
@@ -119,6 +148,17 @@ class Model(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] to [n, vocab_size], only for the tokens that need them."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What the first layer gets of tokens: [n] int64 to [n, hidden_size]. Heads that draft read it."""
+        raise ConfigError(f"the model {type(self).__name__} has no embed(), which a head that drafts for it reads")
+
+    def make_predictors(self, context: ModelContext) -> Sequence[TokenPredictor]:
+        """The checkpoint's heads for further tokens, in their order. Built on demand, with a context of their own.
+
+        Raises ``ModelLoadError`` when what the config announces is not in the checkpoint.
+        """
+        return ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from fwk.interfaces.declaration import Ask, Declaration, Facts
 
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from fwk.interfaces.model import Model
+    from fwk.interfaces.model import Model, ModelContext
     from fwk.types import ForwardBatch
+
+T = TypeVar("T")
 
 
 class DraftSteps(ABC):
@@ -26,6 +28,17 @@ class DraftSteps(ABC):
 
         The token stands ``ahead`` places after the newest known one (0: it is that one), and needs ``ahead`` to be
         less than the row's ``max_drafts``. Its K and V go to the sequence's own blocks, for the layers that run.
+        """
+
+    @abstractmethod
+    def nodes(
+        self, rows: np.ndarray, token_ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+    ) -> ForwardBatch:
+        """Inputs of a forward pass over the trees of drafts that grow from the sequences, for the head of a target.
+
+        ``token_ids[i]`` and ``parents[i]`` are the nodes of row ``rows[i]``, as in ``Drafts``; there are fewer of them
+        than the row's ``max_drafts``. A node sees the sequence and the nodes it follows. As a head's K and V of a token
+        stand where the token before it does, the first node's are at the place of the newest known token.
         """
 
     @abstractmethod
@@ -73,11 +86,39 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetStep:
+    """What the target made of a step, once its drafts were verified: the tokens that stand, sequence by sequence.
+
+    A head that drafts computes a token's K and V from the token's hidden state and the token after it (EAGLE,
+    arXiv:2401.15077): ``batch()`` is the input of such a pass, the tokens after these at these tokens' places, with
+    each sequence's last one as the wanted token. It is valid until the next batch is asked for.
+    """
+
+    slots: np.ndarray  # [num_seqs] int64
+    query_start: np.ndarray  # [num_seqs + 1] int64: first token of each sequence
+    hidden: Tensor  # [num_tokens, hidden_size]: what the target's logits are made of
+    taps: tuple[Tensor, ...]  # [num_tokens, hidden_size] each, in the order they were asked for
+    batch: Callable[[], ForwardBatch]
+
+
+class HeadMaker(Protocol):
+    """``SpeculativeContext.build``."""
+
+    def __call__(self, make: Callable[[ModelContext], T], checkpoint: str | None) -> T: ...
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculativeContext:
     """What a decoder is built with.
 
     ``load_model(name)`` opens and builds another model, whose attention layers get a place in the target's KV cache
     alongside its own: same blocks, same backend. It must have the target's vocabulary.
+
+    ``build(make, checkpoint)`` returns what ``make`` builds of a context for layers that join them likewise: with the
+    weights of a checkpoint that need not be a whole model, or, with None, of the target's own. A config.json that has
+    no ``hidden_size`` is read as an addition to the target's. Tensors that nobody read are an error.
+
+    ``tap(layers)`` asks for the target's residual stream as it comes to these layers (``TargetStep.taps``).
     """
 
     num_slots: int
@@ -85,6 +126,10 @@ class SpeculativeContext:
     vocab_size: int
     load_model: Callable[[str], Model]
     options: Any = None
+    target: Model | None = None
+    num_target_layers: int = 0
+    build: HeadMaker | None = None
+    tap: Callable[[Sequence[int]], None] | None = None
 
 
 class SpeculativeDecoder(ABC):
@@ -93,11 +138,17 @@ class SpeculativeDecoder(ABC):
     max_drafts: int
     """Most drafts it proposes for one sequence. The scheduler keeps blocks for that many tokens ahead of each."""
 
+    reads_hidden: ClassVar[bool] = False
+    """Whether ``learn`` is called: the target then computes the hidden states of all tokens."""
+
     def __init__(self, context: SpeculativeContext) -> None:
         self.context = context
 
     def follow(self, batch: ForwardBatch) -> None:
         """The target has computed these tokens; a model of one's own computes its K and V of them too."""
+
+    def learn(self, step: TargetStep) -> None:
+        """Told what the target computed of the tokens that stand after a step, before ``observe`` and ``propose``."""
 
     @abstractmethod
     def propose(self, view: DraftView) -> Drafts:

@@ -11,7 +11,8 @@ from fwk.layers.attention import Attention
 from fwk.layers.embedding import LMHead, VocabEmbedding
 from fwk.layers.encoder import EncoderAttention
 from fwk.layers.heads import HeadMatrices
-from fwk.layers.linear import ColumnParallelLinear, QKVLinear, RowParallelLinear
+from fwk.layers.hidden_tap import HiddenTap
+from fwk.layers.linear import ColumnParallelLinear, QKVLinear, ReplicatedLinear, RowParallelLinear
 from fwk.layers.mlp import GatedMLP
 from fwk.layers.moe import MoE, Routing
 from fwk.layers.norm import LayerNorm, OffsetRMSNorm, QKNorm, RMSNorm
@@ -25,6 +26,7 @@ __all__ = [
     "EncoderAttention",
     "GatedMLP",
     "HeadMatrices",
+    "HiddenTap",
     "LMHead",
     "LayerNorm",
     "MoE",
@@ -34,6 +36,7 @@ __all__ = [
     "QKVLinear",
     "RMSNorm",
     "RecurrentState",
+    "ReplicatedLinear",
     "RotaryEmbedding",
     "RotaryRows",
     "Routing",

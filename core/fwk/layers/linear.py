@@ -103,18 +103,39 @@ class ColumnParallelLinear(_Linear):
         return self._apply(x)
 
 
+class ReplicatedLinear(_Linear):
+    """Linear layer that every rank computes whole."""
+
+    def __init__(
+        self, context: ModelContext, prefix: str, in_features: int, out_features: int, *, bias: bool = False
+    ) -> None:
+        super().__init__(context, [Part(prefix, out_features)], in_features, [WHOLE], WHOLE, None)
+        self.bias = self._read_bias(context) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, in_features] to [num_tokens, out_features]."""
+        return self._apply(x)
+
+
 class QKVLinear(ColumnParallelLinear):
     """q_proj, k_proj, v_proj below ``prefix`` as one; whole heads per rank, KV heads repeated if ranks exceed them."""
 
     def __init__(
-        self, context: ModelContext, prefix: str, *, bias: bool = False, method: QuantMethod | None = None
+        self,
+        context: ModelContext,
+        prefix: str,
+        *,
+        bias: bool = False,
+        method: QuantMethod | None = None,
+        in_features: int | None = None,
     ) -> None:
+        """in_features: where it is not the config's ``hidden_size``."""
         config = context.config
         parts = [
             Part(f"{prefix}.{name}_proj", heads * config.head_size, heads)
             for name, heads in (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads))
         ]
-        super().__init__(context, parts, config.hidden_size, bias=bias, method=method)
+        super().__init__(context, parts, in_features or config.hidden_size, bias=bias, method=method)
         self.num_heads = self.out_features[0] // config.head_size
         self.num_kv_heads = self.out_features[1] // config.head_size
 

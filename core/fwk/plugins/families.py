@@ -76,6 +76,7 @@ _ALL = [
         SpeculativeDecoderSpec,
         "speculative:SpeculativeDecoderSuite",
         "speculative_algorithm",
+        version=ApiVersion(2, {1: Adapter("0.4")}),
     ),
     Family(
         "lora_backends", "LoRA backend", LoRABackendSpec, "lora:LoRABackendSuite", "lora_backend", switch="enable_lora"

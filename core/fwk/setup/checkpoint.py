@@ -103,6 +103,27 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
     )
 
 
+def open_head(
+    config: Config, plugins: PluginSet, progress: Callable[[str], None], target: ModelConfig
+) -> tuple[Checkpoint, ModelConfig]:
+    """Locate a checkpoint that is no whole model, and read its configuration: in full, or as additions to a target's.
+
+    Raises ``ModelLoadError``.
+    """
+    path = locate(config, plugins, progress)
+    checkpoint = _choose_loader(config, plugins, path)[1].open(path)
+    raw = dict(checkpoint.config())
+    nested = raw.get("transformer_layer_config")  # the speculators library's
+    if isinstance(nested, dict):
+        raw = {**cast("dict[str, Any]", nested), **raw}
+    if "hidden_size" not in raw:
+        raw = {**target.raw, **raw}
+    raw.setdefault("vocab_size", target.vocab_size)
+    raw.setdefault("max_position_embeddings", target.max_position_embeddings)
+    raw["architectures"] = raw.get("architectures") or ["head"]
+    return checkpoint, ModelConfig.from_dict(raw, str(path))
+
+
 def _model_spec(config: Config, plugins: PluginSet, raw: Mapping[str, Any], *, prefers_embed: bool) -> ModelSpec | None:
     """The declaration of the plugin that will serve the model, for ``--task`` or what the checkpoint is made for.
 

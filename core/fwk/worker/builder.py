@@ -107,7 +107,7 @@ class WorkerBuilder:
         self._check_tiers()
         is_greedy = torch.zeros(1, dtype=torch.int64, device=self._device)
         model = self._models.build_served(is_greedy, self._text)
-        decoder = self._decoder()
+        decoder = self._decoder(model)
         states = self._states()
         groups = self._kv_groups()
         window = max((layer.sliding_window or 0 for group in groups[1:] for layer in group), default=0)
@@ -120,7 +120,9 @@ class WorkerBuilder:
             self._setup.max_step_tokens,
             options.max_running_requests,
             self._device,
-            prunes_last_layer=isinstance(model, Model) and model.prunes_last_layer,
+            prunes_last_layer=isinstance(model, Model)
+            and model.prunes_last_layer
+            and not (decoder is not None and decoder.reads_hidden),
             has_states=states is not None,
         )
         info = partial(
@@ -172,10 +174,11 @@ class WorkerBuilder:
     def _text(self) -> ModelText:
         return ModelText(self._setup.opened.checkpoint, self._config.model, self._setup.opened.config.vocab_size)
 
-    def _decoder(self) -> SpeculativeDecoder | None:
+    def _decoder(self, model: Model | Encoder) -> SpeculativeDecoder | None:
         """The speculative decoder, with the layers of its own model if it has one; None without one."""
         if "speculative" not in self._setup.resolution.selections:
             return None
+        assert isinstance(model, Model), "a model that does not generate is refused drafts"
         return self._factory.build(
             "speculative",
             SpeculativeContext,
@@ -183,6 +186,10 @@ class WorkerBuilder:
             max_model_len=self._setup.max_model_len,
             vocab_size=self._setup.opened.config.vocab_size,
             load_model=self._models.build_draft,
+            target=model,
+            num_target_layers=self._setup.opened.config.num_layers,
+            build=partial(self._models.build_head, model),
+            tap=self._models.tap,
         )
 
     def _plan_attention(self, batch: ForwardBatch) -> Any:
@@ -289,7 +296,8 @@ class WorkerBuilder:
     ) -> NoDrafting:
         if decoder is None:
             return NoDrafting()
-        return Drafting(decoder, table, inputs, self._models.attention, self._models.layers, sampling)
+        num_taps = len(self._models.wanted_taps)
+        return Drafting(decoder, table, inputs, self._models.attention, self._models.layers, sampling, num_taps)
 
     def _adapters(self) -> AdapterStore | NoAdapters:
         backend = self._models.lora
@@ -303,10 +311,11 @@ class WorkerBuilder:
     def _step_model(self, model: Model, is_greedy: Tensor, max_tokens: int, max_drafts: int) -> StepModel:
         capture = self._models.operators.graph_capture()
         if capture is None or self._why_not_captured():
-            return StepModel(model, is_greedy)
+            return StepModel(model, is_greedy, self._models.operators, self._models.wanted_taps)
         max_seqs = self._config.engine.cuda_graph_max_bs
         most = StepSize(max_tokens, max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
-        return CapturedStepModel(model, is_greedy, self._models.operators, capture, most)
+        taps = self._models.wanted_taps
+        return CapturedStepModel(model, is_greedy, self._models.operators, capture, most, taps)
 
     def _why_not_captured(self) -> str:
         """Why steps are not even tried to be captured; empty when they are."""

@@ -18,6 +18,7 @@ class DraftTree:
         self.parents = list(parents[: len(token_ids)])
         self.depths = np.zeros(len(token_ids), np.int64)  # 0 for a child of the sequence's end
         self.sees = np.eye(len(token_ids), dtype=bool)  # [num_drafts, num_drafts]: which sees which
+        self.path: list[int] = []  # the drafts that were accepted, once they are verified
         self._children: dict[tuple[int, int], int] = {}
         for i, parent in enumerate(self.parents):
             if not -1 <= parent < i:

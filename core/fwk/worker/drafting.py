@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fwk.errors import BlameSequence
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
-from fwk.interfaces.speculative import DraftSteps, DraftView, SpeculativeDecoder, Verified
-from fwk.types import ForwardBatch, ScheduledSequence, SequenceResult
+from fwk.interfaces.speculative import DraftSteps, DraftView, SpeculativeDecoder, TargetStep, Verified
+from fwk.types import Batch, ForwardBatch, ScheduledSequence, SequenceResult
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.inputs import InputBuffers, StepRows
 from fwk.worker.sampling import SamplingPipeline
@@ -31,6 +31,8 @@ class NoDrafting:
     """The runner's drafts when there is no speculative decoder."""
 
     max_drafts = 0
+    reads_hidden = False
+    num_taps = 0
 
     def forget(self, slots: Sequence[int]) -> None:
         """These slots' sequences are gone."""
@@ -45,6 +47,19 @@ class NoDrafting:
 
     def follow(self, forward: ForwardBatch) -> None:
         """The target has computed these tokens."""
+
+    def learn(
+        self,
+        batch: Batch,
+        forward_start: np.ndarray,
+        hidden: Tensor,
+        results: dict[int, SequenceResult],
+        trees: dict[int, DraftTree],
+    ) -> None:
+        """Tell the decoder what the target computed of the tokens that stand; the table has taken them in.
+
+        forward_start: [num_seqs + 1]: first row of each sequence in ``hidden``, as ``StepModel.run`` returns it.
+        """
 
     def keep(self, slot: int, path: list[int]) -> None:
         """Move the K/V of the accepted drafts of a tree (indices) to where a chain's would be.
@@ -67,14 +82,18 @@ class Drafting(NoDrafting):
         attention: AttentionBackend,
         layers: list[AttentionLayer],
         sampling: SamplingPipeline,
+        num_taps: int = 0,
     ) -> None:
+        """num_taps: of the target that ``learn`` gets beside its hidden states."""
         self._decoder = decoder
+        self.num_taps = num_taps
         self._table = table
         self._attention = attention
         self._layers = layers
         self._steps = (inputs, sampling)
         self._made: dict[int, Proposal] = {}
         self.max_drafts = decoder.max_drafts
+        self.reads_hidden = decoder.reads_hidden
 
     def forget(self, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -96,6 +115,48 @@ class Drafting(NoDrafting):
 
     def follow(self, forward: ForwardBatch) -> None:
         self._decoder.follow(forward)
+
+    def learn(
+        self,
+        batch: Batch,
+        forward_start: np.ndarray,
+        hidden: Tensor,
+        results: dict[int, SequenceResult],
+        trees: dict[int, DraftTree],
+    ) -> None:
+        if not self.reads_hidden:
+            return
+        slots: list[int] = []
+        rows: list[np.ndarray] = []
+        for i, scheduled in enumerate(batch.sequences):
+            slot, num_drafts = scheduled.slot, len(scheduled.draft_token_ids)
+            result = results.get(slot)
+            if result is not None and not result.goes_on:
+                continue
+            first, end = int(forward_start[i]), int(forward_start[i + 1])
+            known = np.arange(first, end - num_drafts)
+            num_kept = len(result.token_ids) - 1 if result is not None and scheduled.samples else 0
+            kept = np.array(trees[slot].path[:num_kept], np.int64) if slot in trees else np.arange(num_kept)
+            slots.append(slot)
+            rows.append(np.concatenate((known, end - num_drafts + kept)))
+        if slots:
+            self._decoder.learn(self._step(np.array(slots, np.int64), rows, hidden))
+
+    def _step(self, slots: np.ndarray, rows: list[np.ndarray], hidden: Tensor) -> TargetStep:
+        counts = np.array([len(some) for some in rows], np.int64)
+        starts = np.zeros(len(slots) + 1, np.int64)
+        np.cumsum(counts, out=starts[1:])
+        together = np.concatenate(rows)
+        if len(together) != hidden.shape[0]:
+            hidden = hidden.index_select(0, torch.from_numpy(together).to(hidden.device))
+        own, *taps = hidden.chunk(1 + self.num_taps, 1)
+
+        def batch() -> ForwardBatch:
+            ends = self._table.num_computed[slots]
+            positions = np.arange(starts[-1]) - np.repeat(starts[1:] - ends, counts)
+            return self.plan(self._steps[0].prepare_next(np.repeat(slots, counts), positions, starts, ends))
+
+        return TargetStep(slots, starts, own, tuple(taps), batch)
 
     def keep(self, slot: int, path: list[int]) -> None:
         if path == list(range(len(path))):
@@ -157,6 +218,13 @@ class _Steps(DraftSteps):
     def batch(self, rows: np.ndarray, token_ids: Sequence[int], ahead: int) -> ForwardBatch:
         positions = self._num_tokens[rows] - 1 + ahead
         return self._drafting.plan(self._inputs.prepare_one(self._slots[rows], np.asarray(token_ids), positions))
+
+    def nodes(
+        self, rows: np.ndarray, token_ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+    ) -> ForwardBatch:
+        trees = [DraftTree(list(tokens), above) for tokens, above in zip(token_ids, parents, strict=True)]
+        first = self._num_tokens[rows] - 1
+        return self._drafting.plan(self._inputs.prepare_nodes(self._slots[rows], token_ids, trees, first))
 
     def pick(self, logits: Tensor, rows: np.ndarray, ahead: int) -> list[int]:
         num_tokens = self._num_tokens[rows] + ahead

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from fwk.interfaces.graphs import Graph, GraphCapture, NotCapturable, StepOutput, StepSize
-from fwk.interfaces.model import Model
+from fwk.interfaces.model import HiddenTap, Model
 from fwk.interfaces.operators import Operators
 from fwk.types import ForwardBatch
 
@@ -15,12 +15,15 @@ from fwk.types import ForwardBatch
 class StepModel:
     """The model as the runner calls it, every step operator by operator.
 
-    is_greedy: the model's own (``ModelContext``), 1 while a greedy step runs.
+    is_greedy: the model's own (``ModelContext``), 1 while a greedy step runs. taps: what heads read of it; what they
+    keep stands beside the hidden states that ``run`` returns, [num_hidden, (1 + number of taps) * hidden_size].
     """
 
-    def __init__(self, model: Model, is_greedy: Tensor) -> None:
+    def __init__(self, model: Model, is_greedy: Tensor, operators: Operators, taps: Sequence[HiddenTap] = ()) -> None:
         self.model = model
         self._is_greedy = is_greedy
+        self._operators = operators
+        self._taps = taps
 
     def run(self, batch: ForwardBatch) -> StepOutput:
         """Compute one step; attention is planned already."""
@@ -35,8 +38,12 @@ class StepModel:
     def _run(self, batch: ForwardBatch) -> StepOutput:
         hidden = self.model.forward(batch)
         if not len(batch.logits_indices):
-            return hidden, None
-        return hidden, self.model.logits(hidden.index_select(0, batch.logits_indices))
+            return self._with_taps(hidden), None
+        return self._with_taps(hidden), self.model.logits(hidden.index_select(0, batch.logits_indices))
+
+    def _with_taps(self, hidden: Tensor) -> Tensor:
+        kept = [tap.value for tap in self._taps if tap.value is not None]
+        return self._operators.join([hidden.contiguous(), *kept]) if kept else hidden
 
     def prepare(self, blank: Callable[[StepSize], ForwardBatch]) -> None:
         """Capture, where that is done, before the first step.
@@ -53,10 +60,15 @@ class CapturedStepModel(StepModel):
     """
 
     def __init__(
-        self, model: Model, is_greedy: Tensor, operators: Operators, capture: GraphCapture, most: StepSize
+        self,
+        model: Model,
+        is_greedy: Tensor,
+        operators: Operators,
+        capture: GraphCapture,
+        most: StepSize,
+        taps: Sequence[HiddenTap] = (),
     ) -> None:
-        super().__init__(model, is_greedy)
-        self._operators = operators
+        super().__init__(model, is_greedy, operators, taps)
         self._capture = capture
         self._most = most
         self.graph: Graph | None = None
@@ -67,7 +79,9 @@ class CapturedStepModel(StepModel):
         def step(size: StepSize) -> StepOutput:
             batch = blank(size)
             hidden = self.model.forward(batch)
-            return hidden, self.model.logits(self._operators.rows(hidden.contiguous(), batch.logits_indices))
+            return self._with_taps(hidden), self.model.logits(
+                self._operators.rows(hidden.contiguous(), batch.logits_indices)
+            )
 
         try:
             self.graph = self._capture.capture(step, self._most)

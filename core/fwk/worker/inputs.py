@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -223,6 +223,43 @@ class InputBuffers:
         starts = np.arange(len(slots) + 1)
         each = starts[:-1]
         return self._forward(slots, token_ids, positions, slot_mappings, starts, positions + 1, each, each)
+
+    def prepare_next(
+        self, slots: np.ndarray, positions: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray
+    ) -> ForwardBatch:
+        """Fill the buffers for tokens of each slot with the tokens after them, each sequence's last one wanted.
+
+        slots, positions: [num_tokens] int64; starts: [num_seqs + 1], seq_lens: [num_seqs]. Overwrites like
+        ``prepare_one``.
+        """
+        token_ids = self.table.token_ids[slots, positions + 1]
+        places, last = self._slot_mappings(slots, positions), starts[1:] - 1
+        forward = self._forward(
+            slots[starts[:-1]], token_ids, positions, places, starts, seq_lens, last, np.arange(len(last))
+        )
+        forward.hidden_indices = self._fill("hidden_indices", last)[1]
+        return forward
+
+    def prepare_nodes(
+        self, slots: np.ndarray, token_ids: Sequence[Sequence[int]], trees: Sequence[DraftTree], first: np.ndarray
+    ) -> ForwardBatch:
+        """Fill the buffers for trees that hang on each slot, the first of their K and V at place ``first`` [num_seqs].
+
+        Every token is wanted. Overwrites like ``prepare_one``.
+        """
+        counts = np.array([len(tokens) for tokens in token_ids], np.int64)
+        starts = np.zeros(len(slots) + 1, np.int64)
+        np.cumsum(counts, out=starts[1:])
+        rows = np.repeat(slots, counts)
+        offsets = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+        places = self._slot_mappings(rows, np.repeat(first, counts) + offsets)
+        positions = np.repeat(first, counts) + np.concatenate([tree.depths for tree in trees])
+        flat, each = np.concatenate([np.asarray(tokens, np.int64) for tokens in token_ids]), np.arange(starts[-1])
+        forward = self._forward(slots, flat, positions, places, starts, first + counts, each, each)
+        forward.hidden_indices = None
+        mask = _tree_mask(slots.tolist(), counts.tolist(), dict(zip(slots.tolist(), trees, strict=True)))
+        forward.tree_mask = mask.to(self._device)
+        return forward
 
     def blank(self, num_tokens: int, num_hidden: int, num_logits: int, num_seqs: int) -> ForwardBatch:
         """A batch whose numbers mean nothing; of more sequences where the tokens are too many for so few."""

@@ -43,7 +43,7 @@ def prompt_logprobs(
         found: list[TokenLogprobs] = []
         for offset in range(0, count, ROWS_AT_ONCE):
             n = min(ROWS_AT_ONCE, count - offset)
-            logits = model.logits(hidden[start + offset : start + offset + n])
+            logits = model.logits(hidden[start + offset : start + offset + n].contiguous())
             first = position + offset + 1
             tokens = table.token_ids[slot, first : first + n].tolist()
             found.extend(token_logprobs(logits, tokens, [num_top] * n))

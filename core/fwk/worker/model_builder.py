@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, ModelLoadError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer
 from fwk.interfaces.lora import LoRABackend, LoRAContext
-from fwk.interfaces.model import Encoder, Model, ModelContext
+from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
 from fwk.interfaces.moe import MoEContext, MoERunner
 from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.interfaces.parallel import ParallelGroup
@@ -22,14 +23,17 @@ from fwk.interfaces.quant import QuantContext, QuantMethod
 from fwk.interfaces.state import RecurrentState
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered, choose, find
-from fwk.setup.checkpoint import OpenedModel, open_model
+from fwk.setup.checkpoint import OpenedModel, open_head, open_model
 from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers
 from fwk.text import ModelText
+from fwk.types import ModelConfig
 from fwk.worker.pooled_decoder import PooledDecoder
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.weights import BaseModelWeights, TrackedWeights
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SECOND_MODEL_OPTIONS = {
     "revision": None,
@@ -74,6 +78,8 @@ class ModelBuilder:
         self._moe: Registered | None = None
         self.layers: list[AttentionLayer] = []  # of all models that were built
         self.recurrent_states: list[RecurrentState] = []  # of the served model
+        self.wanted_taps: list[HiddenTap] = []  # of the served model, in the order heads asked for them
+        self._taps: dict[int, HiddenTap] = {}
 
     @cached_property
     def attention(self) -> AttentionBackend:
@@ -124,10 +130,11 @@ class ModelBuilder:
             context.config = replace(context.config, tie_word_embeddings=True)
         model: Model | Encoder = self._factory.build(item, partial(replace, context))
         self.recurrent_states = context.recurrent_states
+        self._taps = context.taps
         if served.runner == "pool" and isinstance(model, Model):
             model = PooledDecoder(model, context, served.labels, self._token_ids(text) if served.labels else ())
         self._report_quantization(context)
-        _check_all_read(opened, item, context)
+        _check_all_read(opened, item.name, context)
         self._check_moe()
         check_layers(self.layers, self._factory.item("attention"), self._setup.facts)
         return model
@@ -152,13 +159,41 @@ class ModelBuilder:
         if refusal is not None:
             raise ConfigError(f"attention backend {attention.name!r} cannot serve the draft model {name}: it {refusal}")
         # How the served model is quantised says nothing of this one, which is computed as it is stored.
-        as_stored = self._config.engine.model_copy(
-            update={"quantization": AUTO, "quantization_exclude": (), "quantization_layers": ()}
-        )
-        context = self._context(opened, as_stored)
+        context = self._context(opened, _as_stored(self._config.engine))
         model: Model = self._factory.build(item, partial(replace, context))
-        _check_all_read(opened, item, context)
+        _check_all_read(opened, item.name, context)
         return model
+
+    def build_head(self, model: Model, make: Callable[[ModelContext], T], checkpoint: str | None) -> T:
+        """What ``make`` builds for the served model: ``SpeculativeContext.build``."""
+        opened = self._setup.opened
+        if checkpoint is None:
+            return make(self._context(opened, self._config.engine))
+        own = self._config.model.model_copy(update={**SECOND_MODEL_OPTIONS, "model": checkpoint})
+        files, config = open_head(replace(self._config, model=own), self._factory.plugins, log.info, opened.config)
+        _check_head(checkpoint, config, opened)
+        facts = replace(self._setup.facts, head_size=config.head_size, num_kv_heads=config.num_kv_heads)
+        attention = self._factory.item("attention")
+        refusal = attention.declaration.refusal(replace(facts, num_heads=config.num_heads))
+        if refusal is not None:
+            raise ConfigError(f"attention backend {attention.name!r} cannot serve the head {checkpoint}: it {refusal}")
+        context = self._context(replace(opened, checkpoint=files, config=config), _as_stored(self._config.engine))
+        made = make(context)
+        _check_all_read(replace(opened, path=files.path, config=config), f"the head {checkpoint}", context)
+        return made
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Have the served model keep its residual stream before these layers: ``SpeculativeContext.tap``."""
+        unknown = [index for index in layers if index not in self._taps]
+        if unknown:
+            has = f"{min(self._taps)} to {max(self._taps)}" if self._taps else "no layer"
+            raise ConfigError(
+                f"the head reads what comes to layer {unknown[0]} of {self._setup.opened.name}, which lets heads read "
+                f"that of {has}"
+            )
+        for index in layers:
+            self._taps[index].is_wanted = True
+            self.wanted_taps.append(self._taps[index])
 
     def _context(self, opened: OpenedModel, options: EngineOptions) -> ModelContext:
         """What the layers of a model are built from."""
@@ -236,6 +271,23 @@ class ModelBuilder:
             raise ConfigError(f"--moe-runner-backend {name}: this model has no layers of experts")
 
 
+def _as_stored(options: EngineOptions) -> EngineOptions:
+    """The same options, of weights that are computed as they are stored."""
+    return options.model_copy(update={"quantization": AUTO, "quantization_exclude": (), "quantization_layers": ()})
+
+
+def _check_head(name: str, config: ModelConfig, opened: OpenedModel) -> None:
+    """Raise ``ConfigError`` when a head's config is not of the served model's sizes."""
+    for what, own, wanted in (
+        ("hidden states of", config.hidden_size, opened.config.hidden_size),
+        ("a vocabulary of", config.vocab_size, opened.config.vocab_size),
+    ):
+        if own != wanted:
+            raise ConfigError(
+                f"the head {name} was made for {what} {own}, the served model has {wanted}: they must be the same"
+            )
+
+
 def _check_draft(name: str, opened: OpenedModel, setup: ModelSetup) -> None:
     """Raise ``ConfigError`` when a model cannot draft for the served one."""
     if opened.runner != "generate":
@@ -255,13 +307,13 @@ def _check_draft(name: str, opened: OpenedModel, setup: ModelSetup) -> None:
         )
 
 
-def _check_all_read(opened: OpenedModel, item: Registered, context: ModelContext) -> None:
-    """Raise ``ModelLoadError`` when a built model left tensors of the checkpoint unread."""
+def _check_all_read(opened: OpenedModel, what: str, context: ModelContext) -> None:
+    """Raise ``ModelLoadError`` when a built model, or a head, left tensors of the checkpoint unread."""
     assert isinstance(context.weights, TrackedWeights)
     left = context.weights.unread(context.config.tie_word_embeddings)
     if left:
         some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
         raise ModelLoadError(
-            f"{opened.path}: {len(left)} tensors belong to no layer of {item.name} "
+            f"{opened.path}: {len(left)} tensors belong to no layer of {what} "
             f"({some}): this checkpoint is of another architecture than its config says"
         )

@@ -69,11 +69,15 @@ class ModelRunner:
         if self._states is not None:
             self._states.save(batch)
         computed = time.perf_counter()
+        starts = forward.query_start_np.copy() if self._drafting.reads_hidden else None
         self._drafting.follow(forward)
         results = self._sampler.sample(batch, rows, logits, failed, trees)
         if rows.wants_prompt_logprobs:
-            for slot, found in prompt_logprobs(self.model.model, self._table, batch, forward, hidden).items():
+            own = hidden.chunk(1 + self._drafting.num_taps, 1)[0]
+            for slot, found in prompt_logprobs(self.model.model, self._table, batch, forward, own).items():
                 results.setdefault(slot, SequenceResult(slot, [])).prompt_logprobs = found
+        if starts is not None:
+            self._drafting.learn(batch, starts, hidden, results, trees)
         self._drafting.propose([s for s in batch.sequences if s.samples and results[s.slot].goes_on], results)
         ended = time.perf_counter()
         return StepResult(batch.step, list(results.values()), computed - launched, ended - started)

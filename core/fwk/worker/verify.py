@@ -88,6 +88,7 @@ class Verifier:
         paths = self._walk(trees, first_rows, logits, failed)
         for slot, (tokens, path) in paths.items():
             self._drafting.keep(slot, path)
+            trees[slot].path = path
             row = first_rows[slot][1]
             gained[slot] = (tokens, [row, *(row + 1 + draft for draft in path)])
 

@@ -18,6 +18,7 @@ def speculative_decoders() -> list[SpeculativeDecoderSpec]:
             name="mine",
             load="fwk_mine.plugin:MineDecoder",
             options=MineOptions,
+            api=2,
             summary="drafts what followed the newest token the last time",
         )
     ]

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import LMHead, RMSNorm, RotaryEmbedding, RotaryRows, SelectTokens, VocabEmbedding
+from fwk.layers import HiddenTap, LMHead, RMSNorm, RotaryEmbedding, RotaryRows, SelectTokens, VocabEmbedding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +47,9 @@ class Decoder(Model):
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self.embedding(token_ids)
+
 
 class DecoderLayer:
     """Attention and MLP or experts, each on the normalised residual stream.
@@ -58,7 +61,7 @@ class DecoderLayer:
         config, prefix = context.config, f"model.layers.{index}"
         self.input_norm = RMSNorm(context, f"{prefix}.input_layernorm", config.hidden_size, config.rms_norm_eps)
         self.attention = make_attention(f"{prefix}.self_attn")
-        self.wanted = SelectTokens(context, index)
+        self.tap, self.wanted = HiddenTap(context, index), SelectTokens(context, index)
         self.mlp_norm = RMSNorm(context, f"{prefix}.post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
         self.mlp = make_mlp(f"{prefix}.mlp")
 
@@ -67,6 +70,7 @@ class DecoderLayer:
     ) -> tuple[Tensor, Tensor]:
         """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each (last layer: fewer)."""
         x, residual = self.input_norm.add(x, residual)
+        self.tap(residual)
         x = self.attention(x, rows, batch)
         x, residual = self.mlp_norm.add(x, self.wanted(residual, batch))
         return self.mlp(x), residual

@@ -29,22 +29,24 @@ class ExpertStack(Stack):
         config = context.config
         rotary = RotaryEmbedding(context)
 
-        def norm(name: str) -> Apply:
-            return RMSNorm(context, name, config.hidden_size, config.rms_norm_eps)
-
-        def block(index: int) -> Block:
-            prefix = f"model.layers.{index}"
-            attention = self.attention(context, index, f"{prefix}.self_attn", rotary)
-            before = (norm(f"{prefix}.input_layernorm"), norm(f"{prefix}.post_attention_layernorm"))
-            return Block(context, index, attention, self.mlp(context, index, prefix), before=before)
-
         self.build(
             context,
             embedding=VocabEmbedding(context, "model.embed_tokens"),
-            blocks=[block(index) for index in range(config.num_layers)],
-            norm=norm("model.norm"),
+            blocks=[self.block(context, index, rotary) for index in range(config.num_layers)],
+            norm=RMSNorm(context, "model.norm", config.hidden_size, config.rms_norm_eps),
             rotaries=[rotary],
         )
+
+    def block(self, context: ModelContext, index: int, rotary: RotaryEmbedding) -> Block:
+        """Layer ``index``."""
+        config, prefix = context.config, f"model.layers.{index}"
+
+        def norm(name: str) -> Apply:
+            return RMSNorm(context, f"{prefix}.{name}", config.hidden_size, config.rms_norm_eps)
+
+        attention = self.attention(context, index, f"{prefix}.self_attn", rotary)
+        before = (norm("input_layernorm"), norm("post_attention_layernorm"))
+        return Block(context, index, attention, self.mlp(context, index, prefix), before=before)
 
     def attention(self, context: ModelContext, index: int, prefix: str, rotary: RotaryEmbedding) -> SelfAttention:
         """The attention below ``prefix``."""

@@ -11,6 +11,7 @@ from fwk.interfaces.model import Model, ModelContext
 from fwk.layers import (
     Attention,
     ColumnParallelLinear,
+    HiddenTap,
     LMHead,
     Part,
     RotaryEmbedding,
@@ -139,10 +140,11 @@ class Block:
         """before, after: norms of attention's and of the network's input and output."""
         self.attention, self.mlp, self.is_parallel, self.factor = attention, mlp, is_parallel, factor
         self.before, self.after = before, after
-        self.wanted = SelectTokens(context, index)
+        self.tap, self.wanted = HiddenTap(context, index), SelectTokens(context, index)
 
     def __call__(self, x: Tensor, rows: Rows, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] to the same (last layer: the wanted tokens)."""
+        self.tap(x)
         attended = self.after[0](self.attention(self.before[0](x), rows, batch))
         x = self.wanted(x, batch)
         if self.is_parallel:
@@ -183,6 +185,9 @@ class Stack(Model):
             self.head_bias = bias.to(context.device, context.dtype)
         is_final = logit_scale == 1.0 and soft_cap is None and not has_head_bias
         self.head = LMHead(context, head, tied, is_final=is_final)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self.embedding(token_ids)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embedding(batch.token_ids)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
-from fwk.interfaces.model import ModelContext
+from fwk.interfaces.model import ModelContext, TokenPredictor
 from fwk.layers import GatedMLP, MoE, RotaryEmbedding, Routing
 from fwk_models._common.decoder import Decoder, DecoderLayer
 from fwk_models._common.experts import SharedExperts, corrected_experts, skip_predictors
+from fwk_models._common.predictor import Layer, make_predictors
 from fwk_models.deepseek_v2.attention import LatentAttention
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fwk.types import ForwardBatch
     from fwk_models._common.stack import Apply
 
 
@@ -46,6 +51,18 @@ class DeepseekV3(DeepseekV2):
 
     def experts(self, context: ModelContext, prefix: str) -> Apply:
         return corrected_experts(context, prefix)
+
+    def make_predictors(self, context: ModelContext) -> Sequence[TokenPredictor]:
+        def layer(context: ModelContext, index: int) -> Layer:
+            layer = self.make_layer(context, index)
+
+            def apply(x: Tensor, batch: ForwardBatch) -> Tensor:
+                x, residual = layer(x, None, self.rotary.rows(batch.positions), batch)
+                return x + residual
+
+            return apply
+
+        return make_predictors(context, self.head, layer)
 
 
 def greedy_experts(context: ModelContext, prefix: str) -> SharedExperts:

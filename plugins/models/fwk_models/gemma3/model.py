@@ -8,7 +8,16 @@ import torch
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import GatedMLP, LMHead, OffsetRMSNorm, RotaryEmbedding, RotaryRows, SelectTokens, VocabEmbedding
+from fwk.layers import (
+    GatedMLP,
+    HiddenTap,
+    LMHead,
+    OffsetRMSNorm,
+    RotaryEmbedding,
+    RotaryRows,
+    SelectTokens,
+    VocabEmbedding,
+)
 from fwk_models._common.attention import NormedAttention
 
 if TYPE_CHECKING:
@@ -43,6 +52,9 @@ class Gemma3(Model):
             x, residual = layer(x, residual, rows[layer.kind], batch)
         return self.norm.add(x, residual)[0]
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self.embedding(token_ids)
+
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self.head(hidden)
         return logits if self.soft_cap is None else torch.tanh(logits / self.soft_cap) * self.soft_cap
@@ -69,7 +81,7 @@ class Gemma3Layer:
             scale=float(raw.get("query_pre_attn_scalar") or 256) ** -0.5,
             soft_cap=raw.get("attn_logit_softcapping"),
         )
-        self.wanted = SelectTokens(context, index)
+        self.tap, self.wanted = HiddenTap(context, index), SelectTokens(context, index)
         self.attention_norm = norm("post_attention_layernorm")
         self.mlp_norm = norm("pre_feedforward_layernorm")
         self.mlp = GatedMLP(context, f"{prefix}.mlp", activation=raw.get("hidden_activation") or "gelu_pytorch_tanh")
@@ -80,6 +92,7 @@ class Gemma3Layer:
     ) -> tuple[Tensor, Tensor]:
         """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each (last layer: fewer)."""
         x, residual = self.input_norm.add(x, residual)
+        self.tap(residual)
         x = self.attention_norm(self.attention(x, rows, batch))
         x, residual = self.mlp_norm.add(x, self.wanted(residual, batch))
         return self.output_norm(self.mlp(x)), residual

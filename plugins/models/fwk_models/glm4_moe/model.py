@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fwk.layers import GatedMLP
 from fwk_models._common.experts import ExpertStack, corrected_experts, skip_predictors
 from fwk_models._common.norms import HeadNorm
+from fwk_models._common.predictor import Layer, make_predictors
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.stack import SelfAttention
 
 if TYPE_CHECKING:
-    from fwk.interfaces.model import ModelContext
+    from fwk.interfaces.model import ModelContext, TokenPredictor
     from fwk.layers import RotaryEmbedding
     from fwk_models._common.stack import Apply
 
@@ -33,3 +35,12 @@ class Glm4Moe(ExpertStack):
         if index < context.config.integer("first_k_dense_replace", 0, low=0):
             return GatedMLP(context, f"{prefix}.mlp")
         return corrected_experts(context, f"{prefix}.mlp")
+
+    def make_predictors(self, context: ModelContext) -> Sequence[TokenPredictor]:
+        [rotary] = self.rotaries
+
+        def layer(context: ModelContext, index: int) -> Layer:
+            block = self.block(context, index, rotary)
+            return lambda x, batch: block(x, {rotary: rotary.rows(batch.positions)}, batch)
+
+        return make_predictors(context, self.head, layer)

@@ -1,9 +1,10 @@
-"""What speculative decoders share: the option that bounds their drafts, and how deep to draft for each sequence."""
+"""What speculative decoders share: the options that bound their drafts, and how deep to draft for each sequence."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fwk import SpeculativeDecoderSpec
 from fwk.config import Options, option
 
 if TYPE_CHECKING:
@@ -11,14 +12,26 @@ if TYPE_CHECKING:
 
     from fwk.interfaces.speculative import Verified
 
+USUAL_STEPS = 5
+
 
 class DraftOptions(Options):
     """How much is drafted."""
 
-    speculative_num_draft_tokens: int = option(
-        5,
-        "Most tokens drafted for one sequence in a step.",
-        aliases=["speculative-num-steps", "gen-num-per-cycle"],
+    speculative_num_draft_tokens: int | None = option(
+        None,
+        "Most tokens drafted for one sequence in a step; by default what --speculative-num-steps says, or "
+        f"{USUAL_STEPS}.",
+        aliases=["gen-num-per-cycle"],
+        ge=1,
+        le=64,
+        stability="beta",
+    )
+    speculative_num_steps: int | None = option(
+        None,
+        "Most drafted tokens that follow one another; a tree may hold more of them side by side. By default what "
+        f"--speculative-num-draft-tokens says, or {USUAL_STEPS} in a tree.",
+        aliases=["mtp-step"],
         ge=1,
         le=64,
         stability="beta",
@@ -28,6 +41,46 @@ class DraftOptions(Options):
         "Draft less for sequences whose drafts were rejected, and more again once they are accepted.",
         stability="beta",
     )
+
+    def chain_length(self) -> int:
+        """Most tokens of a chain."""
+        given = [n for n in (self.speculative_num_draft_tokens, self.speculative_num_steps) if n is not None]
+        return min(given, default=USUAL_STEPS)
+
+
+class DraftModelOptions(DraftOptions):
+    """Of decoders that read a checkpoint of their own."""
+
+    speculative_draft_model_path: str | None = option(
+        None,
+        "Model or head that drafts: a folder, a .gguf file, a hub id, or a name a model source knows.",
+        aliases=["speculative-draft-model"],
+        stability="beta",
+    )
+
+
+class TreeOptions(DraftOptions):
+    """Of decoders that draft trees if they are asked to."""
+
+    speculative_eagle_topk: int = option(
+        1, "Drafts that go on from each step of a head; more than 1 drafts trees.", ge=1, le=16, stability="beta"
+    )
+
+    def tree_shape(self) -> tuple[int, int, int]:
+        """Branches, levels and tokens of a tree; with one branch it is a chain."""
+        width = self.speculative_eagle_topk
+        if width == 1:
+            return 1, self.chain_length(), self.chain_length()
+        levels = self.speculative_num_steps or min(USUAL_STEPS, self.speculative_num_draft_tokens or USUAL_STEPS)
+        return width, levels, self.speculative_num_draft_tokens or min(64, 2 * width + 2 * levels)
+
+
+class TreeHeadSpec(SpeculativeDecoderSpec):
+    """Of a head: needs tree masks only when it is to draft trees."""
+
+    def required_features(self, options: Any) -> frozenset[str]:
+        is_tree = options is not None and options.speculative_eagle_topk > 1
+        return frozenset({"tree_mask"}) if is_tree else frozenset()
 
 
 class DraftDepth:

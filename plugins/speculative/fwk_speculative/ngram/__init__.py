@@ -47,6 +47,7 @@ def speculative_decoders() -> list[SpeculativeDecoderSpec]:
             name="ngram",
             load="fwk_speculative.ngram.decoder:NgramDecoder",
             options=NgramOptions,
+            api=2,
             summary="Drafts what followed the sequence's last tokens when they stood in it before.",
         )
     ]

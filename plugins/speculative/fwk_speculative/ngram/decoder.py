@@ -26,7 +26,7 @@ class NgramDecoder(SpeculativeDecoder):
                 f"--speculative-ngram-min-match-window-size {self._shortest} is larger than "
                 f"--speculative-ngram-max-match-window-size {self._longest}"
             )
-        self.max_drafts = options.speculative_num_draft_tokens
+        self.max_drafts = options.chain_length()
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
 
     def observe(self, verified: Verified) -> None:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from fwk import SpeculativeDecoderSpec, hookimpl, option
-from fwk_speculative._common import DraftOptions
+from fwk import SpeculativeDecoderSpec, hookimpl
+from fwk_speculative._common import DraftModelOptions
 
 
-class StandaloneOptions(DraftOptions):
+class StandaloneOptions(DraftModelOptions):
     """Options of the ``standalone`` decoder."""
-
-    speculative_draft_model_path: str | None = option(
-        None,
-        "Model that drafts: a folder, a .gguf file, a hub id, or a name a model source knows.",
-        aliases=["speculative-draft-model"],
-        stability="beta",
-    )
 
 
 @hookimpl
@@ -24,6 +17,7 @@ def speculative_decoders() -> list[SpeculativeDecoderSpec]:
             name="standalone",
             load="fwk_speculative.standalone.decoder:StandaloneDecoder",
             options=StandaloneOptions,
+            api=2,
             summary="Drafts with a second, smaller model.",
         )
     ]

@@ -26,7 +26,7 @@ class StandaloneDecoder(SpeculativeDecoder):
         options = context.options or StandaloneOptions()
         if not options.speculative_draft_model_path:
             raise ConfigError("--speculative-algorithm standalone needs a model: give --speculative-draft-model-path")
-        self.max_drafts = options.speculative_num_draft_tokens
+        self.max_drafts = options.chain_length()
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
         self._model = context.load_model(options.speculative_draft_model_path)
 

@@ -49,6 +49,7 @@ def speculative_decoders() -> list[SpeculativeDecoderSpec]:
             name="suffix",
             load="fwk_speculative.suffix.decoder:SuffixDecoder",
             options=SuffixOptions,
+            api=2,
             summary="Drafts the most frequent continuation of the last tokens in this request and in earlier outputs.",
         )
     ]

@@ -36,7 +36,7 @@ class SuffixDecoder(SpeculativeDecoder):
         self._longest = options.speculative_suffix_max_match
         self._factor = options.speculative_suffix_max_factor
         self._least = options.speculative_suffix_min_probability
-        self.max_drafts = options.speculative_num_draft_tokens
+        self.max_drafts = options.chain_length()
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
         self._outputs = OutputStore(options.speculative_suffix_capacity)
         self._table: np.ndarray | None = None

@@ -1,0 +1,87 @@
+"""Tiny random heads in the layouts that are published, for the models of ``tests.helpers.tiny``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fwk_kit.testing.serving import TINY
+
+SIZE, INNER, VOCAB = TINY["hidden_size"], TINY["intermediate_size"], TINY["vocab_size"]
+HEADS, KV_HEADS = TINY["num_attention_heads"], TINY["num_key_value_heads"]
+DRAFT_VOCAB = 100
+
+
+def _config(**more: Any) -> dict[str, Any]:
+    return {**TINY, "num_hidden_layers": 1, "tie_word_embeddings": False, **more}
+
+
+def _layer(prefix: str, in_features: int, draw: Any, size: int = SIZE) -> dict[str, Tensor]:
+    return {
+        f"{prefix}.self_attn.q_proj.weight": draw(size, in_features),
+        f"{prefix}.self_attn.k_proj.weight": draw(size // HEADS * KV_HEADS, in_features),
+        f"{prefix}.self_attn.v_proj.weight": draw(size // HEADS * KV_HEADS, in_features),
+        f"{prefix}.self_attn.o_proj.weight": draw(size, size),
+        f"{prefix}.mlp.gate_proj.weight": draw(INNER, size),
+        f"{prefix}.mlp.up_proj.weight": draw(INNER, size),
+        f"{prefix}.mlp.down_proj.weight": draw(size, INNER),
+        f"{prefix}.post_attention_layernorm.weight": 1 + draw(size),
+    }
+
+
+def _save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _drawer(seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(shape, generator=generator) * 0.1
+
+
+def save_eagle(folder: Path, **config: Any) -> Path:
+    """An EAGLE head as its authors and SGLang name it, with the copy of the embedding that such files carry."""
+    draw = _drawer(3)
+    tensors = {"fc.weight": draw(SIZE, 2 * SIZE), "fc.bias": draw(SIZE), "embed_tokens.weight": draw(VOCAB, SIZE)}
+    return _save(folder, _config(**config), tensors | _layer("layers.0", SIZE, draw))
+
+
+def save_eagle3(
+    folder: Path, *, layer: str = "midlayer", layers: list[int] | None = None, size: int = SIZE, **config: Any
+) -> Path:
+    """An EAGLE-3 head with a vocabulary of its own, tokens ``3 * i`` of the target's. layers: whose inputs it reads."""
+    draw = _drawer(4)
+    tensors = {
+        "fc.weight": draw(size, 3 * size),
+        f"{layer}.input_layernorm.weight": 1 + draw(size),
+        f"{layer}.hidden_norm.weight": 1 + draw(size),
+        **_layer(layer, 2 * size, draw, size),
+        "norm.weight": 1 + draw(size),
+        "lm_head.weight": 3 * draw(DRAFT_VOCAB, size),
+        "d2t": 2 * torch.arange(DRAFT_VOCAB),
+        "t2d": torch.arange(VOCAB) % 3 == 0,
+    }
+    ids = [0, 1, 1] if layers is None else layers
+    own = {"draft_vocab_size": DRAFT_VOCAB, "eagle_aux_hidden_state_layer_ids": ids, "architectures": ["LlamaEagle3"]}
+    return _save(folder, _config(**{**own, "hidden_size": size, **config}), tensors)
+
+
+def save_medusa(folder: Path, count: int = 3, *, is_converted: bool = False) -> Path:
+    """Medusa heads, named as its authors do or as converted for vLLM."""
+    draw = _drawer(5)
+    tensors: dict[str, Tensor] = {}
+    for i in range(count):
+        block, head = (f"blocks.{i}.layers.0", f"lm_heads.{i}") if is_converted else (f"{i}.0.linear", f"{i}.1")
+        tensors |= {
+            f"{block}.weight": draw(SIZE, SIZE),
+            f"{block}.bias": draw(SIZE),
+            f"{head}.weight": 3 * draw(VOCAB, SIZE),
+        }
+    return _save(folder, {"medusa_num_heads": count, "medusa_num_layers": 1, "vocab_size": VOCAB}, tensors)
