@@ -5,6 +5,7 @@ from fwk.interfaces.command import Command
 chat = Command("talk to a model in the terminal", "fwk_kit.cli.chat:run")
 generate = Command("complete a prompt and exit", "fwk_kit.cli.generate:run")
 run_batch = Command("answer a file of requests in OpenAI's batch format", "fwk_kit.cli.run_batch:run")
+train_draft = Command("train a head that drafts for a model", "fwk_kit.cli.train_draft:run")
 pull = Command("fetch a model and keep it", "fwk_kit.cli.models:pull")
 list_models = Command("the models that are kept on this machine", "fwk_kit.cli.models:list_models")
 remove = Command("delete models that are kept", "fwk_kit.cli.models:remove")

@@ -1,0 +1,152 @@
+"""``fwk train-draft MODEL --out DIR``: train a head that drafts for a model, on what the model itself writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fwk.cli.common import note, read_options
+from fwk.cli.option_parsing import Parser
+from fwk.errors import ConfigError
+from fwk.process.log import set_up_log
+from fwk.types import SamplingParams
+from fwk_kit.training.prompts import built_in
+
+if TYPE_CHECKING:
+    from fwk.config import Config
+    from fwk.plugins import PluginSet
+    from fwk.types import ModelConfig
+    from fwk_kit.training.collect import Target, Text
+
+UNFINISHED = "training.pt"
+AT_ONCE = 16
+
+
+def run(argv: Sequence[str]) -> int:
+    """Generate, train, and write config.json and model.safetensors."""
+    parser = Parser(
+        "fwk train-draft",
+        description="Train an EAGLE-3 head for a model. Serve it with --speculative-algorithm eagle3 "
+        "--speculative-draft-model-path DIR.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("bare_model", nargs="?", default=None, metavar="MODEL", help="none: the default one")
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="where the head goes; a run cut short goes on there"
+    )
+    parser.add_argument("--algorithm", choices=["eagle3"], default="eagle3")
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        help='a prompt a line, or JSON lines with "prompt" or "messages"; default: 400 of ours',
+    )
+    parser.add_argument("--max-tokens", type=int, default=160, help="longest answer (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=2, help="answers to each prompt (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=8, help="default: %(default)s")
+    parser.add_argument("--draft-vocab-size", type=int, default=8192, help="default: %(default)s")
+    plugins, config, arguments = read_options(parser, argv)
+    for name in ("max_tokens", "samples", "epochs", "draft_vocab_size"):
+        if getattr(arguments, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
+    if config.engine.speculative_algorithm != "none":
+        raise ConfigError("--speculative-algorithm: the model writes its texts without drafts")
+    prompts = _prompts(arguments.data) if arguments.data else [_question(text) for text in built_in()]
+    set_up_log("warning")
+    import torch  # noqa: PLC0415 - heavy
+
+    from fwk_kit.training.eagle3 import Recipe, Trainer  # noqa: PLC0415 - torch comes with it
+
+    model, target, texts = _collect(config, plugins, prompts, arguments.max_tokens, arguments.samples)
+    note(f"{len(texts)} texts of {sum(len(text.token_ids) for text in texts)} tokens")
+    recipe = Recipe(epochs=arguments.epochs, draft_vocab_size=arguments.draft_vocab_size)
+    trainer = Trainer(model, target, texts, recipe, note)
+    folder = Path(arguments.out)
+    unfinished = folder / UNFINISHED
+    if unfinished.exists():
+        state: dict[str, Any] = torch.load(unfinished, weights_only=True)
+        if not torch.equal(state["tokens"], trainer.tokens):
+            raise ConfigError(
+                f"{unfinished} is of other texts: delete it, or give the data and options it was begun with"
+            )
+        trainer.resume(state)
+        note(f"goes on after epoch {trainer.epoch}")
+
+    def keep(trainer: Trainer) -> None:
+        trainer.save(folder)
+        torch.save(trainer.state(), unfinished)
+
+    trainer.run(keep)
+    unfinished.unlink(missing_ok=True)
+    note(f"the head is in {folder}")
+    return 0
+
+
+def _question(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def _prompts(path: str) -> list[str | list[dict[str, str]]]:
+    """Conversations, and texts to complete. Raises ``ConfigError`` naming the line."""
+    found: list[str | list[dict[str, str]]] = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--data {path}: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if not line.startswith("{"):
+            found.append(_question(line))
+            continue
+        try:
+            value = json.loads(line)
+            found.append(value["messages"] if "messages" in value else str(value["prompt"]))
+        except (ValueError, KeyError):
+            raise ConfigError(f'--data {path}, line {number}: JSON with "prompt" or "messages" is wanted') from None
+    if len(found) < 2:
+        raise ConfigError(f"--data {path}: at least two prompts are wanted, one of them to measure with")
+    return found
+
+
+def _collect(
+    config: Config,
+    plugins: PluginSet,
+    prompts: Sequence[str | list[dict[str, str]]],
+    max_tokens: int,
+    samples: int,
+) -> tuple[ModelConfig, Target, list[Text]]:
+    """Have the model answer, the first time greedily."""
+    import random  # noqa: PLC0415
+
+    from fwk.engine.llm import LLM  # noqa: PLC0415 - torch comes with it
+    from fwk.setup.checkpoint import open_model  # noqa: PLC0415
+    from fwk_kit.training.collect import Collector, CollectorPlugin  # noqa: PLC0415
+
+    plugins.register(CollectorPlugin(), "speculative.collector", "fwk", "1")
+    engine = config.engine.model_copy(
+        update={
+            "speculative_algorithm": "collector",
+            "prefix_cache": "none",
+            "executor": "inprocess",
+            "max_running_requests": AT_ONCE,
+        }
+    )
+    with LLM.from_config(replace(config, engine=engine), plugins, note) as llm:
+        ids = [llm.text.encode(p) if isinstance(p, str) else llm.text.chat_ids(p) for p in prompts]
+        done = 0
+        for sample in range(samples):
+            for first in range(0, len(ids), 4 * AT_ONCE):
+                some = ids[first : first + 4 * AT_ONCE]
+                settings: dict[str, Any] = {"temperature": 0.0} if sample == 0 else {"temperature": 0.8, "seed": sample}
+                llm.generate(some, SamplingParams(max_tokens=max_tokens, **settings))
+                done += len(some)
+                note(f"{done} of {samples * len(ids)} answers")
+        assert Collector.last is not None
+        assert Collector.target is not None
+        Collector.last.flush()
+        texts = [text for text in Collector.texts if len(text.taps) > 1]
+    random.Random(0).shuffle(texts)
+    return open_model(config, plugins, note).config, Collector.target, texts

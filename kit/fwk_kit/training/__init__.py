@@ -1,0 +1,1 @@
+"""Training of heads that draft: what ``fwk train-draft`` runs."""
