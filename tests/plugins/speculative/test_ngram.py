@@ -80,3 +80,27 @@ def test_depth_follows_acceptance() -> None:
     fixed = DraftDepth(1, 8, False)
     fixed.observe(Verified(np.array([0]), np.array([8]), np.array([0])))
     assert fixed.of(np.array([0])).tolist() == [8]
+
+
+def test_who_accepts_nothing_rests() -> None:
+    depth, slots = DraftDepth(2, 4, True), np.array([0, 1])
+
+    def rest() -> int:
+        """Steps without drafts for slot 0, while slot 1 accepts everything."""
+        count = 0
+        while (found := depth.of(slots).tolist())[0] == 0:
+            assert found[1] == 4
+            count += 1
+        return count
+
+    rests: list[int] = []
+    for _ in range(8):
+        depth.observe(Verified(slots, np.array([1, 4]), np.array([0, 4])))
+        rests.append(rest())
+    assert rests == [0, 0, 2, 4, 8, 16, 16, 16]
+    depth.observe(Verified(slots, np.array([1, 4]), np.array([1, 4])))
+    assert rest() == 0
+    for _ in range(4):
+        depth.observe(Verified(slots, np.array([1, 4]), np.array([0, 4])))
+    depth.reset([0])
+    assert depth.of(slots).tolist() == [4, 4]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fwk.interfaces.speculative import Verified
 
 USUAL_STEPS = 5
+PATIENCE, LONGEST_REST = 3, 16
 
 
 class DraftOptions(Options):
@@ -38,7 +39,7 @@ class DraftOptions(Options):
     )
     speculative_adaptive: bool = option(
         True,
-        "Draft less for sequences whose drafts were rejected, and more again once they are accepted.",
+        "Draft less for sequences whose drafts were rejected, for a while nothing, and more again once they are kept.",
         stability="beta",
     )
 
@@ -86,7 +87,9 @@ class TreeHeadSpec(SpeculativeDecoderSpec):
 class DraftDepth:
     """How many tokens are worth drafting for each slot.
 
-    One more than were accepted the last time; twice as many after everything was, up to ``most``.
+    One more than were accepted the last time; twice as many after everything was, up to ``most``. None for a while
+    once nothing was accepted ``PATIENCE`` times in a row: for 2 steps, and for twice as many each time one more try
+    fails, up to ``LONGEST_REST``.
     """
 
     def __init__(self, num_slots: int, most: int, is_adaptive: bool) -> None:
@@ -95,6 +98,8 @@ class DraftDepth:
         self.most = most
         self._is_adaptive = is_adaptive
         self._depths = np.full(num_slots, most, np.int64)
+        self._misses = np.zeros(num_slots, np.int64)  # steps in a row
+        self._rests = np.zeros(num_slots, np.int64)  # steps without drafts that are left
 
     def observe(self, verified: Verified) -> None:
         """Learn from a step's drafts; sequences that had none keep their depth."""
@@ -106,11 +111,19 @@ class DraftDepth:
             if drafted:
                 depth = 2 * int(self._depths[slot]) if kept == drafted else kept + 1
                 self._depths[slot] = min(depth, self.most)
+                self._misses[slot] = 0 if kept else self._misses[slot] + 1
+                if self._misses[slot] >= PATIENCE:
+                    self._rests[slot] = min(2 << int(self._misses[slot] - PATIENCE), LONGEST_REST)
 
     def reset(self, slots: list[int]) -> None:
         """New sequences begin with everything."""
         self._depths[slots] = self.most
+        self._misses[slots] = self._rests[slots] = 0
 
     def of(self, slots: np.ndarray) -> np.ndarray:
-        """Tokens worth drafting: [num_seqs] int64."""
-        return self._depths[slots]
+        """Tokens worth drafting in the step that is begun: [num_seqs] int64."""
+        is_resting = self._rests[slots] > 0
+        self._rests[slots] -= is_resting
+        depths = self._depths[slots]
+        depths[is_resting] = 0
+        return depths
