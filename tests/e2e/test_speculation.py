@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 import fwk
 from fwk import SamplingParams
 from fwk.plugins import discover
 from tests.helpers.scripted_decoder import EchoDecoder, EchoPlugin
+from tests.helpers.servers import Start
 
 PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 100]]
 
@@ -61,3 +64,25 @@ def test_output_is_token_for_token_the_plain_one(
     if sampling.temperature == 0.0:  # samples of a random model seldom repeat
         assert sum(accepted for _, accepted in EchoDecoder.verified) > 0
     assert any(accepted < drafts for drafts, accepted in EchoDecoder.verified)
+
+
+def test_each_request_knows_its_drafts(tiny_folder: Path) -> None:
+    sampling = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    with fwk.LLM(str(tiny_folder), load_format="dummy", speculative_algorithm="ngram", max_total_tokens=4096) as llm:
+        done = llm.generate(PROMPTS, sampling)
+        stats = llm.engine.stats()
+    assert sum(one.draft_tokens for one in done) == stats.draft_tokens > 0
+    assert sum(one.accepted_draft_tokens for one in done) == stats.accepted_draft_tokens > 0
+    assert len({one.draft_tokens for one in done}) > 1
+
+
+def test_usage_tells_of_accepted_drafts(spawn: Start) -> None:
+    server = spawn("--speculative-algorithm", "ngram")
+    body = {"prompt": "x y z x y z x y z", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    details = httpx.post(f"{server.url}/v1/completions", json=body).json()["usage"]["completion_tokens_details"]
+    assert set(details) == {"accepted_prediction_tokens", "rejected_prediction_tokens"}
+    assert sum(details.values()) > 0
+    lines = httpx.post(
+        f"{server.url}/v1/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}}
+    ).text.split("\n\n")
+    assert json.loads(lines[-3].removeprefix("data: "))["usage"]["completion_tokens_details"] == details

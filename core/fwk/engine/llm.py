@@ -46,6 +46,8 @@ class Completion:
     prompt_token_ids: list[int] = field(default_factory=list[int])
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cached_tokens: int = 0
+    draft_tokens: int = 0  # verified by speculative decoding
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -295,6 +297,7 @@ class LLM:
         done.text += text
         done.token_ids.extend(event.token_ids[:count])
         done.cached_tokens = event.cached_tokens
+        done.draft_tokens, done.accepted_draft_tokens = event.draft_tokens, event.accepted_draft_tokens
         if event.logprobs is not None:
             done.logprobs = [*(done.logprobs or []), *event.logprobs[:count]]
         if event.prompt_logprobs is not None:

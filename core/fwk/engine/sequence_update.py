@@ -40,6 +40,8 @@ class SequenceUpdate:
             self.is_complete,
             self.embedding,
             self.is_refusal,
+            sequence.num_drafts,
+            sequence.num_accepted_drafts,
         )
 
 
@@ -51,6 +53,8 @@ def append(
     if scheduled.draft_token_ids:
         update.num_accepted_drafts = len(result.token_ids) - 1
         sequence.num_computed_tokens -= len(scheduled.draft_token_ids) - update.num_accepted_drafts
+        sequence.num_drafts += len(scheduled.draft_token_ids)
+        sequence.num_accepted_drafts += update.num_accepted_drafts
     sequence.drafts = result.draft_token_ids
     if result.prompt_logprobs is not None:
         sequence.prompt_logprobs.extend(result.prompt_logprobs)

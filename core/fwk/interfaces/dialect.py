@@ -37,6 +37,8 @@ class OutputDelta:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cached_tokens: int = 0
     num_output_tokens: int = 0  # so far
+    draft_tokens: int = 0  # verified so far by speculative decoding
+    accepted_draft_tokens: int = 0
     error: str | None = None
     is_refusal: bool = False
 

@@ -85,6 +85,8 @@ class SequenceStream:
             prompt_logprobs=event.prompt_logprobs,
             cached_tokens=event.cached_tokens,
             num_output_tokens=self.num_tokens,
+            draft_tokens=event.draft_tokens,
+            accepted_draft_tokens=event.accepted_draft_tokens,
             error=event.error,
             is_refusal=event.is_refusal,
         )

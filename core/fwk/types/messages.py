@@ -8,7 +8,7 @@ import msgspec
 
 from fwk.types.request import AdapterInfo, FinishReason, Request, TokenLogprobs
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised with every incompatible change; an engine refuses a client that speaks another one."""
 
 
@@ -86,6 +86,9 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     """With the last event of a request that generates nothing: float32 numbers, little-endian."""
     is_refusal: bool = False
     """``error`` is due to what the request asks for."""
+    draft_tokens: int = 0
+    """Drafts of this sequence that were verified so far."""
+    accepted_draft_tokens: int = 0
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):

@@ -49,10 +49,13 @@ class Usage:
         self.reasoning_tokens: int | None = None  # None: nobody tells them from others
         self._cached: dict[int, int] = {}
         self._output: dict[tuple[int, int], int] = {}
+        self._drafts: dict[tuple[int, int], tuple[int, int]] = {}  # verified and accepted
 
     def count(self, prompt: int, delta: OutputDelta) -> None:
         if self._counts_output:
             self._output[prompt, delta.index] = delta.num_output_tokens
+        if delta.draft_tokens:
+            self._drafts[prompt, delta.index] = delta.draft_tokens, delta.accepted_draft_tokens
         if delta.cached_tokens:
             self._cached[prompt] = max(delta.cached_tokens, self._cached.get(prompt, 0))
 
@@ -64,8 +67,12 @@ class Usage:
             "total_tokens": self.prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
         }
-        if self.reasoning_tokens is not None:
-            body["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        details = {} if self.reasoning_tokens is None else {"reasoning_tokens": self.reasoning_tokens}
+        if self._drafts:  # OpenAI's names for what it does with a predicted output
+            drafted, accepted = (sum(counts) for counts in zip(*self._drafts.values(), strict=True))
+            details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+        if details:
+            body["completion_tokens_details"] = details
         return body
 
 
