@@ -27,6 +27,15 @@ class BadCertificate(Exception):
         self.is_authority = is_authority
 
 
+def resolve(host: str, port: int) -> tuple[str, int]:
+    """The address that ``bind`` takes. Raises ``AddressTaken``."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4]
+    except OSError as error:
+        raise AddressTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return str(found[0]), int(found[1])
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Listen on a TCP port. Raises ``AddressTaken``."""
     try:

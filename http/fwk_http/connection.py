@@ -70,6 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _is_head_alone = True  # no earlier request ended in the data that came last
     _is_complete = True  # nothing of a request has come that is not whole
     _is_refused = False
+    _is_retired = False
     _may_linger = True
     _refusal: tuple[int, str] = (400, "this is not HTTP")
 
@@ -173,6 +174,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return  # its head is read again, without the wish
         self._is_in_head = False
         super().on_headers_complete()
+        if self._is_retired:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -205,6 +208,16 @@ class BoundedProtocol(HttpToolsProtocol):
         """The server ends: connections without a request under way are closed, half a head is none."""
         self._may_linger = self.cycle is not None and not self.cycle.response_complete
         super().shutdown()
+
+    def retire(self) -> None:
+        """Another server takes new connections: end this one after its next reply, or now if it rests after one."""
+        self._is_retired = True
+        if self.cycle is None or not self._is_complete:
+            return  # its request is on its way
+        if self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
 
     def _has_unread(self) -> bool:
         return self._may_linger and (self._is_refused or not self._is_complete or self.flow.read_paused)

@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from fwk_http.connection import protocol
+from fwk_http.connection import BoundedProtocol, protocol
 
 KEEPALIVE_SECONDS = 30
 """How long a connection without a request is kept."""
@@ -57,6 +57,14 @@ class HttpServer:
     async def serve(self, listener: socket.socket) -> None:
         """Returns once ``stop`` was called and the connections have ended."""
         await self._server.serve(sockets=[listener])
+
+    def retire(self) -> None:
+        """Accept no more connections, and end each there is after its next reply."""
+        for server in self._server.servers:
+            server.close()
+        for connection in list(self._server.server_state.connections):
+            assert isinstance(connection, BoundedProtocol)
+            connection.retire()
 
     def stop(self) -> None:
         """Accept no more connections, and end those there are."""
