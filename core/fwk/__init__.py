@@ -5,16 +5,22 @@ This module holds the public names. Importing it is light: each brings in what d
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fwk.process.threads import spin_briefly
+
 if TYPE_CHECKING:
     from fwk.config import Options, option
-    from fwk.engine.llm import LLM, Completion
+    from fwk.engine.async_llm import AsyncLLM
+    from fwk.engine.completion import Completion
+    from fwk.engine.llm import LLM
     from fwk.hookspecs import hookimpl
     from fwk.interfaces.attention import AttentionBackendSpec
     from fwk.interfaces.balance import LoadBalancerSpec
     from fwk.interfaces.declaration import Ask, Declaration, Facts, Host, Limit, Needs
+    from fwk.interfaces.device import DeviceSpec
     from fwk.interfaces.dialect import DialectSpec
     from fwk.interfaces.executor import ExecutorSpec
     from fwk.interfaces.grammar import GrammarBackendSpec
@@ -39,10 +45,12 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "Ask",
+    "AsyncLLM",
     "AttentionBackendSpec",
     "CacheTierSpec",
     "Completion",
     "Declaration",
+    "DeviceSpec",
     "DialectSpec",
     "ExecutorSpec",
     "Facts",
@@ -79,7 +87,8 @@ __all__ = [
 
 _HOMES = {
     "Ask": "fwk.interfaces.declaration",
-    "Completion": "fwk.engine.llm",
+    "AsyncLLM": "fwk.engine.async_llm",
+    "Completion": "fwk.engine.completion",
     "Declaration": "fwk.interfaces.declaration",
     "Facts": "fwk.interfaces.declaration",
     "GrammarRequest": "fwk.types",
@@ -95,8 +104,14 @@ _HOMES = {
 """Where the public names are defined, but for the families' declarations; ``fwk.engine.llm`` brings torch in."""
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
+        if name in ("LLM", "AsyncLLM"):
+            spin_briefly(os.environ)  # heard when this is what imports torch
         value: Any = getattr(import_module(_HOMES[name]), name)
     elif name in __all__:
         from fwk.plugins.families import FAMILIES  # noqa: PLC0415 - importing fwk is light

@@ -11,6 +11,7 @@ import pluggy
 
 from fwk.interfaces.attention import AttentionBackendSpec
 from fwk.interfaces.balance import LoadBalancerSpec
+from fwk.interfaces.device import DeviceSpec
 from fwk.interfaces.dialect import DialectSpec
 from fwk.interfaces.executor import ExecutorSpec
 from fwk.interfaces.grammar import GrammarBackendSpec
@@ -115,6 +116,12 @@ def tool_parsers() -> list[ToolParserSpec]:
 @hookspec
 def reasoning_parsers() -> list[ReasoningParserSpec]:
     """Declare parsers that split thinking from the answer (``--reasoning-parser``)."""
+    return []
+
+
+@hookspec
+def devices() -> list[DeviceSpec]:
+    """Declare devices: what a worker computes on (``--device``)."""
     return []
 
 

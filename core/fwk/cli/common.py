@@ -30,6 +30,15 @@ def note(sentence: str) -> None:
 def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config, Any]:
     """Discover plugins, read flags, ``--config`` and ``FWK_*`` variables (the first wins), build the configuration.
 
+    What the command's own arguments are comes back in the namespace.
+    """
+    plugins, given, namespace = read_given(parser, argv)
+    return plugins, build_config(plugins, given), namespace
+
+
+def read_given(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, dict[str, Any], Any]:
+    """The same, but the options as they were given.
+
     The parser may hold the command's own arguments; they come back in the namespace. One of them, ``bare_model``, is
     the model given without a flag.
     """
@@ -59,8 +68,7 @@ def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config
     given |= {
         name: value for name, value in variables.items() if name in names and names[name].partition(" ")[0] not in taken
     }
-    config = build_config(plugins, given)
-    return plugins, config, namespace
+    return plugins, given, namespace
 
 
 def _early(argv: Sequence[str]) -> list[str]:

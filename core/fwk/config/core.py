@@ -29,6 +29,11 @@ class ModelOptions(Options):
         None, "Folder or tokenizer.json to use instead of the model's own tokenizer.", aliases=["tokenizer"]
     )
     chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the model's own.")
+    completion_template: str = option(
+        "auto",
+        "How what comes before and after a gap becomes a prompt for the text in it: a format's name, SGLang's JSON "
+        "file of one, or auto: as the tokenizer's tokens say.",
+    )
     served_model_name: tuple[str, ...] = option(
         (),
         "Names that requests may call the model by; the API reports the first (default: the model as given).",
@@ -55,6 +60,19 @@ class ModelOptions(Options):
         "first: no yes.",
         stability="beta",
     )
+    weights_cache: str = option(
+        "auto",
+        "Folder that keeps weights as the CPU's kernels read them, so that the next start maps them; auto: "
+        "fwk/weights in the user's cache folder, for models of 600 MiB or more; none: nothing is kept.",
+        stability="beta",
+    )
+    weights_cache_size: float = option(
+        64.0,
+        "GiB that files in --weights-cache may take; those used longest ago are removed.",
+        stability="beta",
+        gt=0,
+        le=2**20,
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
         "Precision of weights and activations. auto: the checkpoint's own, or the nearest this device computes fast.",
@@ -66,6 +84,15 @@ class ModelOptions(Options):
         aliases=["max-model-len", "max-req-total-len", "max-seq-len"],
         ge=8,
         le=2**24,
+    )
+    max_req_input_len: int | None = option(
+        None, "Longest prompt, in tokens (default: as long as one token can follow).", ge=1, le=2**24
+    )
+    long_truncation_mode: Literal["none", "head", "center", "tail"] = option(
+        "none",
+        "What is done with prompts that are too long, alone or with max_tokens. none: refused; head, center, tail: the "
+        "beginning, the middle or the end is cut off, and usage counts what is left.",
+        turns={"allow-auto-truncate": "tail"},
     )
     json_model_override_args: str = option(
         "{}", "JSON object of config.json fields to replace.", aliases=["hf-overrides"]
@@ -99,7 +126,7 @@ class ModelOptions(Options):
 class EngineOptions(Options):
     """Device, kernels, memory and scheduling."""
 
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "Device type; auto takes a GPU when there is one.")
+    device: str = option("auto", "What workers compute on; auto takes a GPU when there is one.")
     cpu_threads: int | None = option(
         None,
         "Threads that compute on the CPU, in each worker (default: one for each physical core, or OMP_NUM_THREADS).",
@@ -159,6 +186,11 @@ class EngineOptions(Options):
         stability="beta",
         ge=1,
         le=2**24,
+    )
+    enable_fp32_lm_head: bool = option(
+        False,
+        "Compute the last layer, which makes the logits, with float32 weights and results; on a CPU they take memory "
+        "of their own.",
     )
     mamba_ssm_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "Precision of the states of recurrent layers; auto: float32.", stability="beta"
@@ -224,6 +256,11 @@ class EngineOptions(Options):
     grammar_backend: str = option(
         "auto", "Compiler of constrained output (JSON schema, regex, ...); none: such requests are refused."
     )
+    disable_jump_forward: bool = option(
+        False,
+        "Write text that a grammar leaves no choice about one token a step, as any other; outputs are the same.",
+        stability="beta",
+    )
     page_size: int = option(16, "Tokens per KV cache block.", aliases=["block-size"], ge=1, le=1024)
     max_total_tokens: int | None = option(
         None,
@@ -262,6 +299,14 @@ class EngineOptions(Options):
         ge=1,
         le=2**20,
     )
+    prefill_max_requests: int | None = option(
+        None,
+        "Prompts computed in one step, from which it starts no further one (default: no limit).",
+        aliases=["max-context-batch-size"],
+        turns={"prefill-only-one-req": 1},
+        ge=1,
+        le=4096,
+    )
     chunked_prefill_size: int = option(
         2048,
         "Tokens of one prompt computed in one step; longer prompts take several. -1: a prompt is cut only if it is "
@@ -299,6 +344,13 @@ class EngineOptions(Options):
         if size == 0:
             raise ValueError("must be -1 (do not cut prompts) or at least 1")
         return size
+
+    @field_validator("mem_fraction_static")
+    @classmethod
+    def _is_alone(cls, fraction: float | None, info: ValidationInfo) -> float | None:
+        if fraction is not None and info.data.get("max_total_tokens") is not None:
+            raise ValueError("does nothing beside --max-total-tokens, which sets the size of the KV cache: give one")
+        return fraction
 
     @field_validator("speculative_algorithm")
     @classmethod
@@ -349,6 +401,28 @@ class ServerOptions(Options):
         max_length=1024,
         pattern=KEY_PATTERN,
     )
+    also: tuple[str, ...] = option(
+        (),
+        "More models at the same address, each as NAME=MODEL; requests choose by their 'model'. They load when first "
+        "asked for. A --config file may have a list of them, with options of their own, under 'models'.",
+        stability="beta",
+    )
+    idle_timeout: float | None = option(
+        None,
+        "Seconds without a request after which a model's engines end and give their memory back; the next request "
+        "starts them again (default: never).",
+        stability="beta",
+        gt=0,
+        le=2592000,
+    )
+    models_memory_limit: float | None = option(
+        None,
+        "GiB that the engine processes of all models of --also may take together; to load one more, those used least "
+        "recently end first (default: no limit).",
+        stability="beta",
+        gt=0,
+        le=2**20,
+    )
     tool_call_parser: str = option(
         "auto",
         "Parser of the model's tool calls; auto: the one whose marks are in the chat template, else one that reads "
@@ -358,6 +432,16 @@ class ServerOptions(Options):
         "auto",
         "Parser that splits thinking from the answer; auto: the one whose marks are in the chat template, "
         "none: thinking stays in the text.",
+    )
+    tokenizer_worker_num: int = option(
+        2, "Threads that tokenise and render prompts, outside of the event loop and Python's lock.", ge=1, le=64
+    )
+    stream_interval: int = option(
+        1,
+        "Tokens gathered for an event of a stream, after the first: more means fewer events and less work for server "
+        "and client.",
+        ge=1,
+        le=1024,
     )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "Least level of what the log shows.")
     log_format: Literal["text", "json"] = option(
@@ -369,6 +453,12 @@ class ServerOptions(Options):
         "at once.",
         ge=0,
         le=86400,
+    )
+    take_over: bool = option(
+        False,
+        "Take the listening socket of the server that runs at this address, once this one serves: no connection is "
+        "refused meanwhile, and the old one finishes what it has and ends. Without one there, listen as usual.",
+        stability="experimental",
     )
     grammar_timeout: float = option(
         2.0,

@@ -169,6 +169,7 @@ def _assemble(
         max_model_len=setup.max_model_len,
         max_step_tokens=setup.max_step_tokens,
         max_start_tokens=setup.max_start_tokens,
+        max_prompts=options.prefill_max_requests,
         max_chunk_tokens=options.chunked_prefill_size if options.chunked_prefill_size > 0 else None,
         max_running=options.max_running_requests,
         block_size=options.page_size,

@@ -185,6 +185,8 @@ class KVBlockManager:
 
         Where the cache has the content already, its block is used from the next step on, so no sequence holds both.
         """
+        if self._states is not None and num_drafts:
+            num_drafts += 1  # all of the step may be taken back
         known = min(sequence.num_computed_tokens - num_drafts, len(sequence.token_ids))
         start, end = sequence.num_shared_blocks, known // self._block_size
         if end <= start:

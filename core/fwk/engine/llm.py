@@ -3,59 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 
-from fwk.config import Config
+from fwk.config import Config, ServerOptions
+from fwk.engine.completion import Completion, Following, Key
 from fwk.engine.core import Engine, build_engine
+from fwk.engine.progress import Progress
 from fwk.errors import ConfigError, InvalidRequest, RequestFailed
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, check_task
 from fwk.plugins import PluginSet, discover
-from fwk.plugins.options import build_config
+from fwk.plugins.options import build_config, called, normal
 from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
-from fwk.text import ModelText, SequenceText, check_embed_input, prepare_input
+from fwk.setup.sampling_defaults import sampling_defaults
+from fwk.text import ModelText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
-from fwk.types import (
-    AdapterInfo,
-    FinishReason,
-    Request,
-    SamplingParams,
-    Task,
-    TokenEvent,
-    TokenLogprobs,
-    cache_namespace,
-)
+from fwk.types import AdapterInfo, Request, SamplingParams, Task, TokenEvent, cache_namespace
+from fwk.types.beam_search import Beam, BeamSearch, EarlyStopping
 from fwk.types.sampling import NOTHING_FOLLOWS
 
 Prompt = str | list[int]
+Conversation = Sequence[Mapping[str, Any]]
 
-
-@dataclass(slots=True)
-class Completion:
-    """What became of one sequence."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list[int])
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    prompt_token_ids: list[int] = field(default_factory=list[int])
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    cached_tokens: int = 0
-    draft_tokens: int = 0  # verified by speculative decoding
-    accepted_draft_tokens: int = 0
-
-
-@dataclass(slots=True)
-class _Following:
-    """A sequence on its way."""
-
-    completion: Completion
-    text: SequenceText
+READ_AHEAD = 2
+"""Sequences handed to the engine, as a multiple of those it may run at once: the others cost no memory there."""
 
 
 class LLM:
@@ -71,7 +46,9 @@ class LLM:
     def __init__(self, model: str | None = None, *, plugins: PluginSet | None = None, **options: Any) -> None:
         plugins = plugins or discover(options.get("allow_override", ()))
         given = {**options, **({"model": model} if model is not None else {})}
-        self._load(build_config(plugins, given), plugins, print)
+        config = build_config(plugins, given)
+        _refuse_server_options(options, plugins)
+        self._load(config, plugins, print)
 
     @classmethod
     def from_config(cls, config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> LLM:
@@ -95,10 +72,24 @@ class LLM:
         self._vector_size = opened.served.vector_size
         self.text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
         vocab_size, eos = opened.config.vocab_size, opened.eos_token_ids
+        self.default_sampling = sampling_defaults(config.model, opened.checkpoint.generation_config(), vocab_size)
+        """Sampling that the model's makers recommend; nothing uses it by itself."""
+        self._eos_token_ids = eos
         self._grammars = Grammars(setup.factory, lambda: self.text, vocab_size, eos)
-        self._grammars.use(setup.resolution.chosen.get("grammar", "none"))
+        self._chosen = dict(setup.resolution.chosen)
+        self._grammars.use(self._chosen.get("grammar", "none"))
         self.engine: Engine = build_engine(config, plugins, setup)
         self._ids = itertools.count()
+
+    def __repr__(self) -> str:
+        info, chosen = self.engine.info, self._chosen
+        plugins = ", ".join(
+            f"{family} {chosen[family]}" for family in ("models", "attention", "quant") if family in chosen
+        )
+        room = "" if self._vector_size else f", {info.num_blocks * info.block_size} tokens of KV cache"
+        return (
+            f"LLM({self.config.model.model!r}: {self._task}, {info.max_model_len} tokens of context{room}; {plugins})"
+        )
 
     def __enter__(self) -> LLM:
         return self
@@ -116,46 +107,139 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         n: int = 1,
         adapter: str | Sequence[str] = "",
+        use_tqdm: bool | None = None,
     ) -> list[Completion]:
         """Complete prompts (text or token ids), all at once; ``n`` completions each, in the prompts' order.
 
         ``adapter`` names a loaded LoRA adapter, for all prompts or one for each (empty for the model alone).
+        ``use_tqdm``: show a progress bar; by default for several prompts on a terminal or in a notebook.
         Raises ``InvalidRequest`` before anything runs when a prompt or its sampling is wrong.
         """
-        inputs = self._inputs(prompts, sampling, n, adapter)
-        following: dict[tuple[str, int], _Following] = {}
-        for item in inputs:
-            for sequence in self._submit(item):
-                following[sequence[0]] = sequence[1]
-        open_sequences = set(following)
-        try:
-            while open_sequences:
-                for event in self.engine.step():
-                    self._take(event, following, open_sequences)
-        finally:
-            for key in open_sequences:  # one failed: the others are not waited for
-                self.engine.abort(*key)
-        return [entry.completion for entry in following.values()]
+        items = self.inputs(prompts, sampling, n, adapter)
+        with Progress("prompts", len(items), use_tqdm) as progress:
+            return [done for group in self._run(items, progress, True) for done in group]
 
+    def generate_iter(
+        self,
+        prompts: Iterable[Prompt],
+        sampling: SamplingParams | None = None,
+        n: int = 1,
+        adapter: str = "",
+        use_tqdm: bool | None = None,
+    ) -> Iterator[list[Completion]]:
+        """The same for more prompts than memory holds: the completions of each, one prompt's after another's.
+
+        Prompts are read as the engine has room for them, and nothing is kept of those given out. A wrong one raises
+        ``InvalidRequest`` when its turn comes. Leaving the iterator aborts what runs.
+        """
+        items = (self.inputs([prompt], sampling, n, adapter)[0] for prompt in prompts)
+        with Progress("prompts", None, use_tqdm) as progress:
+            yield from self._run(items, progress, False)
+
+    def _run(self, items: Iterable[GenerateInput], progress: Progress, keeps_all: bool) -> Iterator[list[Completion]]:
+        """Complete checked inputs, a bounded number at a time, in their order.
+
+        keeps_all: those that have ended before their turn to be given out are not counted.
+        """
+        rest = iter(items)
+        most = READ_AHEAD * self.config.engine.max_running_requests
+        groups: deque[list[Key]] = deque()
+        following: dict[Key, Following] = {}
+        running: set[Key] = set()
+        try:
+            while True:
+                while len(running if keeps_all else following) < most and (item := next(rest, None)) is not None:
+                    submitted = self.submit(item)
+                    following |= submitted
+                    running |= submitted.keys()
+                    groups.append(list(submitted))
+                if not groups:
+                    return
+                if running.isdisjoint(groups[0]):
+                    progress.add()
+                    yield [following.pop(key).completion for key in groups.popleft()]
+                    continue
+                for event in self.engine.step():
+                    self._take(event, following, running)
+        finally:
+            for key in running:  # one failed: the others are not waited for
+                self.engine.abort(*key)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        num_beams: int,
+        max_tokens: int = 16,
+        *,
+        n: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+        ignore_eos: bool = False,
+        adapter: str | Sequence[str] = "",
+    ) -> list[list[Completion]]:
+        """The ``n`` best of ``num_beams`` texts for each prompt, best first; see ``fwk.types.beam_search``.
+
+        Raises ``InvalidRequest``, also for more beams than the engine can score.
+        """
+        if not 1 <= n <= num_beams:
+            raise InvalidRequest(f"n must be between 1 and num_beams ({num_beams}), not {n}", "n")
+        ends = () if ignore_eos else self._eos_token_ids
+        items = self.inputs(prompts, SamplingParams(max_tokens=max_tokens), 1, adapter)
+        searches = [BeamSearch(num_beams, ends, max_tokens, length_penalty, early_stopping) for _ in items]
+        step = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=searches[0].num_candidates)
+        while any(not search.is_done for search in searches):
+            texts: list[Prompt] = []
+            names: list[str] = []
+            for item, search in zip(items, searches, strict=True):
+                for beam in [] if search.is_done else search.running:
+                    texts.append([*item.prompt_token_ids, *beam.token_ids])
+                    names.append(item.adapter)
+            scores = iter(self.generate(texts, step, adapter=names))
+            for search in searches:
+                if not search.is_done:
+                    search.update([(next(scores).logprobs or [])[0] for _ in search.running])
+        return [
+            [self._found(item, beam) for beam in search.best(n)] for item, search in zip(items, searches, strict=True)
+        ]
+
+    def _found(self, item: GenerateInput, beam: Beam) -> Completion:
+        return Completion(
+            text=self.text.decode(beam.token_ids),
+            token_ids=beam.token_ids,
+            finish_reason="length" if beam.is_cut else "stop",
+            logprobs=beam.logprobs,
+            prompt_token_ids=item.prompt_token_ids,
+        )
+
+    @overload
+    def chat(
+        self, messages: Conversation, sampling: SamplingParams | None = None, adapter: str = "", **template: Any
+    ) -> Completion: ...
+
+    @overload
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        sampling: SamplingParams | None = None,
+        messages: Sequence[Conversation],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         adapter: str = "",
         **template: Any,
-    ) -> Completion:
-        """Answer a conversation, rendered with the model's chat template."""
-        ids = self.text.chat_ids(messages, **template)
-        return self.generate([ids], sampling, adapter=adapter)[0]
+    ) -> list[Completion]: ...
 
-    def embed(self, texts: Prompt | Sequence[Prompt]) -> np.ndarray:
+    def chat(self, messages: Any, sampling: Any = None, adapter: str = "", **template: Any) -> Any:
+        """Answer a conversation, or each of several, rendered with the model's chat template."""
+        is_one = not messages or isinstance(messages[0], Mapping)
+        ids: list[Prompt] = [self.text.chat_ids(one, **template) for one in ([messages] if is_one else messages)]
+        found = self.generate(ids, sampling, adapter=adapter)
+        return found[0] if is_one else found
+
+    def embed(self, texts: Prompt | Sequence[Prompt], use_tqdm: bool | None = None) -> np.ndarray:
         """Embeddings of texts (or token ids): [num_texts, size] float32, in the texts' order.
 
         Of a model that makes a vector of each token: [num_tokens, size], one text's after another. Raises
         ``InvalidRequest`` before anything runs when a text is wrong, or when the model generates text.
         """
         check_task(self.config.model.model, self._task, "embed")
-        return self._vectors([self._embed_input(text) for text in _as_list(texts)])
+        return self._vectors([self._embed_input(text) for text in _as_list(texts)], use_tqdm)
 
     def classify(self, texts: Prompt | Sequence[Prompt]) -> np.ndarray:
         """What a classifier or a reward model makes of texts (or token ids), before any softmax or sigmoid.
@@ -177,50 +261,57 @@ class LLM:
         ids, start = self.text.encode_pair(first, second)
         return EmbedInput(ids, segment_start=start)
 
-    def _vectors(self, items: Sequence[EmbedInput]) -> np.ndarray:
+    def _vectors(self, items: Sequence[EmbedInput], use_tqdm: bool | None = None) -> np.ndarray:
         info = self.engine.info
-        for item in items:
-            check_embed_input(item, max_model_len=info.max_model_len, vocab_size=info.vocab_size)
-        found: dict[str, np.ndarray | None] = {}
+        lengths = {"max_model_len": info.max_model_len, "vocab_size": info.vocab_size}
+        items = [check_embed_input(item, **lengths, limits=self.text.limits) for item in items]
+        found: list[np.ndarray | None] = [None] * len(items)
+        running: dict[str, int] = {}  # index among the items, by request
+        rest = iter(enumerate(items))
+        most = READ_AHEAD * self.config.engine.max_running_requests
         try:
-            for item in items:
-                request = Request(
-                    request_id=f"llm-{next(self._ids)}",
-                    prompt_token_ids=item.token_ids,
-                    sampling=NOTHING_FOLLOWS,
-                    segment_start=item.segment_start,
-                )
-                for event in self.engine.add(request):
-                    raise RequestFailed(event.error or "the engine refused the request")
-                found[request.request_id] = None
-            while any(vector is None for vector in found.values()):
-                for event in self.engine.step():
-                    if event.request_id not in found:
-                        continue
-                    if event.embedding is None:
-                        raise RequestFailed(event.error or "the engine made no embedding")
-                    found[event.request_id] = np.frombuffer(event.embedding, "<f4")
+            with Progress("texts", len(items), use_tqdm) as progress:
+                while True:
+                    while len(running) < most and (one := next(rest, None)) is not None:
+                        running[self._submit_embed(one[1])] = one[0]
+                    if not running:
+                        break
+                    for event in self.engine.step():
+                        if event.request_id in running:
+                            if event.embedding is None:
+                                raise RequestFailed(event.error or "the engine made no embedding")
+                            found[running.pop(event.request_id)] = np.frombuffer(event.embedding, "<f4")
+                            progress.add()
         finally:
-            for request_id, vector in found.items():
-                if vector is None:  # one failed: the others are not waited for
-                    self.engine.abort(request_id)
+            for request_id in running:  # one failed: the others are not waited for
+                self.engine.abort(request_id)
         size = self._vector_size
-        return np.concatenate([vector.reshape(-1, size) for vector in found.values() if vector is not None])
+        return np.concatenate([vector.reshape(-1, size) for vector in found if vector is not None])
+
+    def _submit_embed(self, item: EmbedInput) -> str:
+        request = Request(
+            request_id=f"llm-{next(self._ids)}",
+            prompt_token_ids=item.token_ids,
+            sampling=NOTHING_FOLLOWS,
+            segment_start=item.segment_start,
+        )
+        for event in self.engine.add(request):
+            raise RequestFailed(event.error or "the engine refused the request")
+        return request.request_id
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, adapter: str = "") -> Iterator[str]:
         """Complete one prompt, giving out its text as it comes. Leaving the iterator aborts the request."""
-        item = self._inputs([prompt], sampling, 1, adapter)[0]
-        [(key, entry)] = self._submit(item)
-        open_sequences = {key}
+        [(key, entry)] = self.submit(self.inputs([prompt], sampling, 1, adapter)[0]).items()
+        running = {key}
         try:
-            while open_sequences:
+            while running:
                 for event in self.engine.step():
                     before = len(entry.completion.text)
-                    self._take(event, {key: entry}, open_sequences)
+                    self._take(event, {key: entry}, running)
                     if len(entry.completion.text) > before:
                         yield entry.completion.text[before:]
         finally:
-            if open_sequences:
+            if running:
                 self.engine.abort(*key)
 
     def load_adapter(self, name: str, path: str) -> AdapterInfo:
@@ -231,13 +322,14 @@ class LLM:
         """Forget a LoRA adapter. Raises ``InvalidRequest`` when there is none of that name."""
         self.engine.adapters.unload(name)
 
-    def _inputs(
+    def inputs(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         n: int,
         adapter: str | Sequence[str],
     ) -> list[GenerateInput]:
+        """Prompts as checked inputs for ``submit``. Raises ``InvalidRequest``."""
         many: list[Prompt] = _as_list(prompts)
         settings = list(sampling) if isinstance(sampling, (list, tuple)) else [sampling or SamplingParams()] * len(many)
         if len(settings) != len(many):
@@ -253,11 +345,13 @@ class LLM:
             ids = self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
             self.engine.adapters.key_of(name)  # known, before anything runs
             item = GenerateInput(ids, params, n, adapter=name)
-            inputs.append(prepare_input(item, self.text, max_model_len=info.max_model_len, vocab_size=info.vocab_size))
+            lengths = {"max_model_len": info.max_model_len, "vocab_size": info.vocab_size}
+            inputs.append(prepare_input(item, self.text, **lengths, limits=self.text.limits))
             self._grammars.check(params.grammar)
         return inputs
 
-    def _submit(self, item: GenerateInput) -> list[tuple[tuple[str, int], _Following]]:
+    def submit(self, item: GenerateInput) -> dict[Key, Following]:
+        """Queue a checked input: its sequences. Events of ``engine.step`` are to be handed to them."""
         adapter = self.engine.adapters.key_of(item.adapter)
         request = Request(
             request_id=f"llm-{next(self._ids)}",
@@ -271,47 +365,25 @@ class LLM:
         )
         for event in self.engine.add(request):
             raise RequestFailed(event.error or "the engine refused the request")
-        return [
-            (
-                (request.request_id, index),
-                _Following(
-                    Completion(prompt_token_ids=item.prompt_token_ids),
-                    self.text.follow(item.sampling),
-                ),
-            )
+        prompt = item.prompt_token_ids
+        return {
+            (request.request_id, index): Following(Completion(prompt_token_ids=prompt), self.text.follow(item.sampling))
             for index in range(item.n)
-        ]
+        }
 
-    def _take(
-        self,
-        event: TokenEvent,
-        following: Mapping[tuple[str, int], _Following],
-        open_sequences: set[tuple[str, int]],
-    ) -> None:
+    def _take(self, event: TokenEvent, following: Mapping[Key, Following], running: set[Key]) -> bool:
+        """Hand an event to the sequence it is of; returns whether that has ended."""
         key = (event.request_id, event.index)
-        entry = following.get(key)
-        if entry is None or key not in open_sequences:
-            return
-        done = entry.completion
-        text, count = entry.text.feed(event)
-        done.text += text
-        done.token_ids.extend(event.token_ids[:count])
-        done.cached_tokens = event.cached_tokens
-        done.draft_tokens, done.accepted_draft_tokens = event.draft_tokens, event.accepted_draft_tokens
-        if event.logprobs is not None:
-            done.logprobs = [*(done.logprobs or []), *event.logprobs[:count]]
-        if event.prompt_logprobs is not None:
-            done.prompt_logprobs = event.prompt_logprobs
-        if event.error is not None:
-            open_sequences.discard(key)
-            raise InvalidRequest(event.error) if event.is_refusal else RequestFailed(event.error)
-        if entry.text.stop_string is not None:
-            done.finish_reason, done.stop_reason = "stop", entry.text.stop_string
-            self.engine.abort(*key)
-        elif event.finish_reason is not None:
-            done.finish_reason, done.stop_reason = event.finish_reason, event.stop_token_id
-        if done.finish_reason is not None:
-            open_sequences.discard(key)
+        if key not in running:
+            return False
+        try:
+            has_ended = following[key].take(event, lambda: self.engine.abort(*key))
+        except (InvalidRequest, RequestFailed):
+            running.discard(key)
+            raise
+        if has_ended:
+            running.discard(key)
+        return has_ended
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -319,3 +391,12 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [prompts]
     items: list[Any] = list(prompts)
     return [items] if items and isinstance(items[0], int) else items
+
+
+def _refuse_server_options(given: Mapping[str, Any], plugins: PluginSet) -> None:
+    """Raise for an option that only ``fwk serve`` reads: here it would do nothing."""
+    flags = called(plugins)
+    for name in given:
+        ours = flags[normal(name)].partition(" ")[0]
+        if normal(ours) in ServerOptions.model_fields:
+            raise ConfigError(f"{ours} is for fwk serve: fwk.LLM has no server, so leave {name} out")

@@ -15,6 +15,7 @@ class Limits:
     ``generates``: of a model that does not, requests have ``max_tokens`` 0, and only they do: nothing follows a prompt.
     ``whole_prompts``: it needs each prompt in one step, all of it, and a prefix cache that never finds anything.
     ``max_start_tokens``: tokens of prompts in a step from which it starts no further prompt; None: as many as fit.
+    ``max_prompts``: prompts in a step, begun ones included, from which it starts no further one; None: as many as fit.
     ``max_chunk_tokens`` of None: a prompt is cut only if it is longer than a step.
     ``conservativeness``: blocks kept free for each running sequence to grow when another one starts.
     ``is_mixed``: prompts and decoding may share a step; if not, they take turns.
@@ -39,6 +40,7 @@ class Limits:
     is_mixed: bool = True
     admission_interval: int = 1
     max_start_tokens: int | None = None
+    max_prompts: int | None = None
     num_window_groups: int = 0
     window: int = 0
     num_state_places: int | None = None
@@ -72,6 +74,18 @@ class Counters:
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     restored_prompt_tokens: int = 0
+    verifications: int = 0
+    accepted_by_position: list[int] = field(default_factory=list[int])
+
+    def verified(self, num_drafts: int, num_accepted: int) -> None:
+        """A sequence's drafts were verified."""
+        self.draft_tokens += num_drafts
+        self.accepted_draft_tokens += num_accepted
+        self.verifications += 1
+        by_position = self.accepted_by_position
+        by_position += [0] * (num_accepted - len(by_position))
+        for position in range(num_accepted):
+            by_position[position] += 1
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from bisect import insort
 from collections.abc import Callable, Iterator
@@ -75,6 +76,10 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._kv_blocks.num_blocks
 
     @property
     def num_free_blocks(self) -> int:
@@ -266,6 +271,8 @@ class Scheduler:
             draft_tokens=c.draft_tokens,
             accepted_draft_tokens=c.accepted_draft_tokens,
             restored_prompt_tokens=c.restored_prompt_tokens,
+            verifications=c.verifications,
+            accepted_by_position=tuple(c.accepted_by_position),
         )
 
     def check(self) -> None:
@@ -297,18 +304,20 @@ class Scheduler:
 
     def _plan_prompts(self, plan: StepPlan, looks: bool) -> None:
         """Chunks of prompts under way, then of those that start, unless blocks have run out for somebody."""
-        room = plan.budget
+        room, num_before = plan.budget, len(plan.scheduled)
         for sequence in list(self._running):
             if sequence.status is Status.RUNNING and not sequence.is_decoding and sequence not in plan.scheduled:
                 self._schedule_running(sequence, plan)
         if looks and not plan.is_short:
             most = self.limits.max_start_tokens
-            self._admit_waiting(plan, 0 if most is None else room - most)
+            free = sys.maxsize if self.limits.max_prompts is None else self.limits.max_prompts
+            free -= len(plan.scheduled) - num_before
+            self._admit_waiting(plan, 0 if most is None else room - most, free)
 
     def _schedule_running(self, sequence: Sequence, plan: StepPlan) -> None:
         if plan.budget <= 0 or sequence.has_drafts_in_flight or sequence.is_last_token_launched:
             return
-        if sequence.num_pending and self.limits.num_lookahead:
+        if sequence.num_pending and (self.limits.num_lookahead or sequence.drafts):
             return  # its drafts come with the result, and are worth more than a step's head start
         remaining = sequence.num_uncomputed_tokens
         drafts: list[int] = []
@@ -385,10 +394,10 @@ class Scheduler:
             elif closed.is_full:
                 return  # the others need not wait for it otherwise
 
-    def _admit_waiting(self, plan: StepPlan, rest: int) -> None:
-        """Start sequences until no more than ``rest`` tokens of the budget, or no slots, are left."""
+    def _admit_waiting(self, plan: StepPlan, rest: int, count: int) -> None:
+        """Start up to ``count`` sequences until no more than ``rest`` tokens of the budget, or no slots, are left."""
         rest = max(rest, 0)
-        if plan.budget <= rest or not self._free_slots:
+        if plan.budget <= rest or count <= 0 or not self._free_slots:
             return
         admitted: list[Sequence] = []
         for candidate in self._candidates():
@@ -397,7 +406,7 @@ class Scheduler:
             if not self._admit(candidate, plan):
                 break  # whoever is first in the policy's order is not overtaken
             admitted.append(candidate)
-            if plan.budget <= rest or not self._free_slots:
+            if plan.budget <= rest or len(admitted) == count or not self._free_slots:
                 break
         for sequence in admitted:
             self._waiting.remove(sequence)
@@ -457,7 +466,8 @@ class Scheduler:
         sequence.has_drafts_in_flight = bool(drafts)
         sequence.drafts = []
         replaced, sequence.replaced_blocks = sequence.replaced_blocks, []
-        windowed, state_place = self._kv_blocks.window_ids(sequence, len(blocks)), self._kv_blocks.save_state(sequence)
+        windowed = self._kv_blocks.window_ids(sequence, len(blocks))
+        state_place = -1 if drafts else self._kv_blocks.save_state(sequence)
         plan.scheduled[sequence] = ScheduledSequence(
             sequence.slot, num_new, samples, blocks, drafts, replaced, windowed, state_place
         )
@@ -468,9 +478,10 @@ class Scheduler:
         """Append a step's tokens to a sequence; end it when one of them ends it."""
         if result.error is not None:
             return self.fail(sequence, result.error, result.is_refusal)
-        update = append(sequence, scheduled, result, self.limits.eos_token_ids)
-        self._counters.draft_tokens += len(scheduled.draft_token_ids)
-        self._counters.accepted_draft_tokens += update.num_accepted_drafts
+        has_states = self.limits.num_state_places is not None
+        update = append(sequence, scheduled, result, self.limits.eos_token_ids, has_states=has_states)
+        if scheduled.draft_token_ids:
+            self._counters.verified(len(scheduled.draft_token_ids), update.num_accepted_drafts)
         self._counters.generation_tokens += len(update.token_ids)
         if update.finish_reason is not None:
             self._counters.finished += 1

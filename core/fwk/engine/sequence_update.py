@@ -46,13 +46,22 @@ class SequenceUpdate:
 
 
 def append(
-    sequence: Sequence, scheduled: ScheduledSequence, result: SequenceResult, eos_token_ids: frozenset[int]
+    sequence: Sequence,
+    scheduled: ScheduledSequence,
+    result: SequenceResult,
+    eos_token_ids: frozenset[int],
+    *,
+    has_states: bool = False,
 ) -> SequenceUpdate:
-    """Append a step's tokens to the sequence, up to the one that ends it; rejected drafts count as not computed."""
+    """Append a step's tokens to the sequence, up to the one that ends it; rejected drafts count as not computed.
+
+    has_states: of recurrent layers. Where a draft was rejected, nothing of the step counts as computed.
+    """
     update = SequenceUpdate([], embedding=result.embedding)
     if scheduled.draft_token_ids:
         update.num_accepted_drafts = len(result.token_ids) - 1
-        sequence.num_computed_tokens -= len(scheduled.draft_token_ids) - update.num_accepted_drafts
+        num_rejected = len(scheduled.draft_token_ids) - update.num_accepted_drafts
+        sequence.num_computed_tokens -= scheduled.num_new_tokens if num_rejected and has_states else num_rejected
         sequence.num_drafts += len(scheduled.draft_token_ids)
         sequence.num_accepted_drafts += update.num_accepted_drafts
     sequence.drafts = result.draft_token_ids

@@ -22,9 +22,10 @@ from fwk.types import ModelConfig
 class Host:
     """The machine a plugin would run on."""
 
-    device: str = "cpu"  # "cpu" or "cuda"
+    device: str = "cpu"  # the name of its plugin (``DeviceSpec``)
     compute_capability: tuple[int, int] | None = None
     cpu_flags: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset()  # precisions that the device cannot compute in
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ class Needs:
     packages: tuple[str, ...] = ()
     compute_capability: tuple[int, int] | None = None
     cpu_flags: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()  # precisions it computes in, whatever the model's
 
     def refusal(self, host: Host) -> str | None:
         """Why these needs are not met on ``host``, and what would meet them; None when they are."""
@@ -119,6 +121,9 @@ class Needs:
         missing = [flag for flag in self.cpu_flags if flag not in host.cpu_flags]
         if missing:
             return f"needs a CPU with {', '.join(missing)}"
+        unknown = [dtype for dtype in self.dtypes if dtype in host.lacks]
+        if unknown:
+            return f"computes in {', '.join(unknown)}, which a {host.device} device cannot"
         for text in self.packages:
             requirement = Requirement(text)
             try:

@@ -107,7 +107,11 @@ class ModelCard:
     other_names: tuple[str, ...] = ()  # that requests may call it by as well
     labels: tuple[str, ...] = ()  # of a classifier's scores, which are its vector
     has_token_vectors: bool = False  # a vector for each token of an input
+    end_token_ids: tuple[int, ...] = ()  # tokens that end a text
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])  # config.json of a model that does not generate
+    peer_names: tuple[str, ...] = ()  # of the server's other models
+    max_input_len: int | None = None  # tokens of a prompt, where the server takes fewer than the model
+    shortens_prompts: bool = False  # prompts that are too long are cut, not refused
 
     def is_called(self, name: str) -> bool:
         """Whether requests may call the model so."""
@@ -116,7 +120,8 @@ class ModelCard:
     @property
     def max_prompt_len(self) -> int:
         """Tokens of the longest prompt: one must be able to follow, if the model generates."""
-        return self.max_model_len - (self.task == "generate")
+        most = self.max_model_len - (self.task == "generate")
+        return most if self.max_input_len is None else min(most, self.max_input_len)
 
     def check_task(self, wanted: Task) -> None:
         """Raise ``InvalidRequest`` unless the model does what is ``wanted``."""
@@ -146,6 +151,14 @@ class AdapterCard:
     name: str
     source: str
     created: int
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """A prompt whose completion is a text's middle, and the tokens that end the middle besides the model's own."""
+
+    token_ids: list[int]
+    stop_token_ids: list[int]
 
 
 class TextTools(ABC):
@@ -231,6 +244,14 @@ class TextTools(ABC):
             self.check_fits(text, max_num_tokens, "messages")
         return self.encode(text, add_special_tokens=add_special_tokens)
 
+    def infill(self, before: str, after: str, files: Sequence[tuple[str, str]] = (), start: str = "") -> Infill:
+        """The prompt for the text between ``before`` and ``after``, of which ``start`` is there already.
+
+        ``files``: names and texts of the same project. What looks like a special token in any of them stays text.
+        Raises ``InvalidRequest`` for a model that was not trained for it.
+        """
+        raise InvalidRequest("this model's tokenizer has no tokens for text in the middle: it only goes on")
+
 
 class Frontend(ABC):
     """The server as a dialect sees it."""
@@ -275,8 +296,11 @@ class Frontend(ABC):
         """
 
     @abstractmethod
-    def check_embed(self, item: EmbedInput) -> None:
-        """Validate an input for ``embed``. Raises ``InvalidRequest``."""
+    def check_embed(self, item: EmbedInput) -> EmbedInput:
+        """Validate an input for ``embed``; what is to be embedded, shortened if the server does that.
+
+        Raises ``InvalidRequest``.
+        """
 
     @abstractmethod
     async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
@@ -286,6 +310,16 @@ class Frontend(ABC):
 
         Cancelling it aborts what still runs. Raises ``EngineDead``, ``NotServed`` or ``RequestFailed``.
         """
+
+    @property
+    def peers(self) -> Sequence[Frontend]:
+        """The frontends of all models of the server, this one's among them, in the order they are listed."""
+        return (self,)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the model's engines run; else the next request starts them."""
+        return True
 
     @property
     def adapters(self) -> Mapping[str, AdapterCard]:

@@ -24,7 +24,19 @@ class Worker(ABC):
 
     @abstractmethod
     def execute(self, batch: Batch) -> StepResult:
-        """Run one step. An exception leaves the worker unusable."""
+        """Run one step, and wait for it. An exception leaves the worker unusable."""
+
+    def launch(self, batch: Batch) -> Any:
+        """Begin a step; returns what ``collect`` wants. An exception leaves the worker unusable.
+
+        On a CPU the step is done when this returns. On a device it waits for nothing, unless a logits processor reads
+        the tokens of the step before (``LogitsProcessor.reads_history``).
+        """
+        return self.execute(batch)
+
+    def collect(self, pending: Any) -> StepResult:
+        """Wait for a launched step; in the order of ``launch``. An exception leaves the worker unusable."""
+        return pending
 
     @abstractmethod
     def call(self, name: str, *args: Any) -> Any:
@@ -49,6 +61,7 @@ class WorkerInfo:
     num_window_groups: int = 0  # groups of layers with a block table of their own, in addition to the first
     window: int = 0  # tokens that layers of those groups see
     num_state_places: int | None = None  # states that can be kept for the prefix cache; None: no recurrent layers
+    depth: int = 1  # steps it gains from having been launched before the first of them is collected
     num_lookahead: int = 0  # most drafts for one sequence: tokens past the newest one that need blocks
 
 

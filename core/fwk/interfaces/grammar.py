@@ -36,6 +36,12 @@ class GrammarContext:
         """Width of the logits."""
         return len(self.token_bytes)
 
+    def tokens_of(self, text: str) -> list[int]:
+        """Tokens that say ``text`` in the middle of an output; none where the tokenizer would change it."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        says = b"".join(self.token_bytes[i] for i in ids if i not in self.special_ids)
+        return ids if says == text.encode() else []
+
 
 class Grammar(ABC):
     """The state of one sequence in its grammar. Used by one thread at a time."""
@@ -62,6 +68,13 @@ class Grammar(ABC):
     @abstractmethod
     def fork(self) -> Grammar:
         """An independent copy of this state."""
+
+    def forced_tokens(self) -> list[int]:
+        """How a text that must come next would be written, where the grammar leaves no choice; empty where it does.
+
+        Drafts: the model may write the same text with other tokens. The state stays.
+        """
+        return []
 
     @property
     @abstractmethod

@@ -47,6 +47,17 @@ class WeightSource(ABC):
     def skip(self, name: str) -> None:
         """Say that a tensor is knowingly left out: it is there for something this run does not do."""
 
+    def stored_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """By layout (``layouts``): how many numbers tensors of it hold, and in how many bytes. Empty: not known."""
+        return {}
+
+    def is_mapped(self, name: str, dtype: torch.dtype) -> bool:
+        """Whether ``tensor_as`` gives memory of the file's own, which costs nothing before it is used."""
+        return False
+
+    def release(self, names: Iterable[str]) -> None:
+        """Let what was read of these leave memory, where it is the file's: what is used again comes back from there."""
+
     def layouts(self, prefix: str) -> tuple[str, ...]:
         """How the weights below ``prefix`` can be read, the form they are stored in first.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fwk.errors import ConfigError
 from fwk.interfaces.declaration import Ask, Declaration, Facts
+from fwk.interfaces.weights_cache import NO_WEIGHTS_CACHE, WeightsCache
 from fwk.types import PoolingConfig, Task
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class ModelContext:
     recurrent_states: list[RecurrentState] = field(default_factory=list["RecurrentState"])
     taps: dict[int, HiddenTap] = field(default_factory=dict[int, "HiddenTap"])
     state_dtype: torch.dtype | None = None  # ``--mamba-ssm-dtype``: of the part that is summed up; None: float32
+    float32_head: QuantMethod | None = None  # computes LM heads in float32 (``--enable-fp32-lm-head``)
+    weights_cache: WeightsCache = NO_WEIGHTS_CACHE  # what earlier starts packed
 
 
 class HiddenTap(Protocol):

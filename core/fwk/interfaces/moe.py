@@ -7,18 +7,81 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fwk.errors import ModelLoadError
 from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.native import NO_THREADS, NativeThreads
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fwk.interfaces.native import NativeLinear
+
     ExpertLayer = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """How tokens choose their experts: softmax over all of them, then the best ``top_k``.
+
+    normalises: the weights of a token's experts are made to sum to one.
+    scale: factor on the weights.
+    num_groups, top_groups: experts come only from the groups whose best expert is among the best (DeepSeek-V2).
+    in_float32: whether the router multiplies in float32, whatever the model's dtype.
+    is_sigmoid: scores are each expert's own sigmoid instead of a softmax over all.
+    has_correction: ``gate.e_score_correction_bias`` is added to the scores that choose, not to those that weigh; a
+        group is then as good as its best two experts (DeepSeek-V3).
+    """
+
+    num_experts: int
+    top_k: int
+    normalises: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    in_float32: bool = False
+    is_sigmoid: bool = False
+    has_correction: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.num_experts:
+            raise ModelLoadError(f"each token cannot have {self.top_k} of {self.num_experts} experts")
+        if not 1 <= self.top_groups <= self.num_groups or self.num_experts % self.num_groups:
+            raise ModelLoadError(
+                f"{self.num_experts} experts cannot be routed to {self.top_groups} of {self.num_groups} equal groups"
+            )
+        if self.has_correction and self.num_experts // self.num_groups < 2:
+            raise ModelLoadError(f"{self.num_experts} experts in {self.num_groups} groups: a group needs two of them")
+        if self.top_k > self.num_experts // self.num_groups * self.top_groups:
+            raise ModelLoadError(
+                f"each token cannot have {self.top_k} experts out of {self.top_groups} of {self.num_groups} groups"
+            )
+
+    def choose(self, logits: Tensor, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Router logits [num_tokens, num_experts] to expert ids and float32 weights, [num_tokens, top_k] each.
+
+        correction: [num_experts] float32, where the routing has one.
+        """
+        import torch  # noqa: PLC0415 - declarations import this module, and are light
+
+        scores: Tensor = logits.float().sigmoid() if self.is_sigmoid else torch.softmax(logits, -1, dtype=torch.float32)
+        ranks: Tensor = scores if correction is None else scores + correction
+        if self.top_groups < self.num_groups:
+            groups = ranks.view(-1, self.num_groups, self.num_experts // self.num_groups)
+            worth = groups.amax(-1) if correction is None else groups.topk(2, -1).values.sum(-1)
+            best = worth.topk(self.top_groups, -1).indices
+            is_out = torch.ones(groups.shape[:-1], dtype=torch.bool, device=scores.device).scatter_(-1, best, False)
+            ranks = groups.masked_fill(is_out.unsqueeze(-1), 0.0 if correction is None else -torch.inf).flatten(-2)
+        ids = ranks.topk(self.top_k, -1).indices
+        weights = scores.gather(-1, ids)
+        if self.normalises:
+            weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if self.is_sigmoid else 0.0))
+        return ids, weights * self.scale if self.scale != 1.0 else weights
+
+
+@dataclass(frozen=True, slots=True)
 class MoEContext:
-    """What a runner is built with, one per MoE layer. Sizes are this rank's."""
+    """What a runner is built with, one per MoE layer. Sizes are this rank's. ``threads`` runs native operators."""
 
     num_experts: int
     top_k: int
@@ -28,6 +91,7 @@ class MoEContext:
     dtype: torch.dtype
     device: torch.device
     options: Any = None
+    threads: NativeThreads = NO_THREADS
 
 
 class ExpertWeights(ABC):
@@ -39,6 +103,13 @@ class ExpertWeights(ABC):
 
         gate_up: [n, hidden_size] to [n, 2 * intermediate_size], gate first; down: back to [n, hidden_size].
         """
+
+    def native(self, layer: ExpertLayer, num_slices: int) -> list[NativeLinear] | None:
+        """A layer of ``layers`` for a native operator, in up to ``num_slices`` parts of its outputs.
+
+        None where its weight format has no native kernel; it must be kept while these are used.
+        """
+        return None
 
     @abstractmethod
     def stacked(self) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 
@@ -21,6 +22,25 @@ class NativeThreads(Protocol):
         is_small: waking the other threads would take longer than the work.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLinear:
+    """Some outputs of a linear layer, as a native operator of another plugin computes them.
+
+    operator: the address of one that takes ``Linear`` (``fwk/linear.h``), in a thread of its own too.
+    matrix: the address of the matrix to name there. row_bytes: of scratch, for each row of a whole 16.
+    first, out_features: which of the layer's outputs these are. bias: [out_features] of theirs, or None.
+    kept: what the addresses point into.
+    """
+
+    operator: int
+    matrix: int
+    row_bytes: int
+    first: int
+    out_features: int
+    bias: Any = None
+    kept: Any = None
 
 
 class NoThreads:

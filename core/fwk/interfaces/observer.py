@@ -65,6 +65,7 @@ class ObserverContext:
 
     settle: waits until the observer was told all that has happened, a second at most: for routes that show it.
     decode: the text of token ids, special tokens included; from any thread.
+    shared: the same mapping for the plugin's observers of all models of a server, each of which has one of its own.
     """
 
     model_name: str
@@ -72,6 +73,7 @@ class ObserverContext:
     lifecycle: PluginLifecycle = field(default_factory=PluginLifecycle)
     settle: Call = nothing
     decode: Callable[[Sequence[int]], str] = _as_numbers
+    shared: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Observer:
@@ -109,6 +111,9 @@ class Observer:
 
     def step_finished(self, stats: EngineStats) -> None:
         """The engine reported its state."""
+
+    def engine_died(self, reason: str) -> None:
+        """An engine that served has died; told before the ends of the requests it had."""
 
     def close(self) -> None:
         """There is nothing more to tell: the server stops, or the observer is switched off. Has five seconds."""

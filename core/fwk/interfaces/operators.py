@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.graphs import GraphCapture
+    from fwk.interfaces.moe import Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,10 @@ class Operators(ABC):
     def scale(self, x: Tensor, factor: float) -> None:
         """Multiply x [n, size] in place, rounded."""
         x.mul_(factor)
+
+    def choose_experts(self, logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+        """``routing.choose``: a router's logits [num_tokens, num_experts] to ids and float32 weights of the best."""
+        return routing.choose(logits, correction)
 
     def graph_capture(self) -> GraphCapture | None:
         """How steps made of these operators are captured; None where each is computed operator by operator."""

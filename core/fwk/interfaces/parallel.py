@@ -32,6 +32,8 @@ class ParallelGroup(ABC):
 
     rank: int
     size: int
+    collective: str = "gloo"
+    """torch.distributed's backend for tensors of the ranks' devices; a worker sets it before the first call."""
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration, Facts
-from fwk.interfaces.native import NO_THREADS, NativeThreads
+from fwk.interfaces.native import NO_THREADS, NativeLinear, NativeThreads
+from fwk.interfaces.weights_cache import PackedTensors
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 PLAIN = "plain"
 """The layout of floating-point weights: one tensor ``weight``, [out_features, in_features]."""
+
+PACKED = "packed"
+"""In ``WeightSource.stored_sizes``: quantised weights of a layout that is not told apart, which stay as they are."""
 
 ALL = 2**31
 """As a ``ParamSpec``'s block: one entry for all features."""
@@ -131,6 +135,29 @@ class QuantMethod(ABC):
     def apply(self, weights: Weights, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [num_tokens, in_features] to [num_tokens, sum(out_features)] in x's dtype."""
 
+    @property
+    def packed_version(self) -> str | None:
+        """What ``finish`` makes depends on, besides the shape and what was loaded: kernels, options, instruction sets.
+
+        None: its results are not kept from one start to the next.
+        """
+        return None
+
+    def to_packed(self, weights: Weights) -> PackedTensors | None:
+        """``finish``'s weights as tensors to keep; None for these. Only asked with a ``packed_version``."""
+        return None
+
+    def from_packed(self, packed: PackedTensors) -> Weights:
+        """The weights that ``to_packed`` was given, from an earlier start of the same ``packed_version``."""
+        raise NotImplementedError(f"{type(self).__name__} keeps nothing")
+
+    def native(self, weights: Weights, num_slices: int) -> list[NativeLinear] | None:
+        """The layer for native operators of other plugins, in up to ``num_slices`` parts of its outputs, in order.
+
+        weights: ``finish``'s. None where no native kernel computes them.
+        """
+        return None
+
     def lm_head(self, weights: Weights, is_greedy: Tensor) -> Weights:
         """What a model's last layer gives ``apply``, made of ``finish``'s weights; by default those themselves.
 
@@ -191,6 +218,7 @@ class QuantizerSpec(Declaration):
     compute any unquantised layer. For each layer ``auto`` takes the best-ranked quantiser that reads one of the
     layouts the checkpoint offers without changing its numbers.
     exact: those of ``layouts`` whose numbers stay the checkpoint's.
+    bits: about what a weight of ``plain`` takes once it was quantised while loading; None: as many as its type.
     is_lossless, keeps_plain: of version 1 (``api=1``), which said with two switches what ``exact`` says: whether the
     numbers of layouts other than ``plain`` stay, and whether those of ``plain`` do.
     """
@@ -199,6 +227,7 @@ class QuantizerSpec(Declaration):
 
     layouts: tuple[str, ...] = (PLAIN,)
     exact: tuple[str, ...] = ()
+    bits: float | None = None
     is_lossless: bool = False
     keeps_plain: bool = False
 

@@ -49,7 +49,16 @@ class SamplingContext:
 
 
 class LogitsProcessor(ABC):
-    """A small state object for all sequences of a worker: a row of settings per slot."""
+    """A small state object for all sequences of a worker: a row of settings per slot.
+
+    only_masks: ``apply`` does nothing but set logits to -inf, in place, the same ones when it is called again for the
+    same view. Where only such processors are asked, they are given the model's own logits, of any precision.
+    """
+
+    only_masks: ClassVar[bool] = False
+    reads_history: ClassVar[bool] = True
+    """Whether ``apply`` reads ``LogitsView.token_ids``. On a device the host then waits for the step before, whose
+    tokens it has not seen, while the model computes this one; a processor that says False finds no newer ones there."""
 
     def __init__(self, context: SamplingContext) -> None:
         self.context = context
@@ -66,8 +75,8 @@ class LogitsProcessor(ABC):
     def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
         """Edit the rows of the slots that asked, leave the others as they are. May work in place.
 
-        logits: [num_rows, vocab_size] float32. Called only when a row's slot asked. Raise ``BlameSequence`` when the
-        failure belongs to one slot.
+        logits: [num_rows, vocab_size] float32 (but see ``only_masks``). Called only when a row's slot asked. Raise
+        ``BlameSequence`` when the failure belongs to one slot.
         """
 
     def ends(self, slot: int, token_ids: Sequence[int]) -> int | None:
@@ -128,6 +137,22 @@ class Sampler(ABC):
         -inf logits are never picked. A row with NaN or +inf, or without a finite logit, gets -1. Greedy picks the
         first of equals.
         """
+
+    def mask(self, logits: Tensor, rows: np.ndarray, masks: np.ndarray) -> None:
+        """Set to -inf, in place, what a grammar does not allow in some rows.
+
+        logits: [num_rows, vocab_size] of any precision; rows: [n] int64, each at most once; masks:
+        [n, ceil(vocab_size / 32)] int32, contiguous, where bit b of word w stands for token 32 * w + b and is set for
+        what is allowed.
+        """
+        import numpy as np  # noqa: PLC0415 - declarations import this module, and are light
+        import torch  # noqa: PLC0415
+
+        bits = torch.as_tensor(np.int32(1) << np.arange(32, dtype=np.int32)).to(logits.device)
+        packed = torch.as_tensor(masks).to(logits.device)
+        forbidden = (packed.unsqueeze(-1) & bits).eq(0).view(len(masks), -1)[:, : logits.shape[1]]
+        index = torch.as_tensor(rows).to(logits.device)
+        logits.index_copy_(0, index, logits[index].masked_fill_(forbidden, -torch.inf))
 
 
 @dataclass(frozen=True, kw_only=True)

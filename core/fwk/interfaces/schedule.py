@@ -50,6 +50,11 @@ class SchedulerView(Protocol):
     @property
     def num_waiting(self) -> int: ...
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache."""
+        ...
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that could be handed out now, evictable cached ones included."""
         ...

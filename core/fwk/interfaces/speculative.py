@@ -76,6 +76,23 @@ class Drafts:
     probabilities: Tensor | None = None  # [sum of depths, vocab_size] float32
 
 
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How probable a sampled draft must be to be kept, beyond what keeps the target's distribution.
+
+    A draft the target gives at least ``single`` is always kept, any other with its probability divided by ``scale``.
+    With both at 1 the distribution is the target's. Greedy sequences keep what the target picks, whatever these say.
+    """
+
+    single: float = 1.0
+    scale: float = 1.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the distribution stays the target's."""
+        return self.single >= 1.0 and self.scale >= 1.0
+
+
 @dataclass(slots=True)
 class Verified:
     """What became of the last drafts."""
@@ -137,6 +154,9 @@ class SpeculativeDecoder(ABC):
 
     max_drafts: int
     """Most drafts it proposes for one sequence. The scheduler keeps blocks for that many tokens ahead of each."""
+
+    acceptance: Acceptance = Acceptance()
+    """Of its drafts, in chains: anything else than the default changes the distribution, and only a user may say so."""
 
     reads_hidden: ClassVar[bool] = False
     """Whether ``learn`` is called: the target then computes the hidden states of all tokens."""

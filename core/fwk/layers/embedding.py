@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from fwk.interfaces.quant import PLAIN, LayerKind, LinearShape, Weights
+from fwk.errors import ConfigError
+from fwk.interfaces.quant import PLAIN, LayerFormat, LayerKind, LinearShape, QuantMethod, Weights
+from fwk.interfaces.weights_cache import PackedTensors
 from fwk.layers.sharding import PaddedRows, Part, load
 
 if TYPE_CHECKING:
@@ -33,9 +37,7 @@ class VocabEmbedding:
         self.matrix: Tensor | None = None
         self.weights: Weights = None
         if self.form.layout == PLAIN:
-            name = f"{prefix}.weight"
-            whole = context.weights.tensor_as(name, (config.vocab_size, config.hidden_size), context.dtype)
-            self.matrix = self.rows.cut(whole, 0, 1, name).to(context.device).contiguous()
+            self._find_matrix(context)
         else:
             self.weights = load(context, self.form, [(Part(prefix, config.vocab_size), self.rows)], config.hidden_size)
 
@@ -47,6 +49,33 @@ class VocabEmbedding:
         is_other = (local < 0) | (local >= self.rows.num_rows)
         hidden = self._look_up(local.masked_fill(is_other, 0))
         return self.tp.all_reduce(hidden.masked_fill_(is_other.unsqueeze(-1), 0))
+
+    def read(self, context: ModelContext) -> Tensor:
+        """``matrix``, from the checkpoint where it is not here: an earlier start had no need of it."""
+        if self.matrix is None:
+            name, size = f"{self.prefix}.weight", (self.vocab_size, context.config.hidden_size)
+            whole = context.weights.tensor_as(name, size, context.dtype)
+            self.matrix = self.rows.cut(whole, 0, 1, name).to(context.device).contiguous()
+        return self.matrix
+
+    def _find_matrix(self, context: ModelContext) -> None:
+        """``matrix``, or nothing where the weights of a tied head were kept, which serve."""
+        method, name = self.form.method, f"{self.prefix}.weight"
+        size = (self.vocab_size, context.config.hidden_size)
+        key = repr(("embedding", method.packed_version, name, str(context.dtype), self.rows, size))
+        found = context.weights_cache.find(key)
+        if found is not None:
+            self.matrix = found.tensors.get("matrix")
+            return
+        self.read(context)
+        is_mapped = context.weights.is_mapped(name, context.dtype)
+
+        def make() -> PackedTensors | None:
+            if self.matrix is None:
+                return PackedTensors({})
+            return None if is_mapped else PackedTensors({"matrix": self.matrix})
+
+        context.weights_cache.store(key, make)
 
     def share(self, weights: Weights) -> None:
         """Look rows up in a tied head's weights from now on, where its method can, and let go of ``matrix``."""
@@ -77,23 +106,54 @@ class LMHead:
         self.tp, self.vocab_size = context.tp, config.vocab_size
         stored = prefix if embedding is None else embedding.prefix
         form = context.quant.choose(prefix, stored=stored)
+        self.is_float32 = context.float32_head is not None
+        if context.float32_head is not None:
+            form, context = _in_float32(context, context.float32_head, prefix, stored)
         self.method = form.method
         self.weights: Weights = None
         if embedding is None or form != embedding.form:
             rows = PaddedRows.of(config.vocab_size, self.tp)
             self.weights = load(context, form, [(Part(stored, config.vocab_size), rows)], config.hidden_size)
-        elif embedding.matrix is not None:
-            out = (embedding.rows.num_rows,)
-            shape = LinearShape(config.hidden_size, out, context.dtype, context.device, stored)
-            self.weights = form.method.finish({"weight": embedding.matrix}, shape)
+        elif embedding.form.layout == PLAIN:
+            self.weights = _tied_weights(context, form.method, embedding)
             embedding.share(self.weights)
         else:
             self.weights = embedding.weights
         self.head_weights = self.weights
-        if is_final and context.is_greedy is not None and self.tp.size == 1:  # padding might be the largest of a rank
+        if (
+            is_final and not self.is_float32 and context.is_greedy is not None and self.tp.size == 1
+        ):  # padding might be the largest of a rank
             self.head_weights = self.method.lm_head(self.weights, context.is_greedy)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] to [n, vocab_size], the same on all ranks."""
+        hidden = hidden.float() if self.is_float32 else hidden
         logits = self.tp.all_gather(self.method.apply(self.head_weights, hidden, None), -1)
         return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
+
+
+def _tied_weights(context: ModelContext, method: QuantMethod, embedding: VocabEmbedding) -> Weights:
+    """``finish``'s weights of the embedding's matrix."""
+    rows, hidden, version = embedding.rows, context.config.hidden_size, method.packed_version
+    key = repr(("tied", version, embedding.prefix, str(context.dtype), rows, embedding.vocab_size, hidden))
+    found = None if version is None else context.weights_cache.find(key)
+    if found is not None:
+        return method.from_packed(found)
+    shape = LinearShape(hidden, (rows.num_rows,), context.dtype, context.device, embedding.prefix)
+    weights = method.finish({"weight": embedding.read(context)}, shape)
+    context.weights.release([f"{embedding.prefix}.weight"])
+    if version is not None:
+        context.weights_cache.store(key, partial(method.to_packed, weights))
+    return weights
+
+
+def _in_float32(
+    context: ModelContext, method: QuantMethod, prefix: str, stored: str
+) -> tuple[LayerFormat, ModelContext]:
+    """The format and the context of a head that is computed in float32. Raises ``ConfigError`` for a packed one."""
+    offered = context.weights.layouts(stored)
+    if PLAIN not in offered:
+        raise ConfigError(
+            f"--enable-fp32-lm-head: {prefix} is stored as {' and '.join(offered)}, which cannot be read as numbers"
+        )
+    return LayerFormat(method, PLAIN), replace(context, dtype=torch.float32)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 
 from fwk.interfaces.lora import LoRAPart
+from fwk.interfaces.native import NativeLinear
 from fwk.interfaces.parallel import SingleRank
 from fwk.interfaces.quant import LayerFormat, QuantMethod, Weights
 from fwk.layers.sharding import WHOLE, Part, SegmentShards, Shard, load, output_cut, output_shard
@@ -74,6 +76,21 @@ class _Linear:
             start += size
         return self._operators.join(outputs)
 
+    def native(self, num_slices: int) -> list[NativeLinear] | None:
+        """``QuantMethod.native`` of all pieces, with their biases; None where one has no native kernel."""
+        found: list[NativeLinear] = []
+        start = 0
+        for method, weights, size in self.pieces:
+            slices = method.native(weights, num_slices) if self._lora is None else None
+            if slices is None:
+                return None
+            for part in slices:
+                first = start + part.first
+                bias = None if self.bias is None else self.bias[first : first + part.out_features]
+                found.append(replace(part, first=first, bias=bias))
+            start += size
+        return found
+
     def _read_bias(self, context: ModelContext) -> Tensor:
         pieces = [
             shard.cut(context.weights.tensor(f"{part.prefix}.bias", (part.out_features,)), 0, 1, f"{part.prefix}.bias")
@@ -107,9 +124,16 @@ class ReplicatedLinear(_Linear):
     """Linear layer that every rank computes whole."""
 
     def __init__(
-        self, context: ModelContext, prefix: str, in_features: int, out_features: int, *, bias: bool = False
+        self,
+        context: ModelContext,
+        prefix: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        method: QuantMethod | None = None,
     ) -> None:
-        super().__init__(context, [Part(prefix, out_features)], in_features, [WHOLE], WHOLE, None)
+        super().__init__(context, [Part(prefix, out_features)], in_features, [WHOLE], WHOLE, method)
         self.bias = self._read_bias(context) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from fwk.errors import ModelLoadError
-from fwk.interfaces.moe import ExpertWeights, MoEContext
-from fwk.layers.linear import ColumnParallelLinear, RowParallelLinear
+from fwk.interfaces.moe import ExpertWeights, MoEContext, Routing
+from fwk.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from fwk.layers.sharding import Part, output_shard
 
 if TYPE_CHECKING:
@@ -18,63 +19,7 @@ if TYPE_CHECKING:
 
     from fwk.interfaces.model import ModelContext
     from fwk.interfaces.moe import ExpertLayer
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """How tokens choose their experts: softmax over all of them, then the best ``top_k``.
-
-    normalises: the weights of a token's experts are made to sum to one.
-    scale: factor on the weights.
-    num_groups, top_groups: experts come only from the groups whose best expert is among the best (DeepSeek-V2).
-    in_float32: whether the router multiplies in float32, whatever the model's dtype.
-    is_sigmoid: scores are each expert's own sigmoid instead of a softmax over all.
-    has_correction: ``gate.e_score_correction_bias`` is added to the scores that choose, not to those that weigh; a
-        group is then as good as its best two experts (DeepSeek-V3).
-    """
-
-    num_experts: int
-    top_k: int
-    normalises: bool = False
-    scale: float = 1.0
-    num_groups: int = 1
-    top_groups: int = 1
-    in_float32: bool = False
-    is_sigmoid: bool = False
-    has_correction: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.top_k <= self.num_experts:
-            raise ModelLoadError(f"each token cannot have {self.top_k} of {self.num_experts} experts")
-        if not 1 <= self.top_groups <= self.num_groups or self.num_experts % self.num_groups:
-            raise ModelLoadError(
-                f"{self.num_experts} experts cannot be routed to {self.top_groups} of {self.num_groups} equal groups"
-            )
-        if self.has_correction and self.num_experts // self.num_groups < 2:
-            raise ModelLoadError(f"{self.num_experts} experts in {self.num_groups} groups: a group needs two of them")
-        if self.top_k > self.num_experts // self.num_groups * self.top_groups:
-            raise ModelLoadError(
-                f"each token cannot have {self.top_k} experts out of {self.top_groups} of {self.num_groups} groups"
-            )
-
-    def choose(self, logits: Tensor, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Router logits [num_tokens, num_experts] to expert ids and float32 weights, [num_tokens, top_k] each.
-
-        correction: [num_experts] float32, where the routing has one.
-        """
-        scores = logits.float().sigmoid() if self.is_sigmoid else torch.softmax(logits, -1, dtype=torch.float32)
-        ranks = scores if correction is None else scores + correction
-        if self.top_groups < self.num_groups:
-            groups = ranks.unflatten(-1, (self.num_groups, -1))
-            worth = groups.amax(-1) if correction is None else groups.topk(2, -1).values.sum(-1)
-            best = worth.topk(self.top_groups, -1).indices
-            is_out = torch.ones(groups.shape[:-1], dtype=torch.bool, device=scores.device).scatter_(-1, best, False)
-            ranks = groups.masked_fill(is_out.unsqueeze(-1), 0.0 if correction is None else -torch.inf).flatten(-2)
-        ids = ranks.topk(self.top_k, -1).indices
-        weights = scores.gather(-1, ids)
-        if self.normalises:
-            weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if self.is_sigmoid else 0.0))
-        return ids, weights * self.scale if self.scale != 1.0 else weights
+    from fwk.interfaces.native import NativeLinear
 
 
 class MoE:
@@ -99,14 +44,8 @@ class MoE:
     ) -> None:
         """has_bias: of the router, and of each matrix of each expert."""
         config = context.config
-        self.tp, self.routing = context.tp, routing
-        shape = (routing.num_experts, config.hidden_size)
-        dtype = torch.float32 if routing.in_float32 else context.dtype
-        router = router or f"{prefix}.gate"
-        self.router = context.weights.tensor(f"{router}.weight", shape).to(context.device, dtype)
-        self.router_bias: Tensor | None = None
-        if has_bias:
-            self.router_bias = context.weights.tensor(f"{router}.bias", shape[:1]).to(context.device, dtype)
+        self.tp, self.routing, self.operators = context.tp, routing, context.operators
+        self.router = _router(context, router or f"{prefix}.gate", routing, has_bias)
         self.correction: Tensor | None = None
         if routing.has_correction:
             bias = context.weights.tensor(f"{prefix}.gate.e_score_correction_bias", (routing.num_experts,))
@@ -129,9 +68,19 @@ class MoE:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size], unchanged, to the same shape; the same on all ranks."""
-        logits = F.linear(x.to(self.router.dtype), self.router, self.router_bias)
-        expert_ids, weights = self.routing.choose(logits, self.correction)
+        expert_ids, weights = self.operators.choose_experts(self.router(x), self.routing, self.correction)
         return self.tp.all_reduce(self.runner.apply(x, expert_ids, weights))
+
+
+def _router(context: ModelContext, prefix: str, routing: Routing, has_bias: bool) -> Callable[[Tensor], Tensor]:
+    hidden = context.config.hidden_size
+    if not routing.in_float32 or context.dtype == torch.float32:
+        plain = replace(context, lora=None)
+        return ReplicatedLinear(plain, prefix, hidden, routing.num_experts, bias=has_bias, method=context.plain)
+    shape = (routing.num_experts, hidden)
+    weight = context.weights.tensor(f"{prefix}.weight", shape).to(context.device, torch.float32)
+    bias = context.weights.tensor(f"{prefix}.bias", shape[:1]).to(context.device, torch.float32) if has_bias else None
+    return lambda x: F.linear(x.float(), weight, bias)
 
 
 class _Experts(ExpertWeights):
@@ -161,6 +110,10 @@ class _Experts(ExpertWeights):
         name = f"{prefix}.{self._names[2]}"
         down = RowParallelLinear(self._context, name, self._inner, hidden, bias=self._has_bias, reduces=False)
         return gate_up, down
+
+    def native(self, layer: ExpertLayer, num_slices: int) -> list[NativeLinear] | None:
+        assert isinstance(layer, ColumnParallelLinear | RowParallelLinear)
+        return layer.native(num_slices)
 
     def stacked(self) -> tuple[Tensor, Tensor]:
         context = self._context

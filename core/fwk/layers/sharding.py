@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -202,11 +203,34 @@ def load(
     out_features = tuple(cut.part_of(part.out_features) for part, cut in parts)
     first = parts[0][0].prefix
     shape = LinearShape(input_cut.part_of(in_features), out_features, context.dtype, context.device, first, form.layout)
-    specs = form.method.params(shape)
+    version = form.method.packed_version
+    if version is None:
+        return form.method.finish(_loaded(context, form, parts, in_features, input_cut, shape), shape)
+    key = repr((version, form.layout, str(context.dtype), parts, in_features, input_cut))
+    found = context.weights_cache.find(key)
+    if found is not None:
+        return form.method.from_packed(found)
+    weights = form.method.finish(_loaded(context, form, parts, in_features, input_cut, shape), shape)
+    names = ("weight",) if form.layout == PLAIN else tuple(form.method.params(shape))
+    context.weights.release(f"{part.prefix}.{name}" for part, _ in parts for name in names)  # packing has copied it
+    context.weights_cache.store(key, partial(form.method.to_packed, weights))
+    return weights
+
+
+def _loaded(
+    context: ModelContext,
+    form: LayerFormat,
+    parts: Sequence[tuple[Part, Cut]],
+    in_features: int,
+    input_cut: Cut,
+    shape: LinearShape,
+) -> Mapping[str, Tensor]:
+    """What the parts' method reads of them, sharded and joined."""
+    specs, first = form.method.params(shape), shape.prefix
     is_whole = input_cut.is_whole(in_features) and all(cut.is_whole(part.out_features) for part, cut in parts)
     if is_whole and form.layout == PLAIN and not form.method.is_encoding:
         weight = _joined(context.weights, [part for part, _ in parts], in_features, specs["weight"].dtype)
-        return form.method.finish({"weight": weight.to(context.device)}, shape)
+        return {"weight": weight.to(context.device)}
     pieces: dict[str, list[Tensor]] = {name: [] for name in specs}
     for part, cut in parts:
         for name, x in _read(context.weights, form, part, in_features, specs).items():
@@ -224,7 +248,7 @@ def load(
             raise ModelLoadError(f"'{name}' is there for some parts of {first}'s fused layer, not for all")
         if found:
             loaded[name] = _join(found, specs[name]).to(context.device)
-    return form.method.finish(loaded, shape)
+    return loaded
 
 
 def plain_weight(context: ModelContext, prefix: str, out_features: int, in_features: int) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fwk.interfaces.attention import AttentionBackendSpec
 from fwk.interfaces.balance import LoadBalancerSpec
 from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.device import DeviceSpec
 from fwk.interfaces.dialect import DialectSpec
 from fwk.interfaces.executor import ExecutorSpec
 from fwk.interfaces.grammar import GrammarBackendSpec
@@ -97,6 +98,7 @@ _ALL = [
     Family(
         "reasoning_parsers", "reasoning parser", ReasoningParserSpec, "parsers:ReasoningParserSuite", "reasoning_parser"
     ),
+    Family("devices", "device", DeviceSpec, "devices:DeviceSuite", "device"),
     Family("executors", "executor", ExecutorSpec, "executors:ExecutorSuite", "executor"),
     Family("load_balancers", "load balancer", LoadBalancerSpec, "balancers:LoadBalancerSuite", "load_balance_method"),
     Family("kv_transfers", "KV transfer", KVTransferSpec, "kv_transfer:KVTransferSuite"),

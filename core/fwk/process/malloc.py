@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 LARGE_BYTES = 1 << 20
 """What is at least as large is mapped by itself, and goes back as soon as it is freed."""
 KEPT_BYTES = 4 << 20
 """How much may stay free at the end of each thread's heap, for what comes next."""
+MAX_LARGE_BYTES = 32 << 20
+"""Up to where glibc raises the first of these by itself; it may keep twice as much."""
 REST_SECONDS = 2.0
 """How long nothing must have been done: what comes soon after the last work may want its memory again."""
 
@@ -55,10 +58,27 @@ def return_large_blocks() -> None:
     megabytes could leave 64 MiB behind for each thread that looked at it. To say a bound is to stop it from rising.
     See mallopt(3), and heap_trim in glibc's malloc/arena.c. Elsewhere than with glibc, nothing happens.
     """
+    _set_bounds(LARGE_BYTES, KEPT_BYTES)
+
+
+@contextmanager
+def large_blocks_returned() -> Iterator[None]:
+    """``return_large_blocks`` meanwhile: what a load needs of a tensor goes back before it reads the next.
+
+    Afterwards the bounds are where glibc's own rule would have taken them: steps use their memory again.
+    """
+    return_large_blocks()
+    try:
+        yield
+    finally:
+        _set_bounds(MAX_LARGE_BYTES, 2 * MAX_LARGE_BYTES)
+
+
+def _set_bounds(large: int, kept: int) -> None:
     with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, large)
+        mallopt(_M_TRIM_THRESHOLD, kept)
 
 
 def _malloc_trim() -> Callable[[int], object]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 from fwk import __version__
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
@@ -55,11 +55,28 @@ def build_app(
     admin_routes: Sequence[AddRoutes] = (),
     allowed_origins: Sequence[str] = (),
 ) -> FastAPI:
-    """Put the application together; its ``state.routes`` are the ``RouteRegistry`` to change it by.
+    """Put the application of a server of one model together.
 
-    ``allowed_origins``: web pages from there may read replies. ``admin_routes`` are core's own routes for
-    administrators; like those of dialects and observers they are added only if there is a key for them.
+    Its ``state.routes`` are the ``RouteRegistry`` to change it by. ``allowed_origins``: web pages from there may read
+    replies. ``admin_routes`` are core's own routes for administrators; like those of dialects and observers they are
+    added only if there is a key for them.
     """
+    app = unguarded_app(dialects, observers, reports=reports, keys=keys, admission=admission, admin_routes=admin_routes)
+    for middleware, settings in _middleware([app.state.routes], max_body_bytes, admission, allowed_origins):
+        app.add_middleware(middleware, **settings)
+    return app
+
+
+def unguarded_app(
+    dialects: Sequence[Dialect],
+    observers: Sequence[Observer],
+    *,
+    reports: Reports,
+    keys: Keys,
+    admission: AdmissionController,
+    admin_routes: Sequence[AddRoutes] = (),
+) -> FastAPI:
+    """The same for one of several models: ``guarded`` is put around all of them."""
     app = FastAPI(title="fwk", version=__version__, docs_url=None, redoc_url=None)
     routes = app.state.routes = RouteRegistry(app, keys)
     routes.register("core", lambda app: add_core_routes(app, reports, admission), public=PUBLIC_ROUTES)
@@ -72,22 +89,53 @@ def build_app(
     for number, observer in enumerate(observers):
         routes.register(f"observer {number}", observer.routes, observer.admin_routes)
     install_error_handlers(app, routes.error_body)
-    app.add_middleware(
-        RequestMiddleware,
-        guard=routes.guard,
-        max_body_bytes=max_body_bytes,
-        admission=admission,
-        error_body=lambda scope, status, message, param: routes.error_body(scope, status, message, param, None),
-    )
-    if allowed_origins:  # outermost: a browser asks without a key whether it may ask, and reads errors too
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=allowed_origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
-        )
     return app
+
+
+def guarded(
+    app: ASGIApp,
+    routes: Sequence[RouteRegistry],
+    max_body_bytes: int,
+    admission: AdmissionController,
+    allowed_origins: Sequence[str],
+) -> ASGIApp:
+    """What stands before one application, around one that hands requests to several."""
+    for middleware, settings in _middleware(routes, max_body_bytes, admission, allowed_origins):
+        app = middleware(app, **settings)
+    return app
+
+
+def _middleware(
+    routes: Sequence[RouteRegistry],
+    max_body_bytes: int,
+    admission: AdmissionController,
+    allowed_origins: Sequence[str],
+) -> list[tuple[Any, dict[str, Any]]]:
+    """The innermost first. A request passes if no application of several refuses its key."""
+
+    def error_body(scope: Scope, status: int, message: str, param: str | None) -> dict[str, Any]:
+        return routes[0].error_body(scope, status, message, param, None)
+
+    guards = [one.guard for one in routes]
+    found: list[tuple[Any, dict[str, Any]]] = [
+        (
+            RequestMiddleware,
+            {"guards": guards, "max_body_bytes": max_body_bytes, "admission": admission, "error_body": error_body},
+        )
+    ]
+    if allowed_origins:  # outermost: a browser asks without a key whether it may ask, and reads errors too
+        found.append(
+            (
+                CORSMiddleware,
+                {
+                    "allow_origins": allowed_origins,
+                    "allow_methods": ["GET", "POST", "DELETE"],
+                    "allow_headers": ["*"],
+                    "expose_headers": ["x-request-id", "retry-after"],
+                },
+            )
+        )
+    return found
 
 
 def add_core_routes(app: FastAPI, reports: Reports, admission: AdmissionController) -> None:

@@ -8,12 +8,14 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 
+from fwk.config import ServerOptions
 from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.dialect import AdapterCard, EmbedInput, Frontend, GenerateInput, ModelCard, OutputDelta
 from fwk.interfaces.lora import LoRASource
@@ -24,6 +26,7 @@ from fwk.plugins import PluginSet, Registered
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
+from fwk.server.stream_interval import DeltaBuffer
 from fwk.server.streams import EventStream, PendingEmbedding, SequenceStream
 from fwk.text import ModelText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
@@ -31,8 +34,7 @@ from fwk.types import AdapterInfo, Request, SamplingParams, TokenEvent, cache_na
 from fwk.types.sampling import NOTHING_FOLLOWS, GrammarKind
 from fwk_jobs.client import MAX_WAITING, Work, current_work
 
-NUM_TEXT_THREADS = 2
-"""Threads that tokenise and render at once; those that wait for the helper process do not count."""
+DEFAULTS = ServerOptions()
 
 MAX_UNREAD = 64
 """Steps of a stream that wait for its client, and 8 for each sequence; with more the request is paused."""
@@ -49,7 +51,7 @@ def _copied(sampling: SamplingParams) -> SamplingParams:
 class ServerFrontend(Frontend):
     """One served model."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it connects, each once
         self,
         card: ModelCard,
         text: ModelText,
@@ -59,11 +61,14 @@ class ServerFrontend(Frontend):
         default_sampling: Mapping[str, Any],
         grammars: Grammars,
         parsers: Parsers,
+        options: ServerOptions = DEFAULTS,
     ) -> None:
         self.card = card
         self.text = text
         self.default_sampling = default_sampling
         self.grammar_kinds = frozenset(get_args(GrammarKind))  # any, until the engines have settled on a backend
+        self._is_settled = False
+        self._peers: Sequence[Frontend] = (self,)
         self._model_text = text
         self._grammars = grammars
         self._parsers = parsers
@@ -73,9 +78,11 @@ class ServerFrontend(Frontend):
         self._adapter_keys: dict[str, str] = {}
         self.lora_sources: list[LoRASource] = []
         self.key_names: Mapping[str, str] = {}  # of the holders of keys, by tenant
+        self._stream_interval = options.stream_interval
         client.on_stats = observers.step_finished
-        self._threads = ThreadPoolExecutor(NUM_TEXT_THREADS + MAX_WAITING, thread_name_prefix="fwk-text")
-        self._turns = threading.Semaphore(NUM_TEXT_THREADS)
+        client.on_engine_death = observers.engine_died
+        self._threads = ThreadPoolExecutor(options.tokenizer_worker_num + MAX_WAITING, thread_name_prefix="fwk-text")
+        self._turns = threading.Semaphore(options.tokenizer_worker_num)  # those that wait for the helper have none
         self._processors = {item.name: item.declaration for item in plugins.family("logits_processors")}
 
     def prepare(self) -> None:
@@ -89,6 +96,21 @@ class ServerFrontend(Frontend):
         """Check grammars with the backend that the engines have settled on."""
         self._grammars.use(name)
         self.grammar_kinds = self._grammars.kinds
+        self._is_settled = True
+
+    @property
+    def peers(self) -> Sequence[Frontend]:
+        return self._peers
+
+    def join(self, peers: Sequence[Frontend]) -> None:
+        """The models of the server, of which this is one."""
+        self._peers = peers
+        others = tuple(peer.card.name for peer in peers if peer is not self)
+        self.card = replace(self.card, peer_names=others)
+
+    @property
+    def is_loaded(self) -> bool:
+        return not self._client.sleep.is_asleep
 
     @property
     def adapters(self) -> Mapping[str, AdapterCard]:
@@ -127,9 +149,14 @@ class ServerFrontend(Frontend):
         if trouble is not None:
             raise EngineDead(trouble)
         self.card.check_task("generate")
-        self._adapter_key(item.adapter)
-        item = prepare_input(item, self.text, max_model_len=self.card.max_model_len, vocab_size=self.card.vocab_size)
-        self._grammars.check(item.sampling.grammar)
+        if self._is_settled or item.adapter not in self._adapters:  # else it is loaded with the engines
+            self._adapter_key(item.adapter)
+        card, limits = self.card, self._model_text.limits
+        item = prepare_input(
+            item, self.text, max_model_len=card.max_model_len, vocab_size=card.vocab_size, limits=limits
+        )
+        if self._is_settled:
+            self._grammars.check(item.sampling.grammar)
         return item
 
     def tool_parser(
@@ -180,37 +207,18 @@ class ServerFrontend(Frontend):
         await self._client.unload_adapter(name)
 
     async def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
-        adapter = self._adapter_key(item.adapter)
-        request = Request(
-            request_id=uuid.uuid4().hex,
-            prompt_token_ids=item.prompt_token_ids,
-            sampling=item.sampling,
-            n=item.n,
-            priority=item.priority,
-            service=item.service,
-            cache_namespace=cache_namespace(item.cache_salt, adapter),
-            adapter=adapter,
-        )
-        now = time.monotonic()
-        record = RequestRecord(
-            request.request_id,
-            item.label,
-            len(item.prompt_token_ids),
-            now,
-            operation=item.operation,
-            trace=item.trace,
-            sampling=_copied(item.sampling),
-            n=item.n,
-            caller=self.key_names.get(item.service.tenant, ""),
-        )
-        content: list[list[str]] | None = None
-        if self._observers.wants_content:
-            record.prompt_token_ids, content = item.prompt_token_ids, [[] for _ in range(item.n)]
-        sequences = [SequenceStream(i, self._model_text.follow(item.sampling), now) for i in range(item.n)]
-        stream = EventStream(MAX_UNREAD + 8 * item.n, partial(self._client.pause, request.request_id))
+        arrived = time.monotonic()
+        async with self._client.sleep.awake():
+            grammar = item.sampling.grammar
+            if grammar is not None and not self._grammars.is_known(grammar):  # checked before the engines had settled
+                await self.run_blocking(self._grammars.check, grammar)
+            request, record, stream = self._submit(item, arrived)
         num_open = item.n
-        self._client.submit(request, stream.put)
-        self._observers.request_arrived(record)
+        content: list[list[str]] | None = None
+        if record.prompt_token_ids is not None:
+            content = [[] for _ in range(item.n)]
+        sequences = [SequenceStream(i, self._model_text.follow(item.sampling), arrived) for i in range(item.n)]
+        buffer = DeltaBuffer(self._stream_interval) if self._stream_interval > 1 else None
         try:
             while num_open:
                 deltas = self._deltas(await stream.take(), sequences, record)
@@ -218,6 +226,8 @@ class ServerFrontend(Frontend):
                     for delta in deltas:
                         content[delta.index].append(delta.text)
                 num_open -= sum(delta.finish_reason is not None for delta in deltas)
+                if buffer is not None:
+                    deltas = buffer.ready(deltas)
                 if deltas:
                     yield deltas
         finally:
@@ -230,19 +240,52 @@ class ServerFrontend(Frontend):
                 record.outputs = tuple("".join(pieces) for pieces in content)
             self._observers.request_finished(record)
 
-    def check_embed(self, item: EmbedInput) -> None:
+    def _submit(self, item: GenerateInput, arrived: float) -> tuple[Request, RequestRecord, EventStream]:
+        """Send a checked input to the engines, which run."""
+        adapter = self._adapter_key(item.adapter)
+        request = Request(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=item.prompt_token_ids,
+            sampling=item.sampling,
+            n=item.n,
+            priority=item.priority,
+            service=item.service,
+            cache_namespace=cache_namespace(item.cache_salt, adapter),
+            adapter=adapter,
+        )
+        record = RequestRecord(
+            request.request_id,
+            item.label,
+            len(item.prompt_token_ids),
+            arrived,
+            operation=item.operation,
+            trace=item.trace,
+            sampling=_copied(item.sampling),
+            n=item.n,
+            caller=self.key_names.get(item.service.tenant, ""),
+        )
+        if self._observers.wants_content:
+            record.prompt_token_ids = item.prompt_token_ids
+        stream = EventStream(MAX_UNREAD + 8 * item.n, partial(self._client.pause, request.request_id))
+        self._client.submit(request, stream.put)
+        self._observers.request_arrived(record)
+        return request, record, stream
+
+    def check_embed(self, item: EmbedInput) -> EmbedInput:
         trouble = self._client.trouble()
         if trouble is not None:
             raise EngineDead(trouble)
         if self.card.task == "generate":
             self.card.check_task("embed")
-        check_embed_input(item, max_model_len=self.card.max_model_len, vocab_size=self.card.vocab_size)
+        card, limits = self.card, self._model_text.limits
+        return check_embed_input(item, max_model_len=card.max_model_len, vocab_size=card.vocab_size, limits=limits)
 
     async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
         calls: list[PendingEmbedding] = []
         try:
-            for item in items:
-                calls.append(self._submit_embed(item))
+            async with self._client.sleep.awake():
+                for item in items:
+                    calls.append(self._submit_embed(item))
             return await asyncio.gather(*(call.vector for call in calls))
         finally:
             for call in calls:

@@ -15,6 +15,7 @@ from fwk.errors import ConfigError, PortTaken
 from fwk.interfaces.dialect import openai_error
 from fwk.server.keys import Keys, read_keys
 from fwk_http import addresses
+from fwk_http.handover import Offer, Predecessor, take_listener
 from fwk_http.server import Bounds
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ class Listening:
     socket: socket.socket
     keys: Keys
     tls: ssl.SSLContext | None = None
+    predecessor: Predecessor | None = None
+    """The server that still serves there, until it is told that this one does."""
 
 
 def listen(options: ServerOptions) -> Listening:
@@ -36,12 +39,36 @@ def listen(options: ServerOptions) -> Listening:
     """
     tls, keys = tls_context(options), read_keys(options)
     flag = "--uds" if options.uds is not None else "--port"
+    if options.take_over and (taken := _take_over(options)) is not None:
+        return Listening(taken[0], keys, tls, taken[1])
     try:
         path, port = options.uds, options.port
         listener = addresses.bind_path(path) if path is not None else addresses.bind(options.host, port)
     except addresses.AddressTaken as error:
         raise PortTaken(f"{error}; choose another {flag}") from None
     return Listening(listener, keys, tls)
+
+
+def _take_over(options: ServerOptions) -> tuple[socket.socket, Predecessor] | None:
+    if options.uds is None and options.port == 0:
+        raise ConfigError("--take-over needs --port: a free one is nobody's")
+    try:
+        wanted = options.uds if options.uds is not None else addresses.resolve(options.host, options.port)
+        taken = take_listener(wanted)
+    except (OSError, addresses.AddressTaken) as error:
+        raise PortTaken(f"--take-over: {error}") from None
+    if taken is None:
+        log.info("no server to take over from: this one listens as usual")
+    return taken
+
+
+def offer(listening: Listening) -> Offer | None:
+    """Offer the listener to the next server; None where the system has no such sockets, or the name is in use."""
+    try:
+        return Offer(listening.socket)
+    except OSError as error:
+        log.warning("no server can take over from this one (--take-over): %s", error.strerror or error)
+        return None
 
 
 def forget(options: ServerOptions) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -40,10 +40,16 @@ class RequestMiddleware:
     """Lets a request in, or answers it. WebSockets need a key like everything else."""
 
     def __init__(
-        self, app: ASGIApp, *, guard: Guard, max_body_bytes: int, admission: AdmissionController, error_body: ErrorBody
+        self,
+        app: ASGIApp,
+        *,
+        guards: Sequence[Guard],
+        max_body_bytes: int,
+        admission: AdmissionController,
+        error_body: ErrorBody,
     ) -> None:
         self._app = app
-        self._guard = guard
+        self._guards = guards
         self._max_body = max_body_bytes
         self._admission = admission
         self._error_body = error_body
@@ -62,7 +68,7 @@ class RequestMiddleware:
             await send(message)
 
         given = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
-        refusal = self._guard.refusal(scope, given)
+        refusal = next((told for guard in self._guards if (told := guard.refusal(scope, given)) is not None), None)
         if refusal is not None:
             await self._refuse(scope, send_with_id, 401, refusal)
             return

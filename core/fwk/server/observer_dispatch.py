@@ -33,7 +33,7 @@ BREATH = 0.0005
 
 CLOSE_SECONDS = 5.0
 
-_EVENTS = ("request_arrived", "tokens_received", "request_finished", "step_finished")
+_EVENTS = ("request_arrived", "tokens_received", "request_finished", "step_finished", "engine_died")
 
 
 class Listener:
@@ -59,7 +59,7 @@ class Listener:
         if self.is_dropped:
             return
         num_waiting = len(self._events)
-        if num_waiting < MAX_EVENTS or (num_waiting < 2 * MAX_EVENTS and event.startswith("request")):
+        if num_waiting < MAX_EVENTS or (num_waiting < 2 * MAX_EVENTS and event.startswith(("request", "engine"))):
             self._events.append((event, args))
             if not self._come.is_set():
                 self._come.set()
@@ -192,6 +192,9 @@ class Observers:
     def step_finished(self, stats: EngineStats) -> None:
         self._tell("step_finished", stats)
 
+    def engine_died(self, reason: str) -> None:
+        self._tell("engine_died", reason)
+
     def close(self) -> None:
         """Close them all; they have the time of one."""
         closing = [threading.Thread(target=listener.close, daemon=True) for listener in self._listeners]
@@ -200,7 +203,7 @@ class Observers:
         for thread in closing:
             thread.join()
 
-    def _tell(self, event: str, subject: RequestRecord | EngineStats, *args: Any) -> None:
+    def _tell(self, event: str, subject: RequestRecord | EngineStats | str, *args: Any) -> None:
         """Notify the observers. A record keeps changing, so each gets a copy of its present state."""
         for listener in self._hearing[event]:
             told = _copied(subject, listener) if isinstance(subject, RequestRecord) else subject

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from fwk.interfaces.balance import LoadBalancer, Replica
 from fwk.server.admission import RETRY_SECONDS, Deadlines, Receiver
 from fwk.server.engine_client import EngineClient
 from fwk.server.engine_process import EngineProcess
+from fwk.server.engine_sleep import EngineSleep
 from fwk.types import AdapterInfo, EngineReady, EngineStats, Request, TokenEvent
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class Replicas:
         self._max_open = config.engine.max_running_requests + config.server.max_queued_requests
         self._placed: dict[str, _Placed] = {}
         self.on_stats: Callable[[EngineStats], None] | None = None
+        self.on_engine_death: Callable[[str], None] | None = None
         self._past = [EngineStats() for _ in self._clients]  # what engines had done that have died since
         self._deaths: list[list[float]] = [[] for _ in self._clients]
         self._adapters: dict[str, str] = {}  # loaded while serving: name -> path
@@ -73,6 +76,7 @@ class Replicas:
         self._reviving: dict[int, asyncio.Task[None]] = {}
         self._is_closing = False
         self.given_up = asyncio.Event()
+        self.sleep = EngineSleep(self._stop_engines, self._start_engines, lambda: bool(self._placed))
 
         for index, client in enumerate(self._clients):
             self._install(index, client)
@@ -101,17 +105,26 @@ class Replicas:
             max_model_len=min(ready.max_model_len for ready in every),
         )
 
+    @property
+    def has_started(self) -> bool:
+        """Whether all have come to the end of their start, good or bad."""
+        return all(client.has_started for client in self._clients)
+
     def trouble(self) -> str | None:
-        """Why nothing can be served now; None while one engine can. All must have started before any serves."""
+        """Why nothing can be served now; None while one engine can, or sleeps until it is asked.
+
+        All must have started before any serves.
+        """
+        if self.sleep.is_asleep:
+            return None
         troubles = self._troubles()
-        is_starting = not all(client.has_started for client in self._clients)
-        if not is_starting and len(troubles) < len(self._clients):
+        if self.has_started and len(troubles) < len(self._clients):
             return None
         return "; ".join(troubles) or "the engines are starting"
 
     def degraded(self) -> str | None:
         """Which engines cannot serve, while others can."""
-        return None if self.trouble() is not None else "; ".join(self._troubles()) or None
+        return None if self.sleep.is_asleep or self.trouble() is not None else "; ".join(self._troubles()) or None
 
     def submit(self, request: Request, receiver: Receiver) -> None:
         """Send a request to a replica; ``receiver`` gets its events, or once what ended it.
@@ -179,9 +192,14 @@ class Replicas:
             placed.deadlines.stop()
             self._views[placed.replica].num_open -= placed.request.n
             self._clients[placed.replica].forget(request_id)
+            self.sleep.note_use()
 
     async def load_adapter(self, name: str, path: str) -> AdapterInfo:
         """Load a LoRA adapter into every engine that lives, or into none. Raises ``InvalidRequest``."""
+        async with self.sleep.awake():
+            return await self._load_adapter(name, path)
+
+    async def _load_adapter(self, name: str, path: str) -> AdapterInfo:
         alive = [client for client in self._clients if not client.is_dead]
         results = await asyncio.gather(*(c.load_adapter(name, path) for c in alive), return_exceptions=True)
         loaded = [(c, info) for c, info in zip(alive, results, strict=True) if isinstance(info, AdapterInfo)]
@@ -197,6 +215,8 @@ class Replicas:
     async def unload_adapter(self, name: str) -> None:
         """Take a LoRA adapter's name away in every engine that lives."""
         self._adapters.pop(name, None)
+        if self.sleep.is_asleep:
+            return  # it is not loaded again
         alive = [client for client in self._clients if not client.is_dead]
         results = await asyncio.gather(*(c.unload_adapter(name) for c in alive), return_exceptions=True)
         wrong = [result for result in results if isinstance(result, BaseException)]
@@ -208,6 +228,10 @@ class Replicas:
 
         Raises ``InvalidRequest`` when an engine cannot: those that could go back to ``old``.
         """
+        async with self.sleep.awake():
+            await self._switch(new, old)
+
+    async def _switch(self, new: EngineSwitching, old: EngineSwitching) -> None:
         alive = [client for client in self._clients if not client.is_dead]
         results = await asyncio.gather(*(client.switch(*new) for client in alive), return_exceptions=True)
         wrong = next((result for result in results if isinstance(result, InvalidRequest)), None)
@@ -221,16 +245,60 @@ class Replicas:
     async def close(self) -> None:
         """Stop the processes."""
         self._is_closing = True
+        await self.sleep.close()
         for task in self._reviving.values():
             task.cancel()
         await asyncio.gather(*self._reviving.values(), return_exceptions=True)
         await asyncio.gather(*(client.close() for client in self._clients))
 
+    async def _stop_engines(self) -> None:
+        """Stop the processes for now. What they had done stays counted."""
+        for task in self._reviving.values():
+            task.cancel()
+        await asyncio.gather(*self._reviving.values(), return_exceptions=True)
+        self._reviving.clear()
+        await asyncio.gather(*(client.close() for client in self._clients))
+        for index in range(len(self._clients)):
+            self._take_over(index, EngineStats())
+
+    async def _start_engines(self) -> EngineReady:
+        """Start them again, with the adapters and plugins that they had. Raises ``EngineDead``."""
+        clients = [EngineClient(self._config, self._fingerprint, index) for index in range(len(self._clients))]
+        self.given_up.clear()
+        for index, client in enumerate(clients):
+            self._install(index, client)
+        try:
+            await self.start()
+            ready = await self.wait_ready()
+            for client in clients:
+                await self._make_like_the_last(client)
+        except BaseException:
+            await asyncio.gather(*(client.close() for client in clients))
+            raise
+        return ready
+
+    async def _make_like_the_last(self, client: EngineClient) -> None:
+        """Give a new engine the adapters and plugins that were changed since the start."""
+        await self._reload_adapters(client)
+        for switching in list(self._switched.values()):
+            await client.switch(*switching)
+
+    def _take_over(self, index: int, stats: EngineStats) -> None:
+        """From now on an engine's numbers are these; what the one before it had done stays counted."""
+        view = self._views[index]
+        self._past[index] = total([self._past[index], without_gauges(view.stats)])
+        self._note(index, stats)
+
+    def pids(self) -> list[int]:
+        """The engine processes that live."""
+        return [client.pid for client in self._clients if client.pid is not None and not client.is_dead]
+
     def info(self) -> list[dict[str, Any]]:
         """For /server_info."""
         return [
             {
-                "trouble": client.trouble(),
+                "trouble": None if self.sleep.is_asleep else client.trouble(),
+                "asleep": self.sleep.is_asleep,
                 "num_open": view.num_open,
                 "stats": msgspec.structs.asdict(view.stats),
             }
@@ -255,6 +323,8 @@ class Replicas:
 
     def _revive(self, index: int) -> str:
         """An engine has died: start another in its place, if we are to. Returns what is done, for the log."""
+        if self.on_engine_death is not None:
+            self.on_engine_death(self._clients[index].trouble() or "")
         if not self._config.server.health_monitor:
             return "it is not started again (--health-monitor is off)"
         delay = self._delay(index)
@@ -283,9 +353,7 @@ class Replicas:
             try:
                 await client.start()
                 await client.wait_ready()
-                await self._reload_adapters(client)
-                for switching in list(self._switched.values()):
-                    await client.switch(*switching)
+                await self._make_like_the_last(client)
             except (EngineDead, InvalidRequest, OSError) as error:
                 await client.close()
                 delay = self._delay(index)
@@ -294,9 +362,7 @@ class Replicas:
             except asyncio.CancelledError:
                 await client.close()
                 raise
-            view = self._views[index]
-            self._past[index] = total([self._past[index], without_gauges(view.stats)])
-            view.stats = client.stats
+            self._take_over(index, client.stats)
             self._install(index, client)
             log.warning("engine %d serves again", index)
             return
@@ -328,4 +394,8 @@ def total(every: list[EngineStats]) -> EngineStats:
     """The engines' numbers together: every field counts something, so they add up."""
     if len(every) == 1:
         return every[0]
-    return EngineStats(*(sum(values) for values in zip(*map(msgspec.structs.astuple, every), strict=True)))
+    by_position = tuple(map(sum, zip_longest(*(stats.accepted_by_position for stats in every), fillvalue=0)))
+    names = [name for name in EngineStats.__struct_fields__ if name != "accepted_by_position"]
+    return EngineStats(
+        **{name: sum(getattr(stats, name) for stats in every) for name in names}, accepted_by_position=by_position
+    )

@@ -1,4 +1,4 @@
-"""Run the server: bind, open the model, start the engine, answer."""
+"""Run the server: bind, open the models, start the engines, answer."""
 
 from __future__ import annotations
 
@@ -8,92 +8,76 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from fwk import __version__
 from fwk.config import Config
-from fwk.engine.adapters import adapter_paths
 from fwk.errors import ConfigError, EngineDead, PluginError
-from fwk.interfaces.balance import BalanceContext, LoadBalancer
-from fwk.interfaces.declaration import Facts
-from fwk.interfaces.dialect import ModelCard
-from fwk.interfaces.lifecycle import PluginLifecycle
-from fwk.interfaces.lora import LoRASourceContext
-from fwk.plugins import PluginFactory, PluginSet, Selection, choose
-from fwk.plugins.selection import check_strict, check_used
+from fwk.plugins import PluginSet
 from fwk.process.file_limits import allow_more_descriptors
 from fwk.process.gc import gc_paused
 from fwk.process.malloc import Heap, return_large_blocks
 from fwk.server.admission import AdmissionController
-from fwk.server.app import Reports, build_app
+from fwk.server.app import Reports, guarded
 from fwk.server.engine_process import EngineProcess
-from fwk.server.frontend import ServerFrontend
-from fwk.server.helper import new_helper, vet_grammar
-from fwk.server.lifecycle import LifecycleManager
-from fwk.server.listening import Listening, bounds, forget, listen, warn_if_open
-from fwk.server.observer_dispatch import Observers
-from fwk.server.parsers import Parsers, tool_note
-from fwk.server.replicas import Replicas
-from fwk.server.route_registry import RouteRegistry
-from fwk.server.server_info import describe
-from fwk.server.switching import PluginSwitcher, ServerComponents
-from fwk.setup.checkpoint import OpenedModel, locate, num_bytes, open_model
-from fwk.setup.sampling_defaults import sampling_defaults
-from fwk.text import ModelText
-from fwk.text.grammars import Grammars
-from fwk.types import EngineReady, tenant_of
+from fwk.server.engine_sleep import EngineMemory, SleepingModel
+from fwk.server.listening import Listening, bounds, forget, listen, offer, warn_if_open
+from fwk.server.model_router import ModelRouter
+from fwk.server.served_model import ServedModel, Shared
+from fwk.setup.checkpoint import locate, num_bytes
+from fwk.types import EngineReady
 from fwk_http.addresses import address
+from fwk_http.handover import Offer
 from fwk_http.server import HttpServer
 
 log = logging.getLogger(__name__)
 
 EXIT_GIVEN_UP = 70
 
+LAST_REQUESTS_SECONDS = 0.5
+"""What a replaced server waits for requests on connections that it accepted just before."""
 
-def serve(config: Config, plugins: PluginSet, progress: Callable[[str], None], engines: Sequence[EngineProcess]) -> int:
-    """Serve until a signal or the engine's end. Returns the process's exit code. ``engines``: a process for each."""
-    listening = listen(config.server)
-    warn_if_open(config.server, listening.keys)
+
+def serve(
+    configs: Sequence[Config], plugins: PluginSet, progress: Callable[[str], None], engines: Sequence[EngineProcess]
+) -> int:
+    """Serve models until a signal or the engine's end. Returns the process's exit code.
+
+    ``configs``: of each model; the first one's holds for the server. ``engines``: a process for each of the first.
+    """
+    options = configs[0].server
+    listening = listen(options)
+    warn_if_open(options, listening.keys)
     allow_more_descriptors()
     return_large_blocks()
-    path = locate(config, plugins, progress)  # fetch first, with progress: the engine process then finds it in place
+    # fetch first, with progress: the engine process then finds it in place
+    sizes = [num_bytes(locate(config, plugins, progress)) for config in configs]
+    _check_memory(configs, sizes)
     for engine in engines:
-        engine.model_bytes = num_bytes(path)
+        engine.model_bytes = sizes[0]
     runner = asyncio.run
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415 - not on every platform
 
         runner = uvloop.run
+    server = _Server(configs, sizes, plugins, listening, progress, engines)
     try:
-        return runner(_Server(config, plugins, listening, progress, engines).run())
+        return runner(server.run())
     finally:
-        forget(config.server)
+        if not server.is_replaced and (listening.predecessor is None or server.has_served):
+            forget(options)
 
 
-def _load_balancer(
-    config: Config, factory: PluginFactory, lifecycles: LifecycleManager, selection: Selection
-) -> tuple[LoadBalancer, PluginLifecycle]:
-    item = selection.chosen
-    assert item is not None
-    check_used(factory.plugins, config.plugin_options, {"load_balancers": item.name})
-    lifecycle = lifecycles.make(item.source)
-    num_replicas = config.engine.data_parallel_size
-    return factory.build(item, BalanceContext, num_replicas=num_replicas, lifecycle=lifecycle), lifecycle
-
-
-def _room(card: ModelCard, ready: EngineReady) -> str:
-    """What bounds the work, in words."""
-    if card.embedding_size:
-        if card.labels:
-            return f"{len(card.labels)} scores of an input, of at most {card.max_model_len} tokens"
-        what = "embeddings" if card.task == "embed" else "vectors"
-        return f"{what} of {card.embedding_size} numbers, inputs of at most {card.max_model_len} tokens"
-    least = "at least " if ready.num_block_tables > 1 else ""
-    return f"{least}{ready.num_blocks // ready.num_block_tables * ready.block_size} tokens of KV cache"
+def _check_memory(configs: Sequence[Config], sizes: Sequence[int]) -> None:
+    limit = configs[0].server.models_memory_limit
+    for config, size in zip(configs, sizes, strict=True):
+        if limit is not None and size > limit * 2**30:
+            raise ConfigError(
+                f"--models-memory-limit {limit:g}: the files of {config.model.model} alone hold {size / 2**30:.1f} GiB"
+            )
 
 
 def _ending_signals() -> list[signal.Signals]:
@@ -107,60 +91,153 @@ class _Server:
 
     def __init__(
         self,
-        config: Config,
+        configs: Sequence[Config],
+        sizes: Sequence[int],
         plugins: PluginSet,
         listening: Listening,
         progress: Callable[[str], None],
         engines: Sequence[EngineProcess],
     ) -> None:
-        self._config = config
-        self._plugins = plugins
-        self._factory = PluginFactory(plugins, config.plugin_options)
+        self._options = configs[0].server
         self._listening = listening
         self._progress = progress
-        self._lifecycles = LifecycleManager()
-        self._selections = [choose(plugins, "load_balancers", config.engine.load_balance_method, Facts())]
-        balancer, self._balancers_life = _load_balancer(config, self._factory, self._lifecycles, self._selections[0])
-        self._client = Replicas(config, plugins.fingerprint, balancer, engines)
-        self._plugin_switcher: PluginSwitcher | None = None
-        self._observers = Observers()
-        self._admission = AdmissionController(config.server, self._client.max_open)
-        self._ready: EngineReady | None = None
-        self._helper = new_helper(config)
+        self._models = [ServedModel(config, plugins, engines if config is configs[0] else ()) for config in configs]
+        self._first = self._models[0]
+        self._admission = AdmissionController(self._options, sum(model.engines.max_open for model in self._models))
+        names = [(config.model.served_model_name or (config.model.model,))[0] for config in configs]
+        books = [
+            SleepingModel(name, model.engines.sleep, model.engines.pids, size)
+            for name, model, size in zip(names, self._models, sizes, strict=True)
+        ]
+        limit = self._options.models_memory_limit
+        self._memory = EngineMemory(books, None if limit is None else int(limit * 2**30), self._options.idle_timeout)
+        self._books = books
         self._started = time.monotonic()
+        self._serves = asyncio.Event()
+        self._serving = asyncio.Event()
+        self._offer: Offer | None = None
+        self.is_replaced = False
+
+    @property
+    def has_served(self) -> bool:
+        return self._serves.is_set()
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         stop, hurry = asyncio.Event(), asyncio.Event()
         for number in _ending_signals():
             loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
-        frontend: ServerFrontend | None = None
         try:
-            await self._client.start()
+            await self._first.engines.start()
             with gc_paused():
-                opened = open_model(self._config, self._plugins, self._progress)
-                await self._lifecycles.begin(self._balancers_life)
-                frontend, app, self._plugin_switcher = self._build(opened)
-                if opened.task == "generate":
-                    frontend.prepare()
-                await self._plugin_switcher.start()
-            http = HttpServer(app, bounds(self._config.server), self._listening.tls)
-            serving = asyncio.create_task(http.serve(self._listening.socket))
-            resting = asyncio.create_task(self._rest())
-            code = await self._until_stopped(stop, serving, frontend)
+                app = await self._build()
+            http = HttpServer(app, bounds(self._options), self._listening.tls)
+            serving = asyncio.create_task(self._serve(http))
+            resting = [asyncio.create_task(work) for work in (self._rest(), self._memory.watch())]
+            code = await self._until_stopped(stop, serving)
+            if self.is_replaced:
+                await self._retire(http, stop)
+            if self._listening.predecessor is not None and not self.has_served:
+                serving.cancel()
             await self._drain(hurry)
             http.stop()
-            await self._client.close()  # whoever still waits for tokens is told that there will be none
-            await serving
-            resting.cancel()
+            # whoever still waits for tokens is told that there will be none
+            await asyncio.gather(*(model.engines.close() for model in self._models))
+            await asyncio.gather(serving, return_exceptions=serving.cancelling() > 0)
+            for task in resting:
+                task.cancel()
             return code
         finally:
-            self._helper.close()
-            if frontend is not None:
-                frontend.close()
-            await asyncio.to_thread(self._observers.close)
-            await self._lifecycles.end()
-            await self._client.close()
+            for model in self._models:
+                await model.close()
+
+    async def _build(self) -> ASGIApp:
+        """The application: of one model, or of several with what stands before all of them."""
+        shared = Shared(
+            self._listening.keys, self._admission, self._reports, {}, self._progress, num_models=len(self._models)
+        )
+        for model in self._models:
+            await model.start(shared)
+            model.engines.sleep.on_ready = partial(self._woken, model)
+        for model in self._models[1:]:
+            await model.engines.sleep.begin_asleep()
+        if len(self._models) == 1:
+            return self._first.app
+        self._check_names()
+        for model in self._models:
+            model.frontend.join([other.frontend for other in self._models])
+        return guarded(
+            ModelRouter(self._models),
+            [model.routes for model in self._models],
+            self._options.max_body_bytes,
+            self._admission,
+            self._options.allowed_origins,
+        )
+
+    def _check_names(self) -> None:
+        seen: set[str] = set()
+        for model in self._models:
+            card = model.frontend.card
+            for name in (card.name, *card.other_names, *model.frontend.adapters):
+                if name in seen:
+                    raise ConfigError(f"two models or adapters are called {name!r}: --also NAME=MODEL names another")
+                seen.add(name)
+
+    def _reports(self, model: ServedModel) -> Reports:
+        return Reports(self._trouble, self._degraded, partial(self._info, model))
+
+    def _trouble(self) -> str | None:
+        """Why no model can be served; while the first one is starting, that."""
+        troubles = [model.engines.trouble() for model in self._models]
+        if troubles[0] is not None and not self._first.engines.has_started:
+            return troubles[0]
+        return troubles[0] if all(troubles) else None
+
+    def _degraded(self) -> str | None:
+        if len(self._models) == 1:
+            return self._first.engines.degraded()
+        found = [(model.name, model.engines.trouble() or model.engines.degraded()) for model in self._models]
+        return "; ".join(f"{name}: {why}" for name, why in found if why) or None
+
+    def _info(self, model: ServedModel) -> dict[str, Any]:
+        info = model.info()
+        if len(self._models) > 1:
+            info["models"] = [
+                {"name": book.name, "asleep": book.sleep.is_asleep, "num_bytes": book.num_bytes} for book in self._books
+            ]
+        return info
+
+    async def _serve(self, http: HttpServer) -> None:
+        """Serve at once, and say 503 until the engines do; in place of another server, once they do."""
+        if self._listening.predecessor is not None:
+            await self._serves.wait()
+            await asyncio.to_thread(self._listening.predecessor.replace)
+        self._offer = offer(self._listening)
+        self._serving.set()
+        await http.serve(self._listening.socket)
+
+    async def _retire(self, http: HttpServer, stop: asyncio.Event) -> None:
+        """Another server has the listener: answer what has been accepted."""
+        self._progress("another server has taken over: this one finishes what it has, and ends")
+        http.retire()
+        if self._offer is not None:
+            self._offer.release()
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([stopped], timeout=LAST_REQUESTS_SECONDS)
+        emptied = asyncio.create_task(self._admission.empty())
+        await asyncio.wait(
+            [stopped, emptied], timeout=self._options.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        stopped.cancel()
+        emptied.cancel()
+
+    async def _until_replaced(self) -> None:
+        """Wait until a successor serves; for ever where none can come."""
+        await self._serving.wait()
+        if self._offer is None:
+            await asyncio.Future[None]()
+        else:
+            await self._offer.taken()
 
     async def _rest(self) -> None:
         """Give the memory of past requests back while there are none."""
@@ -173,144 +250,59 @@ class _Server:
     async def _drain(self, hurry: asyncio.Event) -> None:
         """Answer new requests with 503 while those under way finish: until the time is up, or a second signal."""
         self._admission.close()
-        draining = asyncio.create_task(self._lifecycles.drain())
+        draining = [asyncio.create_task(model.lifecycles.drain()) for model in self._models]
         waits = [asyncio.create_task(self._admission.empty()), asyncio.create_task(hurry.wait())]
-        timeout = self._config.server.shutdown_timeout
-        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=self._options.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
-        await draining
+        await asyncio.gather(*draining)
 
-    async def _until_stopped(self, stop: asyncio.Event, serving: asyncio.Task[None], frontend: ServerFrontend) -> int:
+    async def _until_stopped(self, stop: asyncio.Event, serving: asyncio.Task[None]) -> int:
         stopped = asyncio.create_task(stop.wait())
-        ready = asyncio.create_task(self._client.wait_ready())
+        ready = asyncio.create_task(self._first.engines.wait_ready())
         await asyncio.wait([stopped, ready, serving], return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             ready.cancel()
             stopped.cancel()
             return 0 if stop.is_set() else 1
         try:
-            self._settle(ready.result(), frontend)
-            if self._plugin_switcher is not None:
-                await self._plugin_switcher.ready(ready.result().chosen)
+            await self._settle(ready.result())
         except (EngineDead, PluginError) as error:
             log.critical("fwk: error: %s", error)
             stopped.cancel()
             return error.exit_code
-        given_up = asyncio.create_task(self._client.given_up.wait())
-        await asyncio.wait([stopped, serving, given_up], return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        given_up.cancel()
-        if self._client.given_up.is_set():
+        self._serves.set()
+        given_up = asyncio.create_task(self._first.engines.given_up.wait())
+        replaced = asyncio.create_task(self._until_replaced())
+        await asyncio.wait([stopped, serving, given_up, replaced], return_when=asyncio.FIRST_COMPLETED)
+        self.is_replaced = replaced.done()
+        for task in (stopped, given_up, replaced):
+            task.cancel()
+        if self._first.engines.given_up.is_set():
             log.critical("fwk: error: no engine can be kept alive, so the server ends; its log says what they died of")
             return EXIT_GIVEN_UP
         return 0
 
-    def _settle(self, ready: EngineReady, frontend: ServerFrontend) -> None:
-        """The engine serves: complete the model card with what only it knows, and say so."""
-        self._ready = ready
-        for adapter in ready.adapters:
-            frontend.add_adapter(adapter, adapter.name)
-        frontend.card = replace(frontend.card, max_model_len=ready.max_model_len, vocab_size=ready.vocab_size)
-        frontend.use_grammars(ready.chosen.get("grammar", "none"))
-        if frontend.grammar_kinds:
-            self._helper.start()
-        for reason in self._reasons(ready):
-            self._progress(f"note: {reason}")
+    async def _settle(self, ready: EngineReady) -> None:
+        """The first model's engines serve: say so."""
+        first = self._first
+        await first.settle(ready)
+        lines, room = first.told()
+        for line in lines:
+            self._progress(line)
+        first.engines.sleep.note_ready()
+        names = first.name
+        if len(self._models) > 1:
+            names += " and, on first use, " + ", ".join(model.name for model in self._models[1:])
         where = address(self._listening.socket, self._listening.tls is not None)
-        num_engines = self._config.engine.data_parallel_size
-        engines = f"{num_engines} engines, " if num_engines > 1 else ""
-        chosen = ", ".join(f"{family} {name}" for family, name in sorted(ready.chosen.items()))
-        self._progress(f"plugins: {chosen}")
         self._progress(
-            f"fwk {__version__} serves {frontend.card.name} at {where} "
-            f"({time.monotonic() - self._started:.1f} s; {engines}{_room(frontend.card, ready)})"
+            f"fwk {__version__} serves {names} at {where} ({time.monotonic() - self._started:.1f} s; {room})"
         )
 
-    def _build(self, opened: OpenedModel) -> tuple[ServerFrontend, FastAPI, PluginSwitcher]:
-        config, plugins = self._config, self._plugins
-        name, *other_names = config.model.served_model_name or (opened.name,)
-        text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
-        card = ModelCard(
-            name,
-            str(opened.path),
-            int(time.time()),
-            opened.max_model_len,
-            opened.config.vocab_size,
-            opened.task,
-            opened.served.vector_size,
-            tuple(other_names),
-            opened.served.labels,
-            opened.served.pooling is not None and opened.served.pooling.kind == "token",
-            opened.config.raw if opened.runner == "pool" else {},
-        )
-        generation, vocab_size = opened.checkpoint.generation_config(), opened.config.vocab_size
-        defaults = sampling_defaults(config.model, generation, vocab_size)
-        for adapter in adapter_paths(config):
-            if card.is_called(adapter):
-                raise ConfigError(f"--lora-paths: {adapter!r} is the served model's own name")
-        parsers = Parsers(config, plugins, text.chat_template)
-        note = tool_note(parsers, text.shows_tools) if opened.task == "generate" else None
-        if note is not None:
-            self._progress(f"note: {note}")
-        vet = partial(vet_grammar, self._helper, config.server.grammar_timeout)
-        grammars = Grammars(self._factory, lambda: text, opened.config.vocab_size, opened.eos_token_ids, vet)
-        self._selections += [parsers.tool.selection, parsers.reasoning.selection]
-        check_strict(config.plugins.strict, self._reasons(None))
-        names = {"tool_parsers": parsers.tool.name, "reasoning_parsers": parsers.reasoning.name}
-        check_used(plugins, config.plugin_options, names)
-        frontend = ServerFrontend(card, text, self._client, plugins, self._observers, defaults, grammars, parsers)
-        if config.engine.enable_lora:
-            for adapter in adapter_paths(config):
-                frontend.expect_adapter(adapter)
-            sources = self._factory.build_all("lora_sources", LoRASourceContext)
-            frontend.lora_sources = [source for _, source in sources]
-            if frontend.can_load_adapters and not config.server.admin_api_key:
-                raise ConfigError(
-                    "LoRA adapters may be loaded while the server runs, but by nobody: add --admin-api-key KEY, which "
-                    "adds the routes for it, or leave the folders to load from out"
-                )
-        app = build_app(
-            [],
-            [],
-            reports=Reports(self._client.trouble, self._client.degraded, self._info),
-            keys=self._listening.keys,
-            max_body_bytes=config.server.max_body_bytes,
-            admission=self._admission,
-            allowed_origins=config.server.allowed_origins,
-        )
-        frontend.key_names = {tenant_of(key): name for name, key in self._listening.keys.named.items()}
-        routes: RouteRegistry = app.state.routes
-        components = ServerComponents(frontend, self._observers, parsers, routes, self._client, self._lifecycles)
-        plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
-        routes.register("plugin_switcher", lambda app: None, plugin_switcher.routes)
-        return frontend, app, plugin_switcher
-
-    def _reasons(self, ready: EngineReady | None) -> list[str]:
-        """A sentence for every fallback: those of the engines, once they serve, and those of this process."""
-        own = [reason for selection in self._selections for reason in selection.reasons()]
-        return [*(ready.reasons if ready is not None else []), *own]
-
-    def _refused(self, ready: EngineReady | None) -> dict[str, dict[str, str]]:
-        own = {selection.family: told for selection in self._selections if (told := selection.refusals())}
-        return {**(ready.refused if ready is not None else {}), **own}
-
-    def _info(self) -> dict[str, Any]:
-        """/server_info: what runs here. No secrets."""
-        board, ready = self._plugin_switcher, self._ready
-        config = board.config if board is not None else self._config
-        chosen = dict(ready.chosen) if ready is not None else {}
-        if board is not None:
-            chosen |= board.chosen()
-        return {
-            **describe(config, self._plugins, self._listening.keys),
-            "chosen": chosen,
-            "active": board.active() if board is not None else [],
-            "active_fingerprint": board.fingerprint(chosen) if board is not None and ready is not None else None,
-            "reasons": self._reasons(ready),
-            "refused": self._refused(ready),
-            "missed_events": self._observers.missed(),
-            "max_model_len": ready.max_model_len if ready else None,
-            "kv_cache": {"num_blocks": ready.num_blocks, "block_size": ready.block_size} if ready else None,
-            "replicas": self._client.info(),
-        }
+    async def _woken(self, model: ServedModel, ready: EngineReady) -> None:
+        """Engines were started for a request."""
+        await model.settle(ready)
+        lines, room = model.told()
+        for line in lines:
+            log.debug("%s: %s", model.name, line)
+        self._progress(f"{model.name} is loaded ({room})")

@@ -58,6 +58,7 @@ class ServerComponents:
     routes: RouteRegistry
     engines: Replicas
     lifecycles: LifecycleManager
+    shared: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])  # ObserverContext.shared
 
 
 @dataclass(slots=True)
@@ -272,8 +273,15 @@ class PluginSwitcher:
         else:
             name = self._components.frontend.card.name
             decode = partial(self._components.frontend.text.decode, skip_special_tokens=False)
+            shared = self._components.shared.setdefault(item.key, {})
             built = factory.build(
-                item, ObserverContext, model_name=name, lifecycle=lifecycle, settle=told.settle, decode=decode
+                item,
+                ObserverContext,
+                model_name=name,
+                lifecycle=lifecycle,
+                settle=told.settle,
+                decode=decode,
+                shared=shared,
             )
         await lifecycles.begin(lifecycle)
         try:

@@ -9,8 +9,8 @@ from typing import Any
 from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, ModelLoadError, PluginError
 from fwk.interfaces.attention import AttentionLayer
-from fwk.interfaces.declaration import Facts, Host
-from fwk.native import cpu_flags
+from fwk.interfaces.declaration import Facts
+from fwk.interfaces.device import Device
 from fwk.plugins import (
     FAMILIES,
     Judgement,
@@ -25,9 +25,10 @@ from fwk.plugins import (
 from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.selection import AUTO, Candidate, Selection, check_used, plugin_options, ranked
 from fwk.setup.checkpoint import OpenedModel
+from fwk.setup.devices import ChosenDevice, choose_device
 
-START_TOKENS = 16
-"""Rows from which a CPU is bound by multiplications: computed together, prompts of so many tokens are all late."""
+POOLED_STEP_TOKENS = 2048
+"""Of a model that does not generate: it computes whole prompts, and no token waits for the step to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class ModelSetup:
     """
 
     opened: OpenedModel
+    chosen_device: ChosenDevice
     factory: PluginFactory
     reasons: tuple[str, ...]
     refused: Mapping[str, Mapping[str, str]]
@@ -56,6 +58,10 @@ class ModelSetup:
         return self.resolution.facts
 
     @property
+    def device(self) -> Device:
+        return self.chosen_device.device
+
+    @property
     def max_model_len(self) -> int:
         return self.opened.max_model_len
 
@@ -64,24 +70,13 @@ class ModelSetup:
         return self.opened.eos_token_ids
 
 
-def detect_host(device: str) -> Host:
-    """The machine as plugins may need to know it. Imports torch."""
-    import torch  # noqa: PLC0415 - a light command must not pay for it
-
-    has_gpu = torch.cuda.is_available()
-    if device == "cuda" and not has_gpu:
-        raise ConfigError("--device cuda: this machine has no usable GPU (torch.cuda.is_available() is false)")
-    if device == "cpu" or not has_gpu:
-        return Host("cpu", None, cpu_flags())
-    return Host("cuda", torch.cuda.get_device_capability(), cpu_flags())
-
-
 def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSetup:
     """Choose device, dtype and the engine's plugins.
 
     Raises ``PluginError`` when no set of plugins agrees, ``ConfigError`` for options of one that was not chosen.
     """
-    facts, reasons = _facts(config, opened, plugins)
+    chosen = choose_device(config, plugins)
+    facts, reasons = _facts(config, opened, plugins, chosen)
     resolution = negotiate(plugins, requested_plugins(config, opened, plugins), facts, config.plugin_options)
     one_each = {family: name for family, name in resolution.chosen.items() if family != "quant"}  # that is by layer
     check_used(plugins, config.plugin_options, one_each | {"loaders": opened.loader})
@@ -91,23 +86,21 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
             noun, why = FAMILIES[item.family].noun, parts[item.family][item.name]
             raise PluginError(f"{noun} {item.name!r} ({item.package}) cannot be used: {why}")
     refused = resolution.refusals() | parts
-    is_cpu = facts.host.device == "cpu" and opened.runner == "generate"
-    step_tokens = config.engine.max_prefill_tokens or _step_tokens(config, is_cpu)
-    start_tokens = config.engine.max_start_tokens or (START_TOKENS if is_cpu else step_tokens)
+    step_tokens, start_tokens = _step_tokens(config.engine, opened, chosen.device)
     factory = PluginFactory(plugins, config.plugin_options, resolution)
     told = (*opened.reasons, *reasons, *resolution.reasons())
-    return ModelSetup(opened, factory, told, refused, step_tokens, start_tokens)
+    return ModelSetup(opened, chosen, factory, told, refused, step_tokens, start_tokens)
 
 
-def _step_tokens(config: Config, is_cpu: bool) -> int:
-    """How many tokens a step computes at most unless it is said.
-
-    A CPU is at its limit of multiplications with a hundred rows: more of them make a step longer, and nothing cheaper.
-    A model that does not generate computes whole prompts, and is not meant by this.
-    """
-    if is_cpu:
-        return max(512, 2 * config.engine.max_running_requests)
-    return 2048
+def _step_tokens(options: EngineOptions, opened: OpenedModel, device: Device) -> tuple[int, int]:
+    """How many tokens a step computes at most, and from how many of prompts on it starts no further one."""
+    if opened.runner == "generate":
+        defaults = device.defaults(opened.config.torch_dtype, options.max_running_requests)
+        most, start = defaults.step_tokens, defaults.start_tokens
+    else:
+        most, start = POOLED_STEP_TOKENS, None
+    step_tokens = options.max_prefill_tokens or most
+    return step_tokens, options.max_start_tokens or start or step_tokens
 
 
 def explain_family(config: Config, opened: OpenedModel | None, plugins: PluginSet, family: str) -> Judgement:
@@ -115,7 +108,7 @@ def explain_family(config: Config, opened: OpenedModel | None, plugins: PluginSe
 
     opened: None to judge without a model; then nothing is chosen that depends on one, unless it was named.
     """
-    facts, _ = _facts(config, opened, plugins)
+    facts, _ = _facts(config, opened, plugins, choose_device(config, plugins))
     asked = requested_plugins(config, opened, plugins)
     if family not in PARTS:
         return judge(plugins, asked, facts, config.plugin_options, family)
@@ -139,12 +132,13 @@ def _using(config: Config, plugins: PluginSet) -> Iterable[Registered]:
             yield item
 
 
-def _facts(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> tuple[Facts, list[str]]:
+def _facts(
+    config: Config, opened: OpenedModel | None, plugins: PluginSet, device: ChosenDevice
+) -> tuple[Facts, list[str]]:
     """What is known of the run before plugins are chosen, and what is not as ``auto`` would have liked it."""
     engine = config.engine
-    host = detect_host(engine.device)
     facts = Facts(
-        host=host,
+        host=device.host,
         dtype="float32" if config.model.dtype == AUTO else config.model.dtype,
         kv_dtype=engine.kv_cache_dtype,
         block_size=engine.page_size,
@@ -156,10 +150,10 @@ def _facts(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> tu
     reasons: list[str] = []
     dtype = config.model.dtype
     if dtype == AUTO:
-        stored = opened.config.torch_dtype
-        dtype, why = _auto_dtype(stored, host)
-        if why:
-            reasons.append(why)
+        defaults = device.device.defaults(opened.config.torch_dtype, engine.max_running_requests)
+        dtype = defaults.dtype
+        if defaults.why:
+            reasons.append(defaults.why)
     if opened.runner == "pool":
         _check_pooled(engine, opened)
         pooling = opened.served.pooling
@@ -167,11 +161,6 @@ def _facts(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> tu
             how = "normalised" if pooling.normalize else "not normalised"
             found = "the last token's hidden state" if pooling.kind == "last" else "the mean of the hidden states"
             reasons.append(f"embeddings are {found}, {how}: there is no modules.json (--pooling-type)")
-    if opened.served.is_recurrent and engine.speculative_algorithm != "none":
-        raise ConfigError(
-            f"--speculative-algorithm {engine.speculative_algorithm}: {opened.name} has recurrent layers, whose states "
-            "cannot be taken back to before a draft that was not accepted"
-        )
     layouts = opened.checkpoint.weights().layouts("")
     _check_readable(engine, opened, plugins, layouts)
     architecture, task = opened.config.architecture, opened.task
@@ -251,18 +240,3 @@ def check_layers(layers: Sequence[AttentionLayer], attention: Registered, facts:
                 f"attention backend {attention.name!r} cannot serve layer {layer.index}{name} of this model: "
                 f"it {refusal}"
             )
-
-
-def _auto_dtype(stored: str, host: Host) -> tuple[str, str | None]:
-    if stored not in ("float32", "bfloat16", "float16"):
-        stored = "bfloat16"
-    if host.device != "cpu" or stored == "float32":
-        return stored, None
-    if host.cpu_flags & {"avx512_bf16", "amx_bf16", "bf16"}:
-        why = (
-            None
-            if stored == "bfloat16"
-            else "dtype bfloat16 instead of the checkpoint's float16: CPUs compute it faster"
-        )
-        return "bfloat16", why
-    return "float32", f"dtype float32 instead of the checkpoint's {stored}: this CPU has no bfloat16 instructions"

@@ -8,6 +8,8 @@ from typing import Protocol
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from fwk.text.repetition import FOUND, RepetitionSearch
+from fwk.text.stop_patterns import Threads, stop_patterns
 from fwk.text.stop_strings import stop_matcher
 from fwk.text.vocabulary import Vocabulary
 from fwk.types import SamplingParams, TokenEvent
@@ -81,6 +83,11 @@ class SequenceText:
         )
         self._stops = stop_matcher(tuple(sampling.stop)) if sampling.stop else None
         self._state = 0  # of the search for them
+        self._patterns = stop_patterns(tuple(sampling.stop_regex)) if sampling.stop_regex else None
+        self._threads: Threads = {}  # of the search for those
+        self._searches = bool(sampling.stop or sampling.stop_regex)
+        wanted = sampling.repetition_detection
+        self._repetition = RepetitionSearch(wanted) if wanted is not None else None
         self._keep_stop = sampling.include_stop_str_in_output
         self._min_tokens = sampling.min_tokens
         self._held = ""
@@ -99,12 +106,15 @@ class SequenceText:
         for i, token in enumerate(tokens):
             self.num_tokens += 1
             fresh = "" if hides_last and i == len(tokens) - 1 else self._stream.feed(token)
-            out += self._search(fresh) if self._stops is not None else fresh
+            out += self._search(fresh) if self._searches else fresh
+            if self._repetition is not None and self._repetition.feed(token) and self.num_tokens >= self._min_tokens:
+                self.stop_string = self.stop_string or FOUND
+                out, self._held = out + self._held, ""
             if self.stop_string is not None:
                 return out, i + 1
         if event.finish_reason is not None:
             rest = self._stream.end()
-            out += self._search(rest) if self._stops is not None else rest
+            out += self._search(rest) if self._searches else rest
             out += self._held
             self._held = ""
         return out, len(tokens)
@@ -113,13 +123,21 @@ class SequenceText:
         """What may be given out of the held text and ``fresh``; sets ``stop_string`` when one is complete."""
         text = self._held + fresh
         if self.num_tokens < self._min_tokens:
-            self._held, self._state = "", 0
+            self._held, self._state, self._threads = "", 0, {}
             return text
-        assert self._stops is not None
-        self._state, found = self._stops.feed(self._state, fresh)
-        keep = len(text) - self._stops.depth[self._state]
-        if found is not None:
-            position, self.stop_string = found
-            keep = len(self._held) + position + (len(self.stop_string) if self._keep_stop else 0)
-        self._held = text[keep:] if found is None else ""
+        keep, ends = len(text), list[tuple[int, int, str]]()  # where one begins and ends, and what it is called
+        if self._stops is not None:
+            self._state, found = self._stops.feed(self._state, fresh)
+            keep -= self._stops.depth[self._state]
+            if found is not None:
+                ends.append((found[0], found[0] + len(found[1]), found[1]))
+        if self._patterns is not None:
+            self._threads, match = self._patterns.feed(self._threads, fresh)
+            keep = min([keep, *(len(text) + begin for begin in self._threads.values())])
+            if match is not None:
+                ends.append(match)
+        if ends:
+            begin, end, self.stop_string = min(ends)
+            keep = len(self._held) + (end if self._keep_stop else begin)
+        self._held = "" if ends else text[keep:]
         return text[:keep]

@@ -68,6 +68,10 @@ class Grammars:
         assert isinstance(self._item.declaration, GrammarBackendSpec)
         return self._item.declaration.kinds
 
+    def is_known(self, request: GrammarRequest) -> bool:
+        """Whether ``check`` has found it right already."""
+        return request in self._right
+
     def compile(self, request: GrammarRequest) -> Grammar:
         """The state before the first token. Raises ``InvalidRequest`` when there is none, or no backend for it."""
         self._check_kind(request)

@@ -13,10 +13,12 @@ from tokenizers import Tokenizer
 
 from fwk.config import ModelOptions
 from fwk.errors import InvalidRequest, ModelLoadError
-from fwk.interfaces.dialect import TextTools
+from fwk.interfaces.dialect import Infill, TextTools
 from fwk.interfaces.loader import Checkpoint
 from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
+from fwk.text.infill import infill_template
+from fwk.text.prompt_limits import PromptLimits
 from fwk.text.vocabulary import Vocabulary
 from fwk.types import SamplingParams
 
@@ -34,12 +36,14 @@ class ModelText(TextTools):
                 f"{checkpoint.path}: the tokenizer has {self.tokenizer.get_vocab_size()} tokens, "
                 f"the model only {vocab_size}: they do not belong together"
             )
+        self.limits = PromptLimits.of(options)
         self.vocabulary = Vocabulary(self.tokenizer)
         special = _special_tokens(checkpoint.tokenizer_config())
         source = _read(options.chat_template) if options.chat_template else checkpoint.chat_template()
         self.chat_template = source or ""
         self._template = ChatTemplate(source, special) if source else None
         self.shows_tools = self._template is not None and self._template.shows_tools()
+        self._infill = infill_template(options.completion_template, self.tokenizer, self)
         self.renders_pairs = all(re.search(f"""["']{role}["']""", self.chat_template) for role in ("query", "document"))
 
     @cached_property
@@ -76,8 +80,17 @@ class ModelText(TextTools):
         most = self.vocabulary.max_characters
         return -(-len(text) // most) if most is not None else 0
 
+    def check_fits(self, text: str, max_num_tokens: int, param: str) -> None:
+        if self.limits.truncation == "none":
+            super().check_fits(text, max_num_tokens, param)
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def infill(self, before: str, after: str, files: Sequence[tuple[str, str]] = (), start: str = "") -> Infill:
+        if self._infill is None:
+            return super().infill(before, after, files, start)
+        return self._infill.make(before, after, files, start)
 
     def token_bytes(self, token_id: int) -> bytes:
         return self.vocabulary.token_bytes(token_id)

@@ -8,25 +8,37 @@ import msgspec
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, TextTools
+from fwk.text.prompt_limits import PromptLimits
+from fwk.text.stop_patterns import stop_patterns
 from fwk.types.sampling import MAX_N, check_token_ids
 
 MAX_LABEL = 256
 MAX_SALT = 256
+NO_LIMITS = PromptLimits()
 
 
-def check_embed_input(item: EmbedInput, *, max_model_len: int, vocab_size: int) -> None:
-    """Check an input to make an embedding of. Raises ``InvalidRequest``."""
+def check_embed_input(
+    item: EmbedInput, *, max_model_len: int, vocab_size: int, limits: PromptLimits = NO_LIMITS
+) -> EmbedInput:
+    """Check an input to make an embedding of, and shorten it if that is wanted. Raises ``InvalidRequest``.
+
+    Pairs of texts are not shortened: where the second one begins would move.
+    """
+    max_len = limits.bound(max_model_len)
+    if not item.segment_start:
+        item = dataclasses.replace(item, token_ids=limits.shortened(item.token_ids, max_len))
     length = len(item.token_ids)
     if length == 0:
         raise InvalidRequest("the input is empty: it must have at least one token", "input")
-    if length > max_model_len:
+    if length > max_len:
         raise InvalidRequest(
-            f"the input has {length} tokens; this server takes at most {max_model_len}, and cuts nothing off", "input"
+            f"the input has {length} tokens; this server takes at most {max_len}, and cuts nothing off", "input"
         )
     check_token_ids(item.token_ids, vocab_size, "input", max_model_len)
     if not 0 <= item.segment_start < length:
         raise InvalidRequest(f"segment_start must be one of the {length} tokens, not {item.segment_start}", "input")
     _check_standing(item)
+    return item
 
 
 def _check_standing(item: EmbedInput | GenerateInput) -> None:
@@ -36,16 +48,22 @@ def _check_standing(item: EmbedInput | GenerateInput) -> None:
     item.service.check()
 
 
-def prepare_input(item: GenerateInput, text: TextTools, *, max_model_len: int, vocab_size: int) -> GenerateInput:
-    """Check an input and complete it: max_tokens resolved, bad words tokenised. Raises ``InvalidRequest``."""
+def prepare_input(
+    item: GenerateInput, text: TextTools, *, max_model_len: int, vocab_size: int, limits: PromptLimits = NO_LIMITS
+) -> GenerateInput:
+    """Check an input and complete it: max_tokens resolved, bad words tokenised, a long prompt shortened if wanted.
+
+    Raises ``InvalidRequest``.
+    """
+    max_len = limits.bound(max_model_len - 1)
+    fits = min(max_len, max_model_len - max(item.sampling.max_tokens or 1, 1))
+    item = dataclasses.replace(item, prompt_token_ids=limits.shortened(item.prompt_token_ids, fits))
     length = len(item.prompt_token_ids)
     if length == 0:
         raise InvalidRequest("the prompt is empty: it must have at least one token", "prompt")
-    if length >= max_model_len:
-        raise InvalidRequest(
-            f"the prompt has {length} tokens; this server takes at most {max_model_len - 1}, so that one can follow",
-            "prompt",
-        )
+    if length > max_len:
+        why = ", so that one can follow" if max_len == max_model_len - 1 else " (--max-req-input-len)"
+        raise InvalidRequest(f"the prompt has {length} tokens; this server takes at most {max_len}{why}", "prompt")
     check_token_ids(item.prompt_token_ids, vocab_size, "prompt", max_model_len)
     if not 1 <= item.n <= MAX_N:
         raise InvalidRequest(f"n must be between 1 and {MAX_N}, not {item.n}", "n")
@@ -63,6 +81,11 @@ def prepare_input(item: GenerateInput, text: TextTools, *, max_model_len: int, v
             f"but this server's context is {max_model_len} tokens",
             "max_tokens",
         )
+    if sampling.stop_regex:
+        try:
+            stop_patterns(tuple(sampling.stop_regex))
+        except ValueError as error:
+            raise InvalidRequest(f"stop_regex: {error}", "stop_regex") from None
     if sampling.bad_words:
         # With and without a space before, as the word may stand anywhere in a text.
         spellings = [form for word in sampling.bad_words for form in (word, " " + word.lstrip())]

@@ -111,6 +111,10 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     accepted_draft_tokens: int = 0
     restored_prompt_tokens: int = 0
     dropped_messages: int = 0
+    verifications: int = 0
+    """Steps of sequences that had drafts."""
+    accepted_by_position: tuple[int, ...] = ()
+    """In how many of these at least one draft was accepted, at least two, ..."""
 
 
 class StepOutputs(msgspec.Struct, tag=True, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from difflib import get_close_matches
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +14,10 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1_024
+MAX_STOP_PATTERNS = 16
+MAX_PATTERN_SIZE = 256
+MAX_COUNT = 65_536
+MAX_PATTERN_LENGTH = 256
 MAX_TOKEN_IDS = 1_024
 MAX_BAD_WORDS = 1_024
 MAX_BAD_WORD_TOKENS = 64
@@ -35,7 +40,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "tagged"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag"]
 
 
 class GrammarRequest(msgspec.Struct, frozen=True):
@@ -48,13 +53,54 @@ class GrammarRequest(msgspec.Struct, frozen=True):
     - ``ebnf``: a grammar in a notation the backend reads.
     - ``tagged``: one or more pieces of JSON between fixed texts, as JSON:
       ``{"tags": [{"begin": str, "schema": schema, "end": str}, ...], "separator": str, "is_many": bool}``.
+    - ``structural_tag``: any text, in which pieces of JSON follow what triggers them, as JSON:
+      ``{"structures": [{"begin": str, "schema": schema, "end": str}, ...], "triggers": [str, ...]}``. A trigger is the
+      beginning of a ``begin``; after it only those that begin so may follow.
     """
 
     kind: GrammarKind
     source: str = ""
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ends a text that says the same again and again: ``min_count`` times in a row the same ``min_pattern_size`` to
+    ``max_pattern_size`` tokens."""
+
+    max_pattern_size: int
+    min_count: int
+    min_pattern_size: int = 1
+
+    def check(self) -> None:
+        """Raises ``InvalidRequest`` for what is out of range."""
+        least, most = self.min_pattern_size, self.max_pattern_size
+        if not 1 <= least <= most <= MAX_PATTERN_SIZE:
+            raise InvalidRequest(
+                f"repetition_detection needs 1 <= min_pattern_size <= max_pattern_size <= {MAX_PATTERN_SIZE}, not "
+                f"{least} and {most}",
+                "repetition_detection",
+            )
+        if not 2 <= self.min_count <= MAX_COUNT:
+            raise InvalidRequest(
+                f"repetition_detection.min_count must be between 2 and {MAX_COUNT}, not {self.min_count}",
+                "repetition_detection",
+            )
+
+
+class _Suggesting(msgspec.StructMeta):
+    """Says what a name that is no field may have meant."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        for name in fields:
+            if name not in cls.__struct_fields__:
+                near = get_close_matches(name, cls.__struct_fields__, 1)
+                hint = f": did you mean {near[0]}?" if near else f"; there are {', '.join(cls.__struct_fields__)}"
+                raise TypeError(f"{cls.__name__} has no field {name!r}{hint}")
+        return super().__call__(*args, **fields)
+
+
+class SamplingParams(
+    msgspec.Struct, metaclass=_Suggesting, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Immutable sampling and stop settings of a request.
 
     ``top_k`` of 0 or -1 and ``top_p`` of 1 mean "off". ``temperature`` 0 is greedy. ``extra`` carries the
@@ -76,7 +122,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
     bad_word_token_ids: list[list[int]] = []
     seed: int | None = None
     stop: list[str] = []
+    stop_regex: list[str] = []
+    """Patterns in Python's syntax that end the text as ``stop`` does; ``fwk.text.stop_patterns`` has what is read."""
     stop_token_ids: list[int] = []
+    repetition_detection: RepetitionDetection | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -112,6 +161,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
             check_token_ids(ids, vocab_size, "bad_words", MAX_BAD_WORD_TOKENS)
 
     def _check_lists(self) -> None:
+        if self.repetition_detection is not None:
+            self.repetition_detection.check()
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings, not {len(self.stop)}", "stop")
         for text in self.stop:

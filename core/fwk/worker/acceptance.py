@@ -6,6 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fwk.interfaces.speculative import Acceptance
+
+EXACT = Acceptance()
+
 
 def accepted(drafts: list[int], picked: list[int]) -> list[int]:
     """The tokens a sequence gains from a verified chain of drafts.
@@ -23,7 +27,9 @@ def accepted(drafts: list[int], picked: list[int]) -> list[int]:
     return picked[: kept + 1]
 
 
-def rejection_logits(logits: Tensor, drafts: Tensor, proposal: Tensor, draws: Tensor) -> Tensor:
+def rejection_logits(
+    logits: Tensor, drafts: Tensor, proposal: Tensor, draws: Tensor, acceptance: Acceptance = EXACT
+) -> Tensor:
     """Logits whose pick settles a drawn draft: the draft alone if it is kept, else what is left of the target.
 
     Loss-free speculative sampling (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023): a draft x drawn from q is
@@ -31,11 +37,15 @@ def rejection_logits(logits: Tensor, drafts: Tensor, proposal: Tensor, draws: Te
 
     logits: [n, vocab_size] float32 of the target, processed; drafts: [n] int64; proposal: [n, vocab_size], q;
     draws: [n] float64 in [0, 1), independent of the draft and of the sampler's own. Returns [n, vocab_size].
+    acceptance: keeps more, and leaves the target's distribution.
     """
     p = torch.softmax(logits.double(), dim=-1)
     q = proposal.double()
     column = drafts.unsqueeze(1)
-    is_kept = draws.unsqueeze(1) * q.gather(1, column) < p.gather(1, column)
+    of_drafts = p.gather(1, column)
+    is_kept = draws.unsqueeze(1) * acceptance.scale * q.gather(1, column) < of_drafts
+    if acceptance.single < 1.0:
+        is_kept |= of_drafts >= acceptance.single
     rest = (p - q).clamp_(min=0)
     rest.masked_fill_(is_kept, 0).scatter_add_(1, column, is_kept.double())
     return rest.log_().float()

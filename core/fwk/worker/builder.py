@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -13,14 +13,17 @@ from torch import Tensor
 from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.interfaces.attention import AttentionBackendSpec, AttentionLayer
+from fwk.interfaces.device import MemoryInfo
 from fwk.interfaces.executor import WorkerInfo
 from fwk.interfaces.lora import LoRASourceContext
 from fwk.interfaces.model import Encoder, Model
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
-from fwk.interfaces.sampling import LogitsProcessor, SamplerSpec, SamplingContext
+from fwk.interfaces.sampling import LogitsProcessor, Sampler, SamplerSpec, SamplingContext
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
+from fwk.interfaces.weights_cache import WeightsCache
 from fwk.native.thread_pool import ThreadPool
+from fwk.setup.devices import take_device
 from fwk.setup.resolve import ModelSetup
 from fwk.text import ModelText
 from fwk.text.grammars import Grammars
@@ -28,8 +31,10 @@ from fwk.types import ForwardBatch
 from fwk.worker import kv_cache
 from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import Drafting, NoDrafting
+from fwk.worker.forced import ForcedDrafts, NoForcedDrafts
 from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.graphs import CapturedStepModel, StepModel, StepSize
+from fwk.worker.in_flight import InFlight
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_builder import ModelBuilder
 from fwk.worker.model_runner import ModelRunner
@@ -37,8 +42,15 @@ from fwk.worker.pooling import PoolingRunner
 from fwk.worker.processors import ProcessorBuilder, ProcessorSwitch
 from fwk.worker.sampling import Place, SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.staging import StagingRing
 from fwk.worker.states import StateStore
+from fwk.worker.step_sampler import StepSampler
 from fwk.worker.transfer import BlockStore, open_store
+
+MAX_IN_FLIGHT = 2
+"""Steps that a device may be given before the first of them is collected."""
+MAX_FORCED_STATES = 16
+"""Sequences of a model with recurrent layers whose forced tokens are drafted at once, where there is no decoder."""
 
 
 @dataclass(slots=True)
@@ -53,26 +65,16 @@ class WorkerParts:
     runner: ModelRunner | PoolingRunner | None = None
     store: BlockStore | None = None
     pipeline: SamplingPipeline | None = None
+    caches: Sequence[WeightsCache] = ()
 
     def close(self) -> None:
         self.grammars.close()
+        for packed in self.caches:
+            packed.close()
         if self.pipeline is not None:
             self.pipeline.close()
         if self.store is not None:
             self.store.close()
-
-
-def device_of(kind: str, group: ParallelGroup, replica: int) -> torch.device:
-    """The device of a rank. Ranks on a CPU share it; each has a GPU of its own, those of replica 0 first."""
-    if kind != "cuda":
-        return torch.device(kind)
-    index = replica * group.size + group.rank
-    if index >= torch.cuda.device_count():
-        raise ConfigError(
-            f"rank {group.rank} of engine {replica} needs a GPU of its own, but {torch.cuda.device_count()} can be "
-            "seen; lower --tensor-parallel-size or --data-parallel-size, or look at CUDA_VISIBLE_DEVICES"
-        )
-    return torch.device(kind, index)
 
 
 class WorkerBuilder:
@@ -83,14 +85,16 @@ class WorkerBuilder:
         self._setup = setup
         self._factory = setup.factory
         self._group = group
-        self._device = device_of(setup.facts.host.device, group, replica)
+        self._device = take_device(setup.device, setup.chosen_device.name, group, replica)
         if config.engine.cpu_threads is not None:
             torch.set_num_threads(config.engine.cpu_threads)
         self.threads = ThreadPool(torch.get_num_threads())
         self._chosen = setup.resolution.chosen
+        self._chosen["devices"] = setup.chosen_device.name
         self._reasons: list[str] = []
         self._models = ModelBuilder(config, setup, group, self._device, self.threads, self._chosen, self._reasons)
         self._compiler = self._grammar_compiler()
+        self._masks: GrammarMasks | None = None
         grammars = GrammarStore(self._compiler.compile)
         self.parts = WorkerParts(
             grammars,
@@ -107,19 +111,30 @@ class WorkerBuilder:
         self._check_tiers()
         is_greedy = torch.zeros(1, dtype=torch.int64, device=self._device)
         model = self._models.build_served(is_greedy, self._text)
+        num_own_layers = len(self._models.layers)
         decoder = self._decoder(model)
-        states = self._states()
-        groups = self._kv_groups()
+        num_drafted = self._num_drafted_slots(has_decoder=decoder is not None)
+        states = self._states(num_drafted)
+        groups = self._kv_groups(num_own_layers)
         window = max((layer.sliding_window or 0 for group in groups[1:] for layer in group), default=0)
+        self.parts.caches = self._models.caches
+        for packed in self.parts.caches:
+            packed.finish()
         num_blocks = self._count_blocks(groups)
-        memory = kv_cache.allocate(self._models.attention, groups, num_blocks, self._device)
+        memory = kv_cache.allocate(self._models.attention, groups, num_blocks, self._setup.device, self._device)
         self._open_store(num_blocks)
-        table = SequenceTable(options.max_running_requests, opened.max_model_len, options.page_size, len(groups))
+        table = SequenceTable(
+            options.max_running_requests,
+            opened.max_model_len,
+            options.page_size,
+            len(groups),
+            has_states=states is not None,
+        )
         inputs = InputBuffers(
             table,
             self._setup.max_step_tokens,
             options.max_running_requests,
-            self._device,
+            StagingRing(self._setup.device, self._device, MAX_IN_FLIGHT + 1),
             prunes_last_layer=isinstance(model, Model)
             and model.prunes_last_layer
             and not (decoder is not None and decoder.reads_hidden),
@@ -149,6 +164,7 @@ class WorkerBuilder:
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
         sampling = self._sampling(table)
         drafting = self._drafting(decoder, table, inputs, sampling)
+        drafting.forced = self._forced_drafts(table, num_drafted)
         runner = self.parts.runner = ModelRunner(
             model=self._step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
             plan_attention=self._plan_attention,
@@ -158,12 +174,13 @@ class WorkerBuilder:
             sampling=sampling,
             drafting=drafting,
             adapters=self._adapters(),
+            in_flight=self._in_flight(table, inputs.max_tokens) if decoder is None else None,
         )
-        with kv_cache.unused(memory, self._models.layers):
+        with kv_cache.scratch_kv_cache(memory, self._models.layers):
             runner.warm_up()
         self._chosen["step"] = self._how_steps_run(runner.model)
         self.parts.grammars.begin(self._compiler.build)
-        return info(reasons=tuple(self._reasons), num_lookahead=drafting.max_drafts)
+        return info(reasons=tuple(self._reasons), num_lookahead=drafting.max_drafts, depth=runner.depth)
 
     def _grammar_compiler(self) -> Grammars:
         opened = self._setup.opened
@@ -179,6 +196,12 @@ class WorkerBuilder:
         if "speculative" not in self._setup.resolution.selections:
             return None
         assert isinstance(model, Model), "a model that does not generate is refused drafts"
+        opened, name = self._setup.opened, self._config.engine.speculative_algorithm
+        if opened.served.is_recurrent and self._setup.resolution.facts.drafts == "tree":
+            raise ConfigError(
+                f"--speculative-algorithm {name} is asked for trees of drafts: {opened.name} has recurrent layers, "
+                "which can follow a chain only"
+            )
         return self._factory.build(
             "speculative",
             SpeculativeContext,
@@ -206,7 +229,15 @@ class WorkerBuilder:
                 f"--prefix-cache {cache.name}: {self._setup.opened.name} has recurrent layers, and tiers keep no states"
             )
 
-    def _states(self) -> StateStore | None:
+    def _num_drafted_slots(self, *, has_decoder: bool) -> int:
+        """Sequences that may have drafts: where layers keep states, a second state of each is kept for that."""
+        options, served = self._config.engine, self._setup.opened.served
+        if self._setup.opened.runner == "pool" or (options.disable_jump_forward and not has_decoder):
+            return 0
+        few = served.is_recurrent and not has_decoder
+        return min(options.max_running_requests, MAX_FORCED_STATES) if few else options.max_running_requests
+
+    def _states(self, num_drafted: int) -> StateStore | None:
         """What recurrent layers keep of running sequences, and for the prefix cache; None without such layers."""
         if not self._setup.opened.served.is_recurrent:
             return None
@@ -216,12 +247,16 @@ class WorkerBuilder:
             max_rows=self._config.engine.max_mamba_cache_size,
             is_cached=self._chosen.get("cache", "none") != "none",
             device=self._device,
+            free=self._memory().free,
             group=self._group,
-            num_replicas=self._config.engine.data_parallel_size,
+            num_undone=num_drafted,
         )
 
-    def _kv_groups(self) -> list[list[AttentionLayer]]:
-        """The layers by block table. Whatever else moves blocks about knows one table only, and then there is one."""
+    def _kv_groups(self, num_own_layers: int) -> list[list[AttentionLayer]]:
+        """The layers by block table. Whatever else moves blocks about knows one table only, and then there is one.
+
+        num_own_layers: the served model's; those after them draft.
+        """
         layers = self._models.layers
         spec = self._factory.item("attention").declaration
         cache = self._factory.item("cache").declaration
@@ -231,29 +266,33 @@ class WorkerBuilder:
             "--disable-hybrid-swa-memory": self._config.engine.disable_hybrid_swa_memory,
             f"attention {self._chosen.get('attention')}": "kv_groups" not in spec.features,
             f"cache {self._chosen.get('cache')} keeps blocks in tiers": cache.tiers is not None,
-            "speculation": "speculative" in self._setup.resolution.selections,
             "the model has recurrent layers": self._setup.opened.served.is_recurrent,
             "prompts are computed whole": self._setup.opened.served.needs_whole_prompts,
         }
         refusal = next((reason for reason, holds in why.items() if holds), "")
-        groups = kv_cache.form_groups(self._models.attention, [] if refusal else layers)
+        own, drafting = ([], []) if refusal else (layers[:num_own_layers], layers[num_own_layers:])
+        groups = kv_cache.form_groups(self._models.attention, own, drafting)
         if refusal and any(layer.sliding_window for layer in layers):
             self._reasons.append(f"every layer keeps all of a sequence, though some see a window only: {refusal}")
         return [layers] if refusal else groups
 
     def _count_blocks(self, groups: list[list[AttentionLayer]]) -> int:
         options = self._config.engine
+        defaults = self._setup.device.defaults(self._setup.opened.config.torch_dtype, options.max_running_requests)
         num_blocks = kv_cache.count_blocks(
             max_total_tokens=options.max_total_tokens,
-            fraction=options.mem_fraction_static,
+            fraction=options.mem_fraction_static or defaults.memory_fraction,
             block_size=options.page_size,
             bytes_per_block=kv_cache.block_bytes(self._models.attention, groups[0]),
-            device=self._device,
-            num_sharers=self._group.size * options.data_parallel_size,
+            memory=self._memory(),
             most=options.max_running_requests * -(-self._setup.max_model_len // options.page_size),
             num_tables=len(groups),
         )
         return kv_cache.agree(num_blocks, self._group, self._device)
+
+    def _memory(self) -> MemoryInfo:
+        num_sharers = self._group.size * self._config.engine.data_parallel_size
+        return self._setup.device.memory(self._device, num_sharers)
 
     def _open_store(self, num_blocks: int) -> None:
         """Open the cache tiers, if the prefix cache of the run uses any."""
@@ -281,12 +320,14 @@ class WorkerBuilder:
             threads=self.threads,
             token_bytes=token_bytes,
         )
-        processors: dict[Place, LogitsProcessor] = {Place(-1, ""): GrammarMasks(context(), self.parts.grammars, table)}
+        sampler: Sampler = self._factory.build("samplers", context)
+        masks = self._masks = GrammarMasks(context(), self.parts.grammars, table, sampler.mask)
+        processors: dict[Place, LogitsProcessor] = {Place(-1, ""): masks}
         builder = ProcessorBuilder(self._factory, context)
         processors |= builder.build_all()
-        sampler = self._factory.item("samplers").declaration
-        assert isinstance(sampler, SamplerSpec)
-        pipeline = SamplingPipeline(processors, self._factory.build("samplers", context), table, sampler.finishes)
+        declaration = self._factory.item("samplers").declaration
+        assert isinstance(declaration, SamplerSpec)
+        pipeline = SamplingPipeline(processors, sampler, table, declaration.finishes)
         self.parts.operations |= ProcessorSwitch(builder, pipeline).operations()
         self.parts.pipeline = pipeline
         return pipeline
@@ -296,8 +337,30 @@ class WorkerBuilder:
     ) -> NoDrafting:
         if decoder is None:
             return NoDrafting()
+        name = self._config.engine.speculative_algorithm
+        if not decoder.acceptance.is_exact:
+            if self._setup.resolution.facts.drafts == "tree":
+                raise ConfigError(
+                    f"--speculative-algorithm {name} drafts trees, whose drafts are kept as the model picks them: "
+                    "thresholds of acceptance are for chains"
+                )
+            self._reasons.append(f"{name}: sampled outputs leave the model's distribution, as acceptance is relaxed")
+        sampling.acceptance = decoder.acceptance
         num_taps = len(self._models.wanted_taps)
         return Drafting(decoder, table, inputs, self._models.attention, self._models.layers, sampling, num_taps)
+
+    def _forced_drafts(self, table: SequenceTable, num_slots: int) -> NoForcedDrafts:
+        if self._config.engine.disable_jump_forward:
+            return NoForcedDrafts()
+        assert self._masks is not None, "sampling is built before"
+        return ForcedDrafts(self._masks, table, num_slots)
+
+    def _in_flight(self, table: SequenceTable, max_rows: int) -> Callable[[StepSampler], InFlight] | None:
+        """What keeps launched steps on a device with an order of work of its own."""
+        device = self._setup.device
+        if device.is_host:
+            return None
+        return partial(InFlight, device, self._device, table, size=MAX_IN_FLIGHT + 1, max_rows=max_rows)
 
     def _adapters(self) -> AdapterStore | NoAdapters:
         backend = self._models.lora

@@ -14,6 +14,7 @@ from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.speculative import DraftSteps, DraftView, SpeculativeDecoder, TargetStep, Verified
 from fwk.types import Batch, ForwardBatch, ScheduledSequence, SequenceResult
 from fwk.worker.draft_tree import DraftTree
+from fwk.worker.forced import NoForcedDrafts
 from fwk.worker.inputs import InputBuffers, StepRows
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
@@ -33,6 +34,14 @@ class NoDrafting:
     max_drafts = 0
     reads_hidden = False
     num_taps = 0
+    forced = NoForcedDrafts()
+    """What is drafted of text that must come, whatever the decoder says."""
+
+    def draft(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> None:
+        """Put drafts into the results of a step."""
+        self.propose(sampled, results)
+        for slot in self.forced.enter(sampled, results, self.parents):
+            self.replace(slot)
 
     def forget(self, slots: Sequence[int]) -> None:
         """These slots' sequences are gone."""
@@ -44,6 +53,17 @@ class NoDrafting:
     def drawn(self, slot: int) -> Tensor | None:
         """The distributions the drafts of a slot were drawn from: [num_drafts, vocab_size]; None: they were certain."""
         return None
+
+    def parents(self, slot: int) -> list[int] | None:
+        """Which of a slot's newest drafts each of them follows; None for a chain."""
+        return None
+
+    def replace(self, slot: int) -> None:
+        """Others take the place of a slot's newest drafts: a chain, and certain."""
+
+    def is_relaxed(self, slot: int) -> bool:
+        """Whether the drafts of a slot are kept more often than the target would pick them."""
+        return False
 
     def follow(self, forward: ForwardBatch) -> None:
         """The target has computed these tokens."""
@@ -113,6 +133,16 @@ class Drafting(NoDrafting):
         made = self._made.get(slot)
         return None if made is None else made.probabilities
 
+    def is_relaxed(self, slot: int) -> bool:
+        return slot in self._made and not self._decoder.acceptance.is_exact
+
+    def parents(self, slot: int) -> list[int] | None:
+        made = self._made.get(slot)
+        return None if made is None else made.parents
+
+    def replace(self, slot: int) -> None:
+        self._made.pop(slot, None)
+
     def follow(self, forward: ForwardBatch) -> None:
         self._decoder.follow(forward)
 
@@ -131,7 +161,7 @@ class Drafting(NoDrafting):
         for i, scheduled in enumerate(batch.sequences):
             slot, num_drafts = scheduled.slot, len(scheduled.draft_token_ids)
             result = results.get(slot)
-            if result is not None and not result.goes_on:
+            if result is not None and (not result.goes_on or self._table.is_undone(scheduled, result.token_ids)):
                 continue
             first, end = int(forward_start[i]), int(forward_start[i + 1])
             known = np.arange(first, end - num_drafts)
@@ -163,19 +193,31 @@ class Drafting(NoDrafting):
             return
         table = self._table
         first = int(table.num_tokens[slot])
-        source = table.kv_slots(slot, first + np.array(path, np.int64))
-        target = table.kv_slots(slot, first + np.arange(len(path)))
         device = self._layers[0].kv_cache.device if self._layers[0].kv_cache is not None else None
-        self._attention.move(self._layers, torch.from_numpy(source).to(device), torch.from_numpy(target).to(device))
+        for group in range(len(table.block_tables)):
+            layers = [layer for layer in self._layers if layer.kv_group == group]
+            source = table.kv_slots(slot, first + np.array(path, np.int64), group)
+            target = table.kv_slots(slot, first + np.arange(len(path)), group)
+            self._attention.move(layers, torch.from_numpy(source).to(device), torch.from_numpy(target).to(device))
 
     def propose(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> None:
         if not sampled:
             return
         table = self._table
         slots = np.array([s.slot for s in sampled], np.int64)
-        num_drafts = np.array([len(s.draft_token_ids) for s in sampled], np.int64)
-        num_accepted = np.array([len(results[s.slot].token_ids) - 1 for s in sampled], np.int64)
-        self._decoder.observe(Verified(slots, num_drafts, num_accepted))
+        own = [s for s in sampled if s.slot in self._made]  # not those that others took the place of
+        self._decoder.observe(
+            Verified(
+                np.array([s.slot for s in own], np.int64),
+                np.array([len(s.draft_token_ids) for s in own], np.int64),
+                np.array([len(results[s.slot].token_ids) - 1 for s in own], np.int64),
+            )
+        )
+        undone = {s.slot for s in sampled if table.is_undone(s, results[s.slot].token_ids)}
+        if undone:  # their next step computes what stands, and no drafts
+            slots = np.array([slot for slot in slots.tolist() if slot not in undone], np.int64)
+            if not len(slots):
+                return
         num_tokens = table.num_tokens[slots]
         room = np.minimum(table.num_blocks[slots] * table.block_size, table.token_ids.shape[1] - 1) - num_tokens
         most = np.clip(room, 0, self._decoder.max_drafts)

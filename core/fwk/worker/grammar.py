@@ -7,10 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from typing import cast
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence, InvalidRequest, one_line_traceback
@@ -27,7 +27,12 @@ NUM_KEPT = 32
 
 A server bounds what one of them may allocate (``fwk.server.helper``), so this bounds the cache's bytes too."""
 
+MAX_FORCED = 32
+"""Most forced tokens entered as drafts of one sequence."""
+
 Compile = Callable[[GrammarRequest], Grammar]
+Mask = Callable[[Tensor, np.ndarray, np.ndarray], None]
+"""``Sampler.mask``."""
 
 
 @dataclass(slots=True)
@@ -128,20 +133,20 @@ class GrammarMasks(LogitsProcessor):
     row behind a token that the grammar forbids is left alone, for that token will not stand.
     """
 
-    def __init__(self, context: SamplingContext, store: GrammarStore, table: SequenceTable) -> None:
+    only_masks = True
+
+    def __init__(self, context: SamplingContext, store: GrammarStore, table: SequenceTable, mask: Mask) -> None:
         super().__init__(context)
         self._store = store
         self._table = table
-        self._states: dict[int, _State] = {}
+        self._mask = mask
         words = -(-context.vocab_size // 32)
-        self._eos = np.zeros(words, np.int32)
+        self._not_eos = np.full(words, -1, np.int32)
         for token_id in context.eos_token_ids:
-            self._eos.view(np.uint8)[token_id // 8] |= 1 << token_id % 8
-        self._tail = np.full(words, -1, np.int32)  # the bits that are tokens
-        bits = np.unpackbits(self._tail.view(np.uint8), bitorder="little")
-        bits[context.vocab_size :] = 0
-        self._tail = np.packbits(bits, bitorder="little").view(np.int32)
-        self._bits = torch.from_numpy(np.int32(1) << np.arange(32, dtype=np.int32)).to(context.device)
+            self._not_eos.view(np.uint8)[token_id // 8] &= 0xFF ^ 1 << token_id % 8
+        self._tail = np.int32(-1) if context.vocab_size % 32 == 0 else np.int32((1 << context.vocab_size % 32) - 1)
+        self._bits = np.empty((0, words), np.int32)
+        self._states: dict[int, _State] = {}
 
     def add(self, slot: int, params: SamplingParams) -> bool:
         if params.grammar is None:
@@ -153,20 +158,29 @@ class GrammarMasks(LogitsProcessor):
         self._states[slot] = _State(grammar, may_end=not params.ignore_eos)
         return True
 
+    def constrains(self, slot: int) -> bool:
+        """Whether the sequence of a slot has a grammar."""
+        return slot in self._states
+
     def remove(self, slot: int) -> None:
         del self._states[slot]
 
     def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
-        rows = [i for i, slot in enumerate(view.slots.tolist()) if slot in self._states]
-        masks = np.full((len(rows), len(self._eos)), -1, np.int32)
+        slots, depths = view.slots.tolist(), view.num_tokens.tolist()
+        rows = [i for i, slot in enumerate(slots) if slot in self._states]
+        bits = self._room(len(rows))
         start = 0
-        while start < len(rows):
-            slot, end = view.slots[rows[start]], start + 1
-            while end < len(rows) and view.slots[rows[end]] == slot:
-                end += 1
-            self._fill(int(slot), rows[start:end], masks[start:end], view)
+        for slot, group in groupby([slots[i] for i in rows]):
+            end = start + len(list(group))
+            self._fill(slot, [depths[i] for i in rows[start:end]], bits[start:end], view.token_ids[slot])
             start = end
-        return self._mask(logits, rows, masks)
+        for i in np.flatnonzero(~self._limit(bits, [self._states[slots[row]].may_end for row in rows])):
+            slot = slots[rows[i]]  # nothing may follow: what is sampled here does not count
+            if depths[rows[i]] == self._table.num_tokens[slot]:
+                self._states[slot].is_complete = True
+            bits[i] = -1
+        self._mask(logits, np.array(rows), bits)
+        return logits
 
     def ends(self, slot: int, token_ids: Sequence[int]) -> int | None:
         state = self._states[slot]
@@ -174,7 +188,9 @@ class GrammarMasks(LogitsProcessor):
             return 0
         for i, token_id in enumerate(token_ids):
             if not _accept(slot, state, token_id):
-                if not self._row(slot, state).any():  # complete, which only its mask told
+                bits = np.empty((1, len(self._not_eos)), np.int32)
+                _fill_mask(slot, state, bits[0])
+                if not self._limit(bits, [state.may_end]).any():  # complete, which only its mask told
                     state.is_complete = True
                     return i
                 raise BlameSequence(slot, f"token {token_id} was chosen, which the grammar forbids", is_refusal=True)
@@ -186,13 +202,37 @@ class GrammarMasks(LogitsProcessor):
                 return i + 1
         return None
 
-    def _fill(self, slot: int, rows: list[int], masks: np.ndarray, view: LogitsView) -> None:
-        """The masks of a sequence's rows, those with fewer tokens before them first."""
+    def forced(self, slot: int) -> list[int]:
+        """Drafts of what must come next in a slot's sequence, all of whose tokens ``ends`` was told of."""
+        state = self._states.get(slot)
+        if state is None or state.is_complete:
+            return []
+        try:
+            return state.grammar.forced_tokens()[:MAX_FORCED]
+        except Exception as error:  # a matcher that met a limit: the next mask meets it again, and blames whom it must
+            log.debug("no forced tokens: %s", error)
+            return []
+
+    def _room(self, count: int) -> np.ndarray:
+        """[count, ceil(vocab_size / 32)] int32, until the next call."""
+        if len(self._bits) < count:
+            self._bits = np.empty((count, len(self._not_eos)), np.int32)
+        return self._bits[:count]
+
+    def _limit(self, bits: np.ndarray, may_end: list[bool]) -> np.ndarray:
+        """Leave what is a token and, where a sequence may not end, does not end it; which rows allow something."""
+        bits[:, -1] &= self._tail
+        if not any(may_end):
+            bits &= self._not_eos
+        elif not all(may_end):
+            bits[np.logical_not(may_end)] &= self._not_eos
+        return np.asarray(bits.any(axis=1))
+
+    def _fill(self, slot: int, depths: list[int], masks: np.ndarray, token_ids: np.ndarray) -> None:
+        """The masks of a sequence's rows, each after ``token_ids[: depth]``, those of fewer tokens first."""
         state = self._states[slot]
-        prompt = int(self._table.num_prompt[slot])
-        num_sure = int(self._table.num_tokens[slot]) - prompt
-        output = view.token_ids[slot, prompt : int(view.num_tokens[rows[-1]])].tolist()
-        for token_id in output[state.num_tokens : num_sure]:
+        prompt, num_sure = int(self._table.num_prompt[slot]), int(self._table.num_tokens[slot])
+        for token_id in token_ids[prompt + state.num_tokens : num_sure].tolist():
             if state.is_complete:
                 break
             if not _accept(slot, state, token_id):
@@ -201,75 +241,34 @@ class GrammarMasks(LogitsProcessor):
                 )
             state.num_tokens += 1
         if state.is_complete:
-            return  # this step was launched before the output was known to be complete
-        num_drafts = self._fill_rows(slot, state, masks, output[num_sure:], view.num_tokens[rows] - prompt - num_sure)
+            masks.fill(-1)  # this step was launched before the output was known to be complete
+            return
+        drafts = token_ids[num_sure : depths[-1]].tolist() if depths[-1] > num_sure else []
+        num_drafts = self._fill_rows(slot, state, masks, drafts, [depth - num_sure for depth in depths])
         if num_drafts:
             state.grammar.rollback(num_drafts)
 
-    def _fill_rows(self, slot: int, state: _State, masks: np.ndarray, drafts: list[int], depths: np.ndarray) -> int:
+    def _fill_rows(self, slot: int, state: _State, masks: np.ndarray, drafts: list[int], depths: list[int]) -> int:
         """Fill row i with the mask after ``drafts[: depths[i]]``. Returns how many drafts were accepted on the way."""
         num_drafts = 0
-        for i, depth in enumerate(depths.tolist()):
+        for i, depth in enumerate(depths):
             while num_drafts < depth:
                 if state.grammar.is_finished or not _accept(slot, state, drafts[num_drafts]):
+                    masks[i:] = -1
                     return num_drafts
                 num_drafts += 1
             if state.grammar.is_finished:
+                masks[i:] = -1
                 return num_drafts
-            masks[i] = self._row(slot, state)
-            if not masks[i].any():  # nothing may follow: what is sampled here does not count
-                state.is_complete = state.is_complete or num_drafts == 0
-                masks[i] = -1
+            _fill_mask(slot, state, masks[i])
         return num_drafts
 
-    def _row(self, slot: int, state: _State) -> np.ndarray:
-        """The mask of the next token: [ceil(vocab_size / 32)] int32."""
-        mask = np.zeros_like(self._eos)
-        try:
-            state.grammar.fill_mask(mask)
-        except Exception as error:
-            raise BlameSequence(slot, f"the grammar cannot go on: {error}", is_refusal=True) from error
-        mask &= self._tail
-        return mask if state.may_end else mask & ~self._eos
 
-    def _mask(self, logits: Tensor, rows: list[int], masks: np.ndarray) -> Tensor:
-        """-inf where a mask has no bit. masks: [len(rows), ceil(vocab_size / 32)] int32."""
-        every = len(rows) == logits.shape[0]
-        index = None if every else torch.tensor(rows, device=logits.device)
-        own = logits if index is None else logits[index]
-        if own.device.type == "cpu":
-            forbid(own, masks)
-        else:
-            packed = torch.from_numpy(masks).to(own.device)
-            forbidden = (packed.unsqueeze(-1) & self._bits).eq(0).view(len(rows), -1)[:, : own.shape[1]]
-            own.masked_fill_(forbidden, -torch.inf)
-        return own if index is None else logits.index_copy_(0, index, own)
-
-
-def forbid(logits: Tensor, masks: np.ndarray) -> None:
-    """-inf in place where a mask has no bit; logits: [n, vocab_size] on a CPU, masks: [n, ceil(vocab_size / 32)] int32.
-
-    Next to everything is forbidden, or next to nothing: of most words of 32 tokens nothing has to be looked at.
-    """
-    num_whole = logits.shape[1] // 32
-    values = logits[:, : num_whole * 32].unflatten(1, (num_whole, 32)).numpy()
-    for row, words in zip(values, masks, strict=True):
-        mixed = np.flatnonzero(words[:num_whole] + 1)  # those that are not all ones
-        if len(mixed) * 2 > num_whole:
-            mixed = np.flatnonzero(words[:num_whole])
-            allowed = row[mixed]
-            row.fill(-np.inf)
-        else:
-            allowed = row[mixed]
-        row[mixed] = np.where(_bits(words[mixed]), allowed, -np.inf)
-    tail = logits[:, num_whole * 32 :].numpy()
-    if tail.shape[1]:
-        tail[~_bits(masks[:, num_whole])[:, : tail.shape[1]]] = -np.inf
-
-
-def _bits(words: np.ndarray) -> np.ndarray:
-    """[n] int32 to [n, 32] bool, the lowest bit first."""
-    return np.unpackbits(words[:, None].copy().view(np.uint8), axis=1, bitorder="little").view(np.bool_)
+def _fill_mask(slot: int, state: _State, row: np.ndarray) -> None:
+    try:
+        state.grammar.fill_mask(row)
+    except Exception as error:
+        raise BlameSequence(slot, f"the grammar cannot go on: {error}", is_refusal=True) from error
 
 
 def _accept(slot: int, state: _State, token_id: int) -> bool:

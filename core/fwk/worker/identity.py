@@ -25,8 +25,10 @@ _HARMLESS = frozenset(
 _HARMLESS_OPTIONS = frozenset(
     {
         "executor", "disable_overlap_schedule", "sampling_backend", "schedule_policy", "prefix_cache", "cache_tiers",
-        "speculative_algorithm", "grammar_backend", "max_total_tokens", "mem_fraction_static", "max_running_requests",
-        "max_prefill_tokens", "max_start_tokens", "chunked_prefill_size", "random_seed", "check_blocks",
+        "speculative_algorithm", "grammar_backend", "disable_jump_forward", "max_total_tokens", "mem_fraction_static",
+        "max_running_requests", "max_prefill_tokens", "max_start_tokens", "prefill_max_requests",
+        "chunked_prefill_size", "random_seed",
+        "check_blocks",
     }
 )  # fmt: skip
 """The same of core's options."""

@@ -12,6 +12,7 @@ from fwk.types import Batch, ForwardBatch
 from fwk.types.batch import KVGroup, StateRows
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.sequence_table import SamplingState, SequenceTable
+from fwk.worker.staging import StagingRing
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class StepRows:
     num_tokens: np.ndarray  # [num_rows] int64: tokens before the position the logits are for
     drawn: Mapping[tuple[int, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
     """(slot, num_tokens) of a row -> the draft at that place and the distribution [vocab_size] it was drawn from."""
+    slots_on_device: torch.Tensor | None = None  # where the device is not the host
     wants_prompt_logprobs: bool = False  # of at least one sequence of the step
     _sampling_state: SamplingState | None = None
     """Of the rows' slots, once somebody has asked for them (``sampling_state``)."""
@@ -62,10 +64,10 @@ MIN_SLOTS = 16
 
 
 class InputBuffers:
-    """Tensors allocated once and filled in place each step; on a device, from a pinned twin on the CPU.
+    """Tensors allocated once and filled in place each step; on a device, by copies from a ring of host buffers.
 
-    While the same sequences decode, a step's inputs are those of the step before, each a place further: the same
-    objects come again with other numbers in them, which costs a tenth of building them anew.
+    While the same sequences decode on a CPU, a step's inputs are those of the step before, each a place further: the
+    same objects come again with other numbers in them, which costs a tenth of building them anew.
     """
 
     def __init__(
@@ -73,62 +75,46 @@ class InputBuffers:
         table: SequenceTable,
         max_tokens: int,
         num_slots: int,
-        device: torch.device,
+        ring: StagingRing,
         *,
         prunes_last_layer: bool = False,
         has_states: bool = False,
     ) -> None:
-        """prunes_last_layer: the model's word; then batches say which tokens' hidden states are wanted."""
+        """ring: without buffers yet.
+
+        prunes_last_layer: the model's word; then batches say which tokens' hidden states are wanted.
+        """
         self.table = table
-        self._device = device
+        self._ring = ring
         self._prunes_last_layer = prunes_last_layer
         self._has_states = has_states
-        self._pairs: dict[str, tuple[np.ndarray, torch.Tensor]] = {}
-        self._views: dict[str, tuple[np.ndarray, torch.Tensor]] = {}  # of the buffers' used parts, of the last step
+        self.newest: torch.Tensor | None = None
+        """[num_slots] int64 on the device: the newest token of sequences, of which the host may know less."""
         self._last: _DecodeStep | None = None  # whose inputs are in the buffers
         num_slots = max(num_slots, MIN_SLOTS)
         rows = max(max_tokens, num_slots)
         for name, shape, dtype in (
-            ("token_ids", (rows,), np.int64),
-            ("positions", (rows,), np.int64),
-            ("query_start", (num_slots + 1,), np.int32),
-            ("seq_lens", (num_slots,), np.int32),
-            ("logits_indices", (rows,), np.int64),
-            ("hidden_indices", (rows,), np.int64),
-            ("adapter_ids", (rows,), np.int32),
-            ("state_rows", (num_slots,), np.int64),
+            ("token_ids", (rows,), torch.int64),
+            ("positions", (rows,), torch.int64),
+            ("query_start", (num_slots + 1,), torch.int32),
+            ("seq_lens", (num_slots,), torch.int32),
+            ("logits_indices", (rows,), torch.int64),
+            ("hidden_indices", (rows,), torch.int64),
+            ("adapter_ids", (rows,), torch.int32),
+            ("state_rows", (num_slots,), torch.int64),
+            ("row_slots", (rows,), torch.int64),
+            ("token_slots", (rows,), torch.int64),
         ):
-            self._pairs[name] = self._pair(shape, dtype)
+            ring.add(name, shape, dtype)
         for group in range(len(table.block_tables)):
-            self._pairs[f"slot_mapping.{group}"] = self._pair((rows,), np.int64)
-            self._pairs[f"block_table.{group}"] = self._pair((num_slots * table.block_table.shape[1],), np.int32)
+            ring.add(f"slot_mapping.{group}", (rows,), torch.int64)
+            ring.add(f"block_table.{group}", (num_slots * table.block_table.shape[1],), torch.int32)
         self.max_tokens = min(rows, num_slots * self._longest)
 
     @property
     def _longest(self) -> int:
         """Tokens that a sequence may have."""
         return self.table.token_ids.shape[1] - 1
-
-    def _pair(self, shape: tuple[int, ...], dtype: type) -> tuple[np.ndarray, torch.Tensor]:
-        if self._device.type == "cpu":
-            array = np.zeros(shape, dtype)
-            return array, torch.from_numpy(array)
-        host = torch.zeros(shape, dtype=torch.from_numpy(np.zeros(1, dtype)).dtype).pin_memory()
-        return host.numpy(), torch.empty_like(host, device=self._device)
-
-    def _fill(self, name: str, values: np.ndarray) -> tuple[np.ndarray, torch.Tensor]:
-        views = self._views.get(name)
-        if views is None or len(views[0]) != len(values):  # making views costs as much as filling them
-            array, tensor = self._pairs[name]
-            views = self._views[name] = array[: len(values)], tensor[: len(values)]
-        np.copyto(views[0], values, casting="same_kind")
-        return self._send(views)
-
-    def _send(self, views: tuple[np.ndarray, torch.Tensor]) -> tuple[np.ndarray, torch.Tensor]:
-        """To the device, where that is another one."""
-        if self._device.type != "cpu":
-            views[1].copy_(torch.from_numpy(views[0]), non_blocking=True)
-        return views
 
     def prepare(self, batch: Batch, trees: Mapping[int, DraftTree] | None = None) -> tuple[ForwardBatch, StepRows]:
         """Fill the buffers for a batch whose sequences the table already knows.
@@ -170,17 +156,31 @@ class InputBuffers:
             slots, token_ids, positions, slot_mappings, starts, seq_lens, hidden_indices, logits_indices
         )
         if has_adapters:  # they are told apart by token, in the last layer, too
-            forward.adapter_ids_np, forward.adapter_ids = self._fill("adapter_ids", adapters)
+            forward.adapter_ids_np, forward.adapter_ids = self._ring.fill("adapter_ids", adapters)
             forward.hidden_indices = None
+            self._ring.sent()
+        if not self._ring.is_host:
+            step_rows.slots_on_device = self._ring.fill("row_slots", step_rows.slots)[1]
+            self._take_newest(forward, rows, positions)
+            self._ring.sent()
         if trees:
-            forward.tree_mask = _tree_mask(slots.tolist(), num_new.tolist(), trees).to(self._device)
-        elif is_decode and len(step_rows.slots) == len(slots):
+            forward.tree_mask = _tree_mask(slots.tolist(), num_new.tolist(), trees).to(self._ring.where)
+        elif self._ring.is_host and is_decode and len(step_rows.slots) == len(slots):
             num_left = forward.kv_groups[0].block_table_np.shape[1] * table.block_size - int(seq_lens.max())
             self._last = _DecodeStep(slots.tolist(), forward, step_rows, num_left)
         return forward, step_rows
 
+    def _take_newest(self, forward: ForwardBatch, slots: np.ndarray, positions: np.ndarray) -> None:
+        """Put in the tokens that only the device knows. slots, positions: [num_tokens] int64 each."""
+        is_unknown = positions >= (self.table.num_tokens - self.table.unknown)[slots]
+        if self.newest is None or not is_unknown.any():
+            return
+        source = self._ring.fill("token_slots", np.where(is_unknown, slots, -1))[1]
+        newest = self.newest.index_select(0, source.clamp(min=0))
+        forward.token_ids.copy_(torch.where(source >= 0, newest, forward.token_ids))
+
     def _advance(self, last: _DecodeStep, batch: Batch) -> tuple[ForwardBatch, StepRows]:
-        """Fill the buffers for the step after ``last``."""
+        """Change the buffers, which are the device's own, for the step after ``last``."""
         table = self.table
         groups = last.forward.kv_groups
         moved = [i for i, s in enumerate(batch.sequences) if s.new_block_ids or s.replaced_blocks]
@@ -189,7 +189,7 @@ class InputBuffers:
                 group.block_table_np[i] = blocks[last.slots[i], : group.block_table_np.shape[1]]
         names = ("positions", "seq_lens", "slot_mapping.0", "token_ids")
         first = groups[0].block_table_np
-        arrays = (*(self._views[name][0] for name in names), last.rows.num_tokens, first, table.token_ids)
+        arrays = (*(self._ring.last(name) for name in names), last.rows.num_tokens, first, table.token_ids)
         # After a step nothing of this is left in a core's cache, neither code nor data: a few numbers are sooner
         # changed by the interpreter, which is at work anyway, than by ten different functions of numpy.
         positions, seq_lens, places, token_ids, num_tokens, blocks, known = (x.data for x in arrays)
@@ -201,17 +201,11 @@ class InputBuffers:
             places[i] = blocks[i, position // size] * size + position % size
             token_ids[i] = known[slot, position]
         last.num_left -= 1
-        for number, group in enumerate(groups[1:], 1):
+        for group in groups[1:]:
             places, blocks = group.slot_mapping_np.data, group.block_table_np.data
             for i in range(len(last.slots)):
                 position = positions[i]
                 places[i] = blocks[i, position // size] * size + position % size
-            self._send(self._views[f"slot_mapping.{number}"])
-        for name in names:
-            self._send(self._views[name])
-        if moved:
-            for number in range(len(groups)):
-                self._send(self._views[f"block_table.{number}"])
         return last.forward, last.rows
 
     def prepare_one(self, slots: np.ndarray, token_ids: np.ndarray, positions: np.ndarray) -> ForwardBatch:
@@ -237,7 +231,9 @@ class InputBuffers:
         forward = self._forward(
             slots[starts[:-1]], token_ids, positions, places, starts, seq_lens, last, np.arange(len(last))
         )
-        forward.hidden_indices = self._fill("hidden_indices", last)[1]
+        if forward.hidden_indices is None:
+            forward.hidden_indices = self._ring.fill("hidden_indices", last)[1]
+            self._ring.sent()
         return forward
 
     def prepare_nodes(
@@ -258,7 +254,7 @@ class InputBuffers:
         forward = self._forward(slots, flat, positions, places, starts, first + counts, each, each)
         forward.hidden_indices = None
         mask = _tree_mask(slots.tolist(), counts.tolist(), dict(zip(slots.tolist(), trees, strict=True)))
-        forward.tree_mask = mask.to(self._device)
+        forward.tree_mask = mask.to(self._ring.where)
         return forward
 
     def blank(self, num_tokens: int, num_hidden: int, num_logits: int, num_seqs: int) -> ForwardBatch:
@@ -297,31 +293,34 @@ class InputBuffers:
         logits_indices: np.ndarray,
     ) -> ForwardBatch:
         self._last = None
+        self._ring.turn()
         width = -(-int(seq_lens.max()) // self.table.block_size)
         groups: list[KVGroup] = []
         for i, (table, slot_mapping) in enumerate(zip(self.table.block_tables, slot_mappings, strict=True)):
-            blocks_np, blocks = self._fill(f"block_table.{i}", table[slots, :width].ravel())
-            slots_np, slots_tensor = self._fill(f"slot_mapping.{i}", slot_mapping)
+            blocks_np, blocks = self._ring.fill(f"block_table.{i}", table[slots, :width].ravel())
+            slots_np, slots_tensor = self._ring.fill(f"slot_mapping.{i}", slot_mapping)
             groups.append(KVGroup(slots_tensor, blocks.view(-1, width), slots_np, blocks_np.reshape(-1, width)))
-        starts_np, starts_tensor = self._fill("query_start", starts)
-        lens_np, lens_tensor = self._fill("seq_lens", seq_lens)
-        return ForwardBatch(
-            token_ids=self._fill("token_ids", token_ids)[1],
-            positions=self._fill("positions", positions)[1],
+        starts_np, starts_tensor = self._ring.fill("query_start", starts)
+        lens_np, lens_tensor = self._ring.fill("seq_lens", seq_lens)
+        forward = ForwardBatch(
+            token_ids=self._ring.fill("token_ids", token_ids)[1],
+            positions=self._ring.fill("positions", positions)[1],
             query_start=starts_tensor,
             seq_lens=lens_tensor,
-            logits_indices=self._fill("logits_indices", logits_indices)[1],
+            logits_indices=self._ring.fill("logits_indices", logits_indices)[1],
             kv_groups=groups,
             query_start_np=starts_np,
             seq_lens_np=lens_np,
             is_decode=len(token_ids) == len(slots),
-            hidden_indices=self._fill("hidden_indices", hidden_indices)[1] if self._prunes_last_layer else None,
+            hidden_indices=self._ring.fill("hidden_indices", hidden_indices)[1] if self._prunes_last_layer else None,
             state_rows=self._state_rows(slots) if self._has_states else None,
         )
+        self._ring.sent()
+        return forward
 
     def _state_rows(self, slots: np.ndarray) -> StateRows:
         """A sequence's states are in the row of its slot."""
-        rows_np, rows = self._fill("state_rows", slots)
+        rows_np, rows = self._ring.fill("state_rows", slots)
         return StateRows(rows, rows_np)
 
     def _rows(self, batch: Batch, slots: np.ndarray, starts: np.ndarray, computed: np.ndarray) -> StepRows:

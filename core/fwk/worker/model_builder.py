@@ -21,15 +21,18 @@ from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
 from fwk.interfaces.state import RecurrentState
+from fwk.interfaces.weights_cache import WeightsCache
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered, choose, find
 from fwk.setup.checkpoint import OpenedModel, open_head, open_model
 from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers
 from fwk.text import ModelText
 from fwk.types import ModelConfig
+from fwk.worker import memory_need
 from fwk.worker.pooled_decoder import PooledDecoder
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.weights import BaseModelWeights, TrackedWeights
+from fwk.worker.weights_cache import open_cache
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +80,7 @@ class ModelBuilder:
         self._reasons = reasons
         self._moe: Registered | None = None
         self.layers: list[AttentionLayer] = []  # of all models that were built
+        self.caches: list[WeightsCache] = []
         self.recurrent_states: list[RecurrentState] = []  # of the served model
         self.wanted_taps: list[HiddenTap] = []  # of the served model, in the order heads asked for them
         self._taps: dict[int, HiddenTap] = {}
@@ -121,7 +125,8 @@ class ModelBuilder:
         """
         item = self._factory.item("models")
         opened, served = self._setup.opened, self._setup.opened.served
-        context = self._context(opened, self._config.engine)
+        context = self._context(opened, self._config.engine, "served")
+        memory_need.check(self._setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.size)
         context.lora = self.lora
         if served.runner == "generate":
             context.is_greedy = is_greedy
@@ -159,7 +164,7 @@ class ModelBuilder:
         if refusal is not None:
             raise ConfigError(f"attention backend {attention.name!r} cannot serve the draft model {name}: it {refusal}")
         # How the served model is quantised says nothing of this one, which is computed as it is stored.
-        context = self._context(opened, _as_stored(self._config.engine))
+        context = self._context(opened, _as_stored(self._config.engine), "draft")
         model: Model = self._factory.build(item, partial(replace, context))
         _check_all_read(opened, item.name, context)
         return model
@@ -168,7 +173,7 @@ class ModelBuilder:
         """What ``make`` builds for the served model: ``SpeculativeContext.build``."""
         opened = self._setup.opened
         if checkpoint is None:
-            return make(self._context(opened, self._config.engine))
+            return make(self._context(opened, self._config.engine, "head"))
         own = self._config.model.model_copy(update={**SECOND_MODEL_OPTIONS, "model": checkpoint})
         files, config = open_head(replace(self._config, model=own), self._factory.plugins, log.info, opened.config)
         _check_head(checkpoint, config, opened)
@@ -177,7 +182,9 @@ class ModelBuilder:
         refusal = attention.declaration.refusal(replace(facts, num_heads=config.num_heads))
         if refusal is not None:
             raise ConfigError(f"attention backend {attention.name!r} cannot serve the head {checkpoint}: it {refusal}")
-        context = self._context(replace(opened, checkpoint=files, config=config), _as_stored(self._config.engine))
+        context = self._context(
+            replace(opened, checkpoint=files, config=config), _as_stored(self._config.engine), "head"
+        )
         made = make(context)
         _check_all_read(replace(opened, path=files.path, config=config), f"the head {checkpoint}", context)
         return made
@@ -195,26 +202,30 @@ class ModelBuilder:
             self._taps[index].is_wanted = True
             self.wanted_taps.append(self._taps[index])
 
-    def _context(self, opened: OpenedModel, options: EngineOptions) -> ModelContext:
-        """What the layers of a model are built from."""
+    def _context(self, opened: OpenedModel, options: EngineOptions, role: str) -> ModelContext:
+        """What the layers of a model are built from. role: of the model in this run."""
         attention = self.attention  # before any weight is read: a backend that cannot start says so
         checkpoint_config = opened.config.raw.get("quantization_config") or {}
         is_base = opened.runner == "pool" and opened.served.is_decoder
         weights = (BaseModelWeights if is_base else TrackedWeights)(opened.checkpoint.weights())
 
-        def method(item: Registered) -> QuantMethod:
+        def method(item: Registered, dtype: torch.dtype = self._dtype) -> QuantMethod:
             return self._factory.build(
                 item,
                 QuantContext,
                 device=self._device,
-                dtype=self._dtype,
+                dtype=dtype,
                 checkpoint_config=checkpoint_config,
                 threads=self._threads,
             )
 
         plugins, facts = self._factory.plugins, self._setup.facts
         state_dtype = options.mamba_ssm_dtype
-        plain = method(find(plugins, "quant", UNQUANTISED))
+        unquantised = find(plugins, "quant", UNQUANTISED)
+        plain = method(unquantised)
+        is_wide = options.enable_fp32_lm_head and self._dtype != torch.float32
+        cache = open_cache(self._config, self._setup, opened, weights, self._tp, self._threads, role)
+        self.caches.append(cache)
         return ModelContext(
             config=opened.config,
             weights=weights,
@@ -229,6 +240,8 @@ class ModelBuilder:
             state_dtype=None if state_dtype == AUTO else getattr(torch, state_dtype),
             moe_runner=self._moe_runner,
             operators=self.operators,
+            float32_head=method(unquantised, torch.float32) if is_wide else None,
+            weights_cache=cache,
         )
 
     def _token_ids(self, text: Callable[[], ModelText]) -> tuple[int, ...]:
@@ -251,7 +264,7 @@ class ModelBuilder:
             self._chosen["moe"] = self._moe.name
             if settled is None:
                 self._reasons.extend(selection.reasons())
-        return self._factory.build(self._moe, partial(replace, context))
+        return self._factory.build(self._moe, partial(replace, context, threads=self._threads))
 
     def _report_quantization(self, context: ModelContext) -> None:
         """Note how the layers were quantised in the end."""
@@ -310,6 +323,7 @@ def _check_draft(name: str, opened: OpenedModel, setup: ModelSetup) -> None:
 def _check_all_read(opened: OpenedModel, what: str, context: ModelContext) -> None:
     """Raise ``ModelLoadError`` when a built model, or a head, left tensors of the checkpoint unread."""
     assert isinstance(context.weights, TrackedWeights)
+    context.weights.progress.end()
     left = context.weights.unread(context.config.tie_word_embeddings)
     if left:
         some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")

@@ -14,6 +14,7 @@ from fwk.types import Batch, ForwardBatch, SequenceResult, StepResult
 from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import NoDrafting
 from fwk.worker.graphs import StepModel
+from fwk.worker.in_flight import InFlight, Pending
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.logprobs import prompt_logprobs
 from fwk.worker.sampling import SamplingPipeline
@@ -29,7 +30,7 @@ class ModelRunner:
     State between steps is in the table; inputs are in the buffers.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a step
         self,
         *,
         model: StepModel,
@@ -40,7 +41,9 @@ class ModelRunner:
         sampling: SamplingPipeline,
         drafting: NoDrafting,
         adapters: AdapterStore | NoAdapters,
+        in_flight: Callable[[StepSampler], InFlight] | None = None,
     ) -> None:
+        """in_flight: what keeps steps that are not waited for; None where a step is done when it was launched."""
         self.model = model
         self._plan_attention = plan_attention
         self._states = states
@@ -50,6 +53,66 @@ class ModelRunner:
         self._drafting = drafting
         self._sampler = StepSampler(table, sampling, Verifier(table, sampling, drafting))
         self._adapters = adapters
+        self._in_flight = in_flight(self._sampler) if in_flight is not None else None
+        if self._in_flight is not None:
+            inputs.newest = self._in_flight.newest
+
+    @property
+    def depth(self) -> int:
+        """Steps it gains from having in flight."""
+        return 1 if self._in_flight is None else 2
+
+    def launch(self, batch: Batch) -> StepResult | Pending:
+        """Begin a step; the result itself where nothing is gained from waiting for it later."""
+        if self._in_flight is None:
+            return self.execute(batch)
+        if self._waits(batch):
+            self._in_flight.settle()
+            return self.execute(batch)
+        with torch.inference_mode():
+            return self._launch(batch, self._in_flight)
+
+    def collect(self, pending: StepResult | Pending) -> StepResult:
+        """The result of a launched step; those before it are waited for, too."""
+        if isinstance(pending, StepResult):
+            return pending
+        assert self._in_flight is not None
+        self._in_flight.settle(pending)
+        assert pending.result is not None
+        return pending.result
+
+    def settle(self) -> None:
+        """Wait for every launched step, so that the host knows all there is to know."""
+        if self._in_flight is not None:
+            self._in_flight.settle()
+
+    def _waits(self, batch: Batch) -> bool:
+        """Whether the host must see what the step makes at once: log-probabilities and drafts."""
+        table = self._table
+        slots = [s.slot for s in batch.sequences]
+        if any(s.draft_token_ids for s in batch.sequences) or self._drafting.forced.concerns(slots):
+            return True
+        asked = [new.sampling for new in batch.new]
+        if any(s.logprobs is not None or s.prompt_logprobs is not None or s.grammar is not None for s in asked):
+            return True
+        return bool((table.logprobs[slots] >= 0).any() or (table.prompt_logprobs[slots] >= 0).any())
+
+    def _launch(self, batch: Batch, in_flight: InFlight) -> Pending:
+        """Begin a step and wait for nothing, unless a logits processor must see the tokens of the step before."""
+        started = time.perf_counter()
+        in_flight.leave({*batch.freed_slots, *(new.slot for new in batch.new)})
+        failed = self._begin(batch)
+        forward, rows = self._inputs.prepare(batch)
+        forward.is_greedy = self._sampling.is_greedy(rows)
+        _, logits = self.model.run(self._planned(forward))
+        if self._states is not None:
+            self._states.save(batch)
+        picked = None
+        if logits is not None:
+            if self._sampling.reads_history(rows):
+                in_flight.settle()  # the model computes meanwhile
+            picked = self._sampling.sample_later(logits, rows, failed)
+        return in_flight.add(batch, rows, picked, failed, time.perf_counter() - started)
 
     def execute(self, batch: Batch) -> StepResult:
         """Run one step."""
@@ -76,9 +139,14 @@ class ModelRunner:
             own = hidden.chunk(1 + self._drafting.num_taps, 1)[0]
             for slot, found in prompt_logprobs(self.model.model, self._table, batch, forward, own).items():
                 results.setdefault(slot, SequenceResult(slot, [])).prompt_logprobs = found
+        if self._states is not None:
+            for scheduled in batch.sequences:
+                if scheduled.samples and self._table.is_undone(scheduled, results[scheduled.slot].token_ids):
+                    self._states.undo(scheduled.slot)
         if starts is not None:
             self._drafting.learn(batch, starts, hidden, results, trees)
-        self._drafting.propose([s for s in batch.sequences if s.samples and results[s.slot].goes_on], results)
+        sampled = [s for s in batch.sequences if s.samples and results[s.slot].goes_on]
+        self._drafting.draft(sampled, results)
         ended = time.perf_counter()
         return StepResult(batch.step, list(results.values()), computed - launched, ended - started)
 

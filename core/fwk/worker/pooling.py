@@ -40,6 +40,18 @@ class PoolingRunner:
         self._table = table
         self._inputs = inputs
 
+    depth = 1
+
+    def launch(self, batch: Batch) -> StepResult:
+        """Run a step: its vectors are read at once."""
+        return self.execute(batch)
+
+    def collect(self, pending: StepResult) -> StepResult:
+        return pending
+
+    def settle(self) -> None:
+        """No step is in flight."""
+
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
         """Run one step."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fwk.errors import BlameSequence, one_line_traceback
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingRows
 from fwk.types import NewSequence
-from fwk.worker.acceptance import rejection_logits, uniform_draws
+from fwk.worker.acceptance import EXACT, rejection_logits, uniform_draws
 from fwk.worker.inputs import StepRows
 from fwk.worker.sequence_table import SequenceTable
 
@@ -57,6 +57,7 @@ class SamplingPipeline:
         finishes: tuple[str, ...] = (),
     ) -> None:
         self._finishes = finishes
+        self.acceptance = EXACT
         self._active: list[_Active] = []
         self._first: list[_Active] = []
         self._last: list[_Active] = []
@@ -129,6 +130,27 @@ class SamplingPipeline:
 
     def sample(self, logits: Tensor, rows: StepRows) -> list[int]:
         """Pick a token for each row of ``logits`` [num_rows, vocab_size]; -1 for a row no token can be picked for."""
+        return self._pick(logits, rows).tolist()
+
+    def reads_history(self, rows: StepRows) -> bool:
+        """Whether a processor that a row asks for must see every token before it on the host."""
+        return any(active.processor.reads_history for active in _asked(self._active, rows))
+
+    def sample_later(self, logits: Tensor, rows: StepRows, failed: dict[int, BlameSequence]) -> Tensor:
+        """As ``sample_valid``, without waiting for the device: [num_rows] int64 there, valid until the next call.
+
+        Waits where a sequence has failed.
+        """
+        if not failed:
+            try:
+                return self._pick(logits, rows)
+            except BlameSequence as error:
+                if error.slot not in rows.slots:
+                    raise RuntimeError(f"slot {error.slot} is blamed, but has no part in this step: {error}") from error
+                failed[error.slot] = error
+        return torch.tensor(self.sample_valid(logits, rows, failed), device=logits.device)
+
+    def _pick(self, logits: Tensor, rows: StepRows) -> Tensor:
         choices = rows.sampling_state(self._table)
         is_greedy, all_greedy = choices.is_greedy, choices.all_greedy
         logits = self._process(self._first, logits, rows)
@@ -140,7 +162,7 @@ class SamplingPipeline:
             if unfinished is not None:
                 unfinished[settled] = -1
         picked = SamplingRows(is_greedy, choices.seeds, rows.num_tokens, all_greedy, unfinished)
-        return self._sampler.sample(logits, picked).tolist()
+        return self._sampler.sample(logits, picked)
 
     def sample_valid(self, logits: Tensor, rows: StepRows, failed: dict[int, BlameSequence]) -> list[int]:
         """Sample every row but those of ``failed`` slots, which get -1.
@@ -172,18 +194,21 @@ class SamplingPipeline:
             return picked
 
     def _process(self, processors: list[_Active], logits: Tensor, rows: StepRows) -> Tensor:
-        """Run those processors that a row asks for, on a copy of the logits in float32."""
+        """Run those processors that a row asks for, on a copy of the logits in float32 if one is needed."""
         asked = _asked(processors, rows)
         if not asked:
             return logits
         in_step = set(rows.slots.tolist())
-        logits = logits.to(torch.float32, copy=True)
-        table = self._table
-        slots = rows.slots
-        view = LogitsView(slots, rows.num_tokens, table.num_prompt[slots], table.token_ids, table.seeds[slots])
+        if rows.sampling_state(self._table).wants_logprobs or not all(a.processor.only_masks for a in asked):
+            logits = logits.to(torch.float32, copy=True)
+        view = self._view(rows)
         for active in asked:
             logits = _apply(active.processor, active.slots & in_step, logits, view)
         return logits
+
+    def _view(self, rows: StepRows) -> LogitsView:
+        table, slots = self._table, rows.slots
+        return LogitsView(slots, rows.num_tokens, table.num_prompt[slots], table.token_ids, table.seeds[slots])
 
     def _settle_drawn(self, logits: Tensor, rows: StepRows, is_greedy: np.ndarray) -> tuple[Tensor, list[int]]:
         """Keep or reject the drafts that a decoder drew itself; greedy rows simply compare.
@@ -201,7 +226,7 @@ class SamplingPipeline:
         draws = uniform_draws(self._table.seeds[rows.slots[at]], rows.num_tokens[at])
         index = torch.tensor(at, device=logits.device)
         own = self._process(self._last, logits[index], rows.take(np.array(at)))
-        rest = rejection_logits(own, drafts, proposal, torch.from_numpy(draws).to(logits.device))
+        rest = rejection_logits(own, drafts, proposal, torch.from_numpy(draws).to(logits.device), self.acceptance)
         return logits.float().index_copy(0, index, rest), at
 
 

@@ -25,8 +25,12 @@ class SequenceTable:
     A worker appends the tokens it samples itself, so that the plan of the next step need not carry them.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
+    def __init__(
+        self, num_slots: int, max_model_len: int, block_size: int, num_groups: int = 1, *, has_states: bool = False
+    ) -> None:
+        """has_states: of recurrent layers; a step with a rejected draft then counts as not computed at all."""
         self.block_size = block_size
+        self.has_states = has_states
         # np.zeros maps memory lazily: rows that are never used cost nothing. One place more than the longest
         # sequence, for a token sampled by a step that turns out to be one too many.
         self.token_ids = np.zeros((num_slots, max_model_len + 1), np.int32)
@@ -34,6 +38,7 @@ class SequenceTable:
         self.block_tables = [np.zeros((num_slots, width), np.int32) for _ in range(num_groups)]  # by KV group
         self.num_blocks = np.zeros(num_slots, np.int64)
         self.num_tokens = np.zeros(num_slots, np.int64)
+        self.unknown = np.zeros(num_slots, np.int64)  # newest tokens that only the device knows yet
         self.num_computed = np.zeros(num_slots, np.int64)
         self.num_prompt = np.zeros(num_slots, np.int64)
         self.segment_start = np.zeros(num_slots, np.int64)
@@ -48,6 +53,7 @@ class SequenceTable:
         slot, tokens = new.slot, new.token_ids
         self.token_ids[slot, : len(tokens)] = tokens
         self.num_tokens[slot] = len(tokens)
+        self.unknown[slot] = 0
         self.num_prompt[slot] = new.num_prompt_tokens
         self.num_computed[slot] = new.num_computed_tokens
         self.num_blocks[slot] = 0
@@ -104,11 +110,16 @@ class SequenceTable:
                 end = int(self.num_tokens[scheduled.slot])
                 self.token_ids[scheduled.slot, end : end + len(drafts)] = drafts
 
+    def is_undone(self, scheduled: ScheduledSequence, token_ids: list[int]) -> bool:
+        """Whether a step that gained a sequence these tokens is taken back, states and all."""
+        return self.has_states and 0 < len(token_ids) <= len(scheduled.draft_token_ids)
+
     def finish(self, scheduled: ScheduledSequence, token_ids: list[int]) -> None:
         """Take in what a step made of a sequence: its K/V, less rejected drafts, and its new tokens."""
         slot = scheduled.slot
         rejected = len(scheduled.draft_token_ids) + 1 - len(token_ids) if scheduled.draft_token_ids else 0
-        self.num_computed[slot] += scheduled.num_new_tokens - rejected
+        if not self.is_undone(scheduled, token_ids):
+            self.num_computed[slot] += scheduled.num_new_tokens - rejected
         end = int(self.num_tokens[slot])
         if token_ids:
             self.token_ids[slot, end : end + len(token_ids)] = token_ids

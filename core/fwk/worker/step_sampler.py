@@ -52,14 +52,24 @@ class StepSampler:
             results[slot] = result
         return results
 
+    def settled(self, slot: int, token: int | None, failed: dict[int, BlameSequence]) -> SequenceResult | None:
+        """The result of a sequence whose step has counted already; None for a chunk of a prompt, which has none.
+
+        token: what was picked, None for such a chunk.
+        """
+        if token is None:
+            return _failure(failed[slot]) if slot in failed else None
+        _note_unpicked(slot, [token], failed)
+        stand = self._ends(slot, [token], failed)
+        if slot in failed:
+            return _failure(failed[slot])
+        return SequenceResult(slot, [token][:stand], is_complete=stand is not None)
+
     def _result(
         self, scheduled: ScheduledSequence, tokens: list[int], failed: dict[int, BlameSequence]
     ) -> SequenceResult:
         slot = scheduled.slot
-        if slot not in failed and -1 in tokens:
-            failed[slot] = BlameSequence(
-                slot, "no token could be chosen: the logits are not numbers, or none is allowed"
-            )
+        _note_unpicked(slot, tokens, failed)
         stand = self._ends(slot, tokens, failed)
         if slot in failed:
             self._table.finish(scheduled, [0] * len(tokens))
@@ -79,6 +89,11 @@ class StepSampler:
     def _logprobs(self, slot: int, logits: Tensor, tokens: list[int]) -> list[TokenLogprobs] | None:
         num_top = int(self._table.logprobs[slot])
         return token_logprobs(logits, tokens, [num_top] * len(tokens)) if num_top >= 0 else None
+
+
+def _note_unpicked(slot: int, tokens: list[int], failed: dict[int, BlameSequence]) -> None:
+    if slot not in failed and -1 in tokens:
+        failed[slot] = BlameSequence(slot, "no token could be chosen: the logits are not numbers, or none is allowed")
 
 
 def _failure(error: BlameSequence) -> SequenceResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -31,15 +31,20 @@ class BlockStore:
     backend's business. A tier that raises has not got the entry; the first time is logged.
     """
 
-    def __init__(self, caches: Sequence[Tensor], tiers: Sequence[tuple[str, CacheTier]]) -> None:
-        """caches: each layer's [num_blocks, *block_shape]; tiers: with their names, for the log."""
+    def __init__(
+        self,
+        caches: Sequence[Tensor],
+        tiers: Sequence[tuple[str, CacheTier]],
+        host_buffer: Callable[..., Tensor] = torch.zeros,
+    ) -> None:
+        """caches: each layer's [num_blocks, *block_shape]; tiers: with their names, for the log;
+        host_buffer: the device's."""
         self._caches = [cache.view(cache.shape[0], -1).view(torch.uint8) for cache in caches]
         self._tiers = list(tiers)
         self._failed: set[str] = set()
-        device = caches[0].device
         block_bytes = sum(cache.shape[1] for cache in self._caches)
         self._group = min(max(1, STAGING_BYTES // block_bytes), MAX_AT_ONCE)
-        self._staging = torch.empty((self._group, block_bytes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._staging = host_buffer((self._group, block_bytes), dtype=torch.uint8)
         self._rows = [row.numpy().data for row in self._staging]
 
     @torch.inference_mode()
@@ -159,4 +164,4 @@ def open_store(
         device=setup.facts.host.device,
     )
     chosen["cache_tiers"] = ", ".join(item.name for item in items)
-    return BlockStore(caches, [(item.name, factory.build(item, context)) for item in items])
+    return BlockStore(caches, [(item.name, factory.build(item, context)) for item in items], setup.device.host_buffer)

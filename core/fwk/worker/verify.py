@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fwk.errors import BlameSequence
 from fwk.types import Batch
@@ -44,7 +45,7 @@ class Verifier:
 
         failed: slots without a result and why; more are added. trees: the drafts that are trees, by slot.
         """
-        drawn = self._drawn(batch)
+        drawn = self._drawn(batch, logits)
         rows = dataclasses.replace(rows, drawn=drawn) if drawn else rows
         if trees:
             picked = self._sample_chains(rows, logits, failed, trees)
@@ -127,11 +128,16 @@ class Verifier:
                     path.append(child)
         return found
 
-    def _drawn(self, batch: Batch) -> dict[tuple[int, int], tuple[int, Tensor]]:
+    def _drawn(self, batch: Batch, logits: Tensor) -> dict[tuple[int, int], tuple[int, Tensor]]:
         """Drafts that were drawn, by slot and by the number of tokens before them."""
         found: dict[tuple[int, int], tuple[int, Tensor]] = {}
         for scheduled in batch.sequences:
-            proposal = self._drafting.drawn(scheduled.slot) if scheduled.draft_token_ids else None
+            if not scheduled.draft_token_ids:
+                continue
+            proposal = self._drafting.drawn(scheduled.slot)
+            if proposal is None and self._drafting.is_relaxed(scheduled.slot):  # certain drafts, kept by probability
+                certain = torch.tensor(scheduled.draft_token_ids, device=logits.device)
+                proposal = one_hot(certain, logits.shape[-1]).float()
             if proposal is not None:
                 start = int(self._table.num_tokens[scheduled.slot])
                 for i, draft in enumerate(scheduled.draft_token_ids):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.loader import WeightSource
+from fwk.worker.progress import LoadProgress
 
 if TYPE_CHECKING:
     import torch
@@ -17,21 +18,35 @@ class TrackedWeights(WeightSource):
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
-        self._read: set[str] = set()
+        self._read: dict[str, None] = {}  # in order
+        self.progress = LoadProgress(sum(1 for _ in source.names()))
+
+    def _note(self, name: str) -> None:
+        self._read.setdefault(name)
+        self.progress.show(len(self._read))
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        self._read.add(name)
+        self._note(name)
         return self._source.tensor(name, shape)
 
     def tensor_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        self._read.add(name)
+        self._note(name)
         return self._source.tensor_as(name, shape, dtype, out)
 
     def skip(self, name: str) -> None:
-        self._read.add(name)
+        self._note(name)
+
+    def stored_sizes(self) -> Mapping[str, tuple[int, int]]:
+        return self._source.stored_sizes()
+
+    def is_mapped(self, name: str, dtype: torch.dtype) -> bool:
+        return self._source.is_mapped(name, dtype)
+
+    def release(self, names: Iterable[str]) -> None:
+        self._source.release(names)
 
     def raw(self, name: str) -> Tensor:
-        self._read.add(name)
+        self._note(name)
         return self._source.raw(name)
 
     def has(self, name: str) -> bool:
@@ -42,6 +57,15 @@ class TrackedWeights(WeightSource):
 
     def layouts(self, prefix: str) -> tuple[str, ...]:
         return self._source.layouts(prefix)
+
+    @property
+    def num_read(self) -> int:
+        """How many different tensors were read or skipped."""
+        return len(self._read)
+
+    def read_since(self, count: int) -> list[str]:
+        """Those after the first ``count``."""
+        return list(self._read)[count:]
 
     def unread(self, is_tied: bool) -> list[str]:
         """Tensors that were not read, less those known to repeat what is already there."""
@@ -77,6 +101,12 @@ class BaseModelWeights(TrackedWeights):
 
     def has(self, name: str) -> bool:
         return super().has(self._stored(name))
+
+    def is_mapped(self, name: str, dtype: torch.dtype) -> bool:
+        return super().is_mapped(self._stored(name), dtype)
+
+    def release(self, names: Iterable[str]) -> None:
+        super().release(map(self._stored, names))
 
     def layouts(self, prefix: str) -> tuple[str, ...]:
         rest = prefix.partition(".")[2]

@@ -10,6 +10,7 @@ from fwk.config import Config
 from fwk.errors import FwkError
 from fwk.interfaces.executor import Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
+from fwk.process.malloc import large_blocks_returned
 from fwk.process.threads import half_of_torchs_threads
 from fwk.setup.resolve import ModelSetup
 from fwk.types import Batch, StepResult
@@ -31,24 +32,33 @@ class LocalWorker(Worker):
 
     @torch.inference_mode()
     def load(self) -> WorkerInfo:
-        with half_of_torchs_threads():
+        with half_of_torchs_threads(), large_blocks_returned():
             info = self._builder.build()
         self._runner, self._store = self._parts.runner, self._parts.store
         return info
 
     def execute(self, batch: Batch) -> StepResult:
+        return self.collect(self.launch(batch))
+
+    def launch(self, batch: Batch) -> Any:
         assert self._runner is not None, "load comes first"
         if batch.saves is None or self._store is None:
-            return self._runner.execute(batch)
+            return self._runner.launch(batch)
         self._store.save(batch.saves.before)
-        result = self._runner.execute(batch)
+        pending = self._runner.launch(batch)
         self._store.save(batch.saves.after)
-        return result
+        return pending
+
+    def collect(self, pending: Any) -> StepResult:
+        assert self._runner is not None, "load comes first"
+        return self._runner.collect(pending)
 
     def call(self, name: str, *args: Any) -> Any:
         operation = self._operations.get(name)
         if operation is None:
             raise FwkError(f"unknown worker operation {name!r}; there are {', '.join(self._operations)}")
+        if self._runner is not None:
+            self._runner.settle()
         return operation(*args)
 
     def close(self) -> None:

@@ -1,0 +1,68 @@
+"""What becomes of a sequence, and the following of one on its way; for ``LLM`` and ``AsyncLLM``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fwk.errors import InvalidRequest, RequestFailed
+from fwk.text import SequenceText
+from fwk.types import FinishReason, TokenEvent, TokenLogprobs
+
+Key = tuple[str, int]
+"""A sequence: its request's id, and its number among the request's sequences."""
+
+_SHOWN = 60
+
+
+@dataclass(slots=True, repr=False)
+class Completion:
+    """What became of one sequence."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list[int])
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_token_ids: list[int] = field(default_factory=list[int])
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cached_tokens: int = 0
+    draft_tokens: int = 0  # verified by speculative decoding
+    accepted_draft_tokens: int = 0
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else self.text[: _SHOWN - 3] + "..."
+        counts = f"{len(self.prompt_token_ids)} tokens in, {len(self.token_ids)} out"
+        return f"Completion({text!r}, finish_reason={self.finish_reason!r}, {counts})"
+
+
+@dataclass(slots=True)
+class Following:
+    """A sequence on its way."""
+
+    completion: Completion
+    text: SequenceText
+
+    def take(self, event: TokenEvent, abort: Callable[[], object]) -> bool:
+        """Take in an event of it; returns whether it has ended. ``abort`` is called when a stop string ends it.
+
+        Raises what the engine says went wrong.
+        """
+        done = self.completion
+        text, count = self.text.feed(event)
+        done.text += text
+        done.token_ids.extend(event.token_ids[:count])
+        done.cached_tokens = event.cached_tokens
+        done.draft_tokens, done.accepted_draft_tokens = event.draft_tokens, event.accepted_draft_tokens
+        if event.logprobs is not None:
+            done.logprobs = [*(done.logprobs or []), *event.logprobs[:count]]
+        if event.prompt_logprobs is not None:
+            done.prompt_logprobs = event.prompt_logprobs
+        if event.error is not None:
+            raise InvalidRequest(event.error) if event.is_refusal else RequestFailed(event.error)
+        if self.text.stop_string is not None:
+            done.finish_reason, done.stop_reason = "stop", self.text.stop_string
+            abort()
+        elif event.finish_reason is not None:
+            done.finish_reason, done.stop_reason = event.finish_reason, event.stop_token_id
+        return done.finish_reason is not None

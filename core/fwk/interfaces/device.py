@@ -1,0 +1,156 @@
+"""The device that a worker computes on: what it has, what it takes by itself, and how the host meets it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fwk.interfaces.declaration import Declaration, Host
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceContext:
+    """What a device is built with."""
+
+    options: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Bytes: what is free for this worker, and what ``--mem-fraction-static`` is a fraction of."""
+
+    free: int
+    total: int
+
+    def budget(self, fraction: float) -> int:
+        """What may still be allocated until a fraction of the total is in use; negative when more is already."""
+        return int(self.total * fraction) - (self.total - self.free)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDefaults:
+    """What a run takes unless it is said.
+
+    dtype: of weights and activations. why: a sentence when that is not the checkpoint's own.
+    memory_fraction: of ``MemoryInfo.total``, for weights and K/V.
+    step_tokens: a step computes at most so many. start_tokens: a step that starts prompts of so many starts no more;
+        None: as long as they fit.
+    """
+
+    dtype: str
+    memory_fraction: float
+    step_tokens: int
+    start_tokens: int | None = None
+    why: str | None = None
+
+
+class Event(ABC):
+    """A mark in the order of a device's work."""
+
+    @abstractmethod
+    def record(self) -> None:
+        """Mark the end of everything given to the device so far. Does not wait; the mark before is forgotten."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return when the device has come to the mark; at once when none was recorded."""
+
+
+class NoEvent(Event):
+    """Of a device that has done its work when the call returns."""
+
+    def record(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
+class CacheMemory:
+    """The memory of the KV cache, in ``pieces`` [num_bytes] uint8 of zeros, one for each layer."""
+
+    def __init__(self, pieces: Sequence[Tensor]) -> None:
+        self.pieces = pieces
+
+    def scratch(self, first: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Around steps that mean nothing: where it costs nothing, what they store is forgotten afterwards.
+
+        first: what the first request will write to, so that its memory can be had ahead.
+        """
+        return nullcontext()
+
+
+class Device(ABC):
+    """One kind of device. Built in every process that makes a worker; only ``take`` touches one."""
+
+    kind: ClassVar[str]
+    """torch's name for it (``torch.device.type``)."""
+    collective: ClassVar[str]
+    """torch.distributed's backend for its tensors."""
+    is_host: ClassVar[bool] = False
+    """Whether its tensors lie in the host's memory, and its work is done when a call returns."""
+
+    def __init__(self, context: DeviceContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def missing(self) -> str | None:
+        """Why a worker cannot have such a device here, as continues after "--device NAME:"; None when it can.
+
+        Changes nothing, and neither takes a device nor its memory.
+        """
+
+    @abstractmethod
+    def host(self) -> Host:
+        """The machine as declarations see it, with the plugin's name as ``device``. Only where nothing is missing."""
+
+    @abstractmethod
+    def count(self) -> int | None:
+        """How many there are, each for one worker; None when any number of workers share it."""
+
+    @abstractmethod
+    def take(self, index: int) -> torch.device:
+        """Make a device the current one of the calling thread, which is to be the worker's, and return it."""
+
+    @abstractmethod
+    def memory(self, device: torch.device, num_sharers: int) -> MemoryInfo:
+        """What one of ``num_sharers`` workers can have; that many share the memory only where ``count`` is None."""
+
+    @abstractmethod
+    def defaults(self, stored_dtype: str, max_running_requests: int) -> DeviceDefaults:
+        """What a run of a model that generates takes unless it is said. stored_dtype: the checkpoint's, by its name."""
+
+    def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Zeros in the host's memory, from and to which the device copies without the host waiting, where it can."""
+        import torch  # noqa: PLC0415 - declarations import this module, and are light
+
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def event(self) -> Event:
+        """A new mark in the order of the current device's work."""
+        return NoEvent()
+
+    def cache_memory(self, sizes: Sequence[int], device: torch.device) -> CacheMemory:
+        """Memory for the KV cache: zeros, for a NaN in a masked place would survive the mask. sizes: bytes by layer."""
+        import torch  # noqa: PLC0415
+
+        return CacheMemory([torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpec(Declaration):
+    """Declares a device (``--device``); its name is what ``Needs.device`` and ``Limit("device", ...)`` mean.
+
+    is_automatic: ``auto`` takes it where nothing is missing.
+    """
+
+    family: ClassVar[str] = "devices"
+
+    is_automatic: bool = True

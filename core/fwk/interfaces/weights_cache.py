@@ -1,0 +1,50 @@
+"""Weights as kernels read them, kept from one start to the next."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensors:
+    """One layer's weights: tensors on the CPU, and ``facts`` of numbers, text and lists of them."""
+
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class WeightsCache(ABC):
+    """What earlier starts packed. A key names everything that an entry depends on besides the model's files."""
+
+    @abstractmethod
+    def find(self, key: str) -> PackedTensors | None:
+        """The entry, whose tensors are read-only memory that stays; None when there is none."""
+
+    @abstractmethod
+    def store(self, key: str, make: Callable[[], PackedTensors | None]) -> None:
+        """Keep what ``make`` returns once the model is built; None is not kept. The tensors are not changed later."""
+
+    def finish(self) -> None:
+        """The model is built: begin to write what was stored, if anything was."""
+
+    def close(self) -> None:
+        """Wait for what is being written, but not for long."""
+
+
+class NoWeightsCache(WeightsCache):
+    """Finds nothing and keeps nothing."""
+
+    def find(self, key: str) -> PackedTensors | None:
+        return None
+
+    def store(self, key: str, make: Callable[[], PackedTensors | None]) -> None:
+        return None
+
+
+NO_WEIGHTS_CACHE = NoWeightsCache()

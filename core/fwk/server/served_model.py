@@ -1,0 +1,271 @@
+"""One served model: its engines, its frontend, the application of its routes, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+
+from fwk.config import Config
+from fwk.engine.adapters import adapter_paths
+from fwk.errors import ConfigError
+from fwk.interfaces.balance import BalanceContext, LoadBalancer
+from fwk.interfaces.declaration import Facts
+from fwk.interfaces.dialect import ModelCard
+from fwk.interfaces.lifecycle import PluginLifecycle
+from fwk.interfaces.lora import LoRASourceContext
+from fwk.plugins import PluginFactory, PluginSet, Selection, choose
+from fwk.plugins.selection import check_strict, check_used
+from fwk.server.admission import AdmissionController
+from fwk.server.app import Reports, build_app, unguarded_app
+from fwk.server.engine_process import EngineProcess
+from fwk.server.frontend import ServerFrontend
+from fwk.server.helper import new_helper, vet_grammar
+from fwk.server.keys import Keys
+from fwk.server.lifecycle import LifecycleManager
+from fwk.server.observer_dispatch import Observers
+from fwk.server.parsers import Parsers, tool_note
+from fwk.server.replicas import Replicas
+from fwk.server.route_registry import RouteRegistry
+from fwk.server.server_info import describe
+from fwk.server.switching import PluginSwitcher, ServerComponents
+from fwk.setup.checkpoint import OpenedModel, open_model
+from fwk.setup.sampling_defaults import sampling_defaults
+from fwk.text import ModelText
+from fwk.text.grammars import Grammars
+from fwk.types import EngineReady, tenant_of
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all models of a server have in common.
+
+    reports: what the server says of itself, given a model. observers: ``ObserverContext.shared``, by plugin.
+    """
+
+    keys: Keys
+    admission: AdmissionController
+    reports: Callable[[ServedModel], Reports]
+    observers: dict[str, dict[str, Any]]
+    progress: Progress
+    num_models: int
+
+
+def _load_balancer(
+    config: Config, factory: PluginFactory, lifecycles: LifecycleManager, selection: Selection
+) -> tuple[LoadBalancer, PluginLifecycle]:
+    item = selection.chosen
+    assert item is not None
+    check_used(factory.plugins, config.plugin_options, {"load_balancers": item.name})
+    lifecycle = lifecycles.make(item.source)
+    num_replicas = config.engine.data_parallel_size
+    return factory.build(item, BalanceContext, num_replicas=num_replicas, lifecycle=lifecycle), lifecycle
+
+
+def _room(card: ModelCard, ready: EngineReady) -> str:
+    """What bounds the work, in words."""
+    if card.embedding_size:
+        if card.labels:
+            return f"{len(card.labels)} scores of an input, of at most {card.max_model_len} tokens"
+        what = "embeddings" if card.task == "embed" else "vectors"
+        return f"{what} of {card.embedding_size} numbers, inputs of at most {card.max_model_len} tokens"
+    least = "at least " if ready.num_block_tables > 1 else ""
+    return f"{least}{ready.num_blocks // ready.num_block_tables * ready.block_size} tokens of KV cache"
+
+
+class ServedModel:
+    """A model from its opening to its end. ``start`` builds all but the engines."""
+
+    frontend: ServerFrontend
+    app: FastAPI
+    plugin_switcher: PluginSwitcher
+
+    def __init__(self, config: Config, plugins: PluginSet, engines: Sequence[EngineProcess] = ()) -> None:
+        self.config = config
+        self._plugins = plugins
+        self._factory = PluginFactory(plugins, config.plugin_options)
+        self.lifecycles = LifecycleManager()
+        self._selections = [choose(plugins, "load_balancers", config.engine.load_balance_method, Facts())]
+        balancer, self._balancers_life = _load_balancer(config, self._factory, self.lifecycles, self._selections[0])
+        self.engines = Replicas(config, plugins.fingerprint, balancer, engines)
+        self._observers = Observers()
+        self._ready: EngineReady | None = None
+        self._helper = new_helper(config)
+        self._has_started = False
+        self._keys = Keys()
+
+    @property
+    def name(self) -> str:
+        """What requests call it."""
+        return self.frontend.card.name
+
+    @property
+    def routes(self) -> RouteRegistry:
+        """The routes of its application."""
+        return self.app.state.routes
+
+    def is_called(self, name: str) -> bool:
+        """Whether a request's ``model`` is this one, one of its adapters, or both with a colon between."""
+        card, adapters = self.frontend.card, self.frontend.adapters
+        before, _, after = name.rpartition(":")
+        return card.is_called(name) or name in adapters or (card.is_called(before) and after in adapters)
+
+    async def start(self, shared: Shared) -> None:
+        """Open the model and build what serves it, engines excepted."""
+        self._keys = shared.keys
+        opened = open_model(self.config, self._plugins, shared.progress)
+        await self.lifecycles.begin(self._balancers_life)
+        self._build(opened, shared)
+        if opened.task == "generate":
+            self.frontend.prepare()
+        await self.plugin_switcher.start()
+        self._has_started = True
+
+    async def settle(self, ready: EngineReady) -> None:
+        """The engines serve: complete the model card with what only they know."""
+        is_first = self._ready is None
+        self._ready = ready
+        frontend = self.frontend
+        frontend.card = replace(frontend.card, max_model_len=ready.max_model_len, vocab_size=ready.vocab_size)
+        if not is_first:
+            return
+        for adapter in ready.adapters:
+            frontend.add_adapter(adapter, adapter.name)
+        frontend.use_grammars(ready.chosen.get("grammar", "none"))
+        if frontend.grammar_kinds:
+            self._helper.start()
+        await self.plugin_switcher.ready(ready.chosen)
+
+    def told(self) -> tuple[list[str], str]:
+        """For the log, once it serves: lines of notes and plugins, and what bounds the work."""
+        assert self._ready is not None
+        ready = self._ready
+        chosen = ", ".join(f"{family} {name}" for family, name in sorted(ready.chosen.items()))
+        num_engines = self.config.engine.data_parallel_size
+        engines = f"{num_engines} engines, " if num_engines > 1 else ""
+        notes = [f"note: {reason}" for reason in self._reasons(ready)]
+        return [*notes, f"plugins: {chosen}"], engines + _room(self.frontend.card, ready)
+
+    async def close(self) -> None:
+        """End all of it."""
+        self._helper.close()
+        if self._has_started:
+            self.frontend.close()
+        await asyncio.to_thread(self._observers.close)
+        await self.lifecycles.end()
+        await self.engines.close()
+
+    def _card(self, opened: OpenedModel) -> ModelCard:
+        name, *other_names = self.config.model.served_model_name or (opened.name,)
+        return ModelCard(
+            name,
+            str(opened.path),
+            int(time.time()),
+            opened.max_model_len,
+            opened.config.vocab_size,
+            opened.task,
+            opened.served.vector_size,
+            tuple(other_names),
+            opened.served.labels,
+            opened.served.pooling is not None and opened.served.pooling.kind == "token",
+            opened.eos_token_ids,
+            opened.config.raw if opened.runner == "pool" else {},
+            max_input_len=self.config.model.max_req_input_len,
+            shortens_prompts=self.config.model.long_truncation_mode != "none",
+        )
+
+    def _build(self, opened: OpenedModel, shared: Shared) -> None:
+        config, plugins = self.config, self._plugins
+        text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
+        card = self._card(opened)
+        generation, vocab_size = opened.checkpoint.generation_config(), opened.config.vocab_size
+        defaults = sampling_defaults(config.model, generation, vocab_size)
+        for adapter in adapter_paths(config):
+            if card.is_called(adapter):
+                raise ConfigError(f"--lora-paths: {adapter!r} is the served model's own name")
+        parsers = Parsers(config, plugins, text.chat_template)
+        note = tool_note(parsers, text.shows_tools) if opened.task == "generate" else None
+        if note is not None:
+            shared.progress(f"note: {note}")
+        if config.engine.load_balance_method != "auto" and config.engine.data_parallel_size == 1:
+            shared.progress(
+                "note: --load-balance-method chooses among engines, and there is one (--data-parallel-size)"
+            )
+        vet = partial(vet_grammar, self._helper, config.server.grammar_timeout)
+        grammars = Grammars(self._factory, lambda: text, opened.config.vocab_size, opened.eos_token_ids, vet)
+        self._selections += [parsers.tool.selection, parsers.reasoning.selection]
+        check_strict(config.plugins.strict, self._reasons(None))
+        names = {"tool_parsers": parsers.tool.name, "reasoning_parsers": parsers.reasoning.name}
+        check_used(plugins, config.plugin_options, names)
+        self.frontend = ServerFrontend(
+            card, text, self.engines, plugins, self._observers, defaults, grammars, parsers, config.server
+        )
+        if config.engine.enable_lora:
+            self._open_lora_sources()
+        self.frontend.key_names = {tenant_of(key): name for name, key in shared.keys.named.items()}
+        reports = shared.reports(self)
+        if shared.num_models > 1:
+            self.app = unguarded_app([], [], reports=reports, keys=shared.keys, admission=shared.admission)
+        else:
+            self.app = build_app(
+                [],
+                [],
+                reports=reports,
+                keys=shared.keys,
+                max_body_bytes=config.server.max_body_bytes,
+                admission=shared.admission,
+                allowed_origins=config.server.allowed_origins,
+            )
+        components = ServerComponents(
+            self.frontend, self._observers, parsers, self.routes, self.engines, self.lifecycles, shared.observers
+        )
+        self.plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
+        self.routes.register("plugin_switcher", lambda app: None, self.plugin_switcher.routes)
+
+    def _open_lora_sources(self) -> None:
+        for adapter in adapter_paths(self.config):
+            self.frontend.expect_adapter(adapter)
+        sources = self._factory.build_all("lora_sources", LoRASourceContext)
+        self.frontend.lora_sources = [source for _, source in sources]
+        if self.frontend.can_load_adapters and not self.config.server.admin_api_key:
+            raise ConfigError(
+                "LoRA adapters may be loaded while the server runs, but by nobody: add --admin-api-key KEY, which "
+                "adds the routes for it, or leave the folders to load from out"
+            )
+
+    def _reasons(self, ready: EngineReady | None) -> list[str]:
+        """A sentence for every fallback: those of the engines, once they serve, and those of this process."""
+        own = [reason for selection in self._selections for reason in selection.reasons()]
+        return [*(ready.reasons if ready is not None else []), *own]
+
+    def _refused(self, ready: EngineReady | None) -> dict[str, dict[str, str]]:
+        own = {selection.family: told for selection in self._selections if (told := selection.refusals())}
+        return {**(ready.refused if ready is not None else {}), **own}
+
+    def info(self) -> dict[str, Any]:
+        """/server_info: what runs here. No secrets."""
+        ready = self._ready
+        switcher = self.plugin_switcher if self._has_started else None
+        config = switcher.config if switcher is not None else self.config
+        chosen = dict(ready.chosen) if ready is not None else {}
+        if switcher is not None:
+            chosen |= switcher.chosen()
+        return {
+            **describe(config, self._plugins, self._keys),
+            "chosen": chosen,
+            "active": switcher.active() if switcher is not None else [],
+            "active_fingerprint": switcher.fingerprint(chosen) if switcher is not None and ready is not None else None,
+            "reasons": self._reasons(ready),
+            "refused": self._refused(ready),
+            "missed_events": self._observers.missed(),
+            "max_model_len": ready.max_model_len if ready else None,
+            "kv_cache": {"num_blocks": ready.num_blocks, "block_size": ready.block_size} if ready else None,
+            "replicas": self.engines.info(),
+        }

@@ -1,0 +1,44 @@
+"""Fewer, larger events of a stream (``--stream-interval``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fwk.interfaces.dialect import OutputDelta
+
+
+class DeltaBuffer:
+    """Holds a sequence's deltas back until they have ``interval`` tokens; the first and the last one never wait."""
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._held: dict[int, OutputDelta] = {}
+        self._begun: set[int] = set()
+
+    def ready(self, deltas: Iterable[OutputDelta]) -> list[OutputDelta]:
+        """What may go to the client now, given what has come."""
+        found: list[OutputDelta] = []
+        for delta in deltas:
+            held = self._held.pop(delta.index, None)
+            delta = delta if held is None else _joined(held, delta)
+            is_first = delta.index not in self._begun
+            if is_first or delta.finish_reason is not None or len(delta.token_ids) >= self._interval:
+                self._begun.add(delta.index)
+                found.append(delta)
+            else:
+                self._held[delta.index] = delta
+        return found
+
+
+def _joined(first: OutputDelta, second: OutputDelta) -> OutputDelta:
+    logprobs = first.logprobs
+    if second.logprobs is not None:
+        logprobs = [*(logprobs or []), *second.logprobs]
+    return replace(
+        second,
+        text=first.text + second.text,
+        token_ids=[*first.token_ids, *second.token_ids],
+        logprobs=logprobs,
+        prompt_logprobs=first.prompt_logprobs if second.prompt_logprobs is None else second.prompt_logprobs,
+    )

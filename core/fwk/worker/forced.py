@@ -1,0 +1,72 @@
+"""Drafts of what must come next: text that a grammar leaves no choice about is verified in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from fwk.types import ScheduledSequence, SequenceResult
+from fwk.worker.grammar import GrammarMasks
+from fwk.worker.sequence_table import SequenceTable
+
+Parents = Callable[[int], list[int] | None]
+"""Of a slot: which of its newest drafts each of them follows; None for a chain."""
+
+
+class NoForcedDrafts:
+    """Nothing is known to come."""
+
+    def enter(
+        self, sampled: Iterable[ScheduledSequence], results: dict[int, SequenceResult], parents: Parents
+    ) -> list[int]:
+        """Put drafts into a step's results, once the decoder has put in its own; returns the slots that got some."""
+        return []
+
+    def concerns(self, slots: Sequence[int]) -> bool:
+        """Whether drafts may be entered for one of these slots."""
+        return False
+
+
+class ForcedDrafts(NoForcedDrafts):
+    """Enters a grammar's forced tokens, in place of a decoder's drafts that do not begin with them.
+
+    They are drafts and no more: a text has several ways to be written in tokens, and the model picks its own.
+    """
+
+    def __init__(self, masks: GrammarMasks, table: SequenceTable, num_slots: int) -> None:
+        """num_slots: the first slots, whose sequences are drafted for."""
+        self._masks = masks
+        self._table = table
+        self._num_slots = num_slots
+
+    def enter(
+        self, sampled: Iterable[ScheduledSequence], results: dict[int, SequenceResult], parents: Parents
+    ) -> list[int]:
+        replaced: list[int] = []
+        longest = self._table.token_ids.shape[1] - 1
+        for scheduled in sampled:
+            slot = scheduled.slot
+            if slot >= self._num_slots or self._table.is_undone(scheduled, results[slot].token_ids):
+                continue
+            tokens = self._masks.forced(slot)[: longest - int(self._table.num_tokens[slot])]
+            drafts = results[slot].draft_token_ids
+            if tokens and not _holds(drafts, parents(slot), tokens):
+                results[slot].draft_token_ids = tokens
+                replaced.append(slot)
+        return replaced
+
+    def concerns(self, slots: Sequence[int]) -> bool:
+        return any(self._masks.constrains(slot) for slot in slots)
+
+
+def _holds(drafts: Sequence[int], parents: Sequence[int] | None, path: Sequence[int]) -> bool:
+    """Whether drafts say ``path`` from their root on."""
+    if parents is None:
+        return list(drafts[: len(path)]) == list(path)
+    at = -1
+    for token in path:
+        found = (i for i in range(at + 1, len(drafts)) if parents[i] == at and drafts[i] == token)
+        following = next(found, None)
+        if following is None:
+            return False
+        at = following
+    return True

@@ -1,0 +1,80 @@
+"""What a model's weights will take, said before they are read, and refused where it cannot fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from fwk.errors import ConfigError
+from fwk.interfaces.quant import PACKED, PLAIN, QuantizerSpec
+from fwk.setup.resolve import ModelSetup
+
+log = logging.getLogger(__name__)
+
+WORKING_BYTES = 500 << 20
+"""Of an engine besides: libraries, buffers, and what packing needs meanwhile."""
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def estimate(sizes: Mapping[str, tuple[int, int]], spec: QuantizerSpec, itemsize: int) -> int:
+    """Bytes of all weights as ``spec`` keeps them. sizes: ``WeightSource.stored_sizes``. itemsize: of the run's dtype.
+
+    Blocks that the quantizer does not read become numbers of the run's dtype.
+    """
+    total = 0.0
+    for layout, (numbers, size) in sizes.items():
+        is_kept = layout == PACKED or layout in spec.layouts
+        if layout != PLAIN and is_kept:
+            total += size
+        else:
+            total += numbers * (itemsize if spec.bits is None else spec.bits / 8)
+    return int(total)
+
+
+def available() -> int:
+    """Bytes that this process may still take: of the machine, or of its container if that has less."""
+    free = psutil.virtual_memory().available
+    try:
+        limit = (CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
+        stat = (CGROUP / "memory.stat").read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return free
+    if limit == "max":
+        return free
+    reclaimable = sum(int(line.split()[1]) for line in stat.splitlines() if line.startswith("inactive_file "))
+    return min(free, int(limit) - used + reclaimable)
+
+
+def check(setup: ModelSetup, sizes: Mapping[str, tuple[int, int]], itemsize: int, num_ranks: int) -> None:
+    """Say what the engine's weights will take. Raises ``ConfigError`` with the numbers where they cannot fit.
+
+    Only a model on a CPU whose sizes are known; a GPU's memory is its own matter.
+    """
+    if not sizes or not setup.device.is_host:
+        return
+    spec = setup.factory.item("quant").declaration
+    assert isinstance(spec, QuantizerSpec)
+    need = estimate(sizes, spec, itemsize) // num_ranks
+    free = available()
+    log.info("weights will take about %s of the %s of memory that are free", _gib(need), _gib(free))
+    if need + WORKING_BYTES > free:
+        raise ConfigError(
+            f"{setup.opened.name} needs about {_gib(need)} for its weights and {_gib(WORKING_BYTES)} besides, but "
+            f"{_gib(free)} of memory are free: {_remedy(sizes, spec)}"
+        )
+
+
+def _remedy(sizes: Mapping[str, tuple[int, int]], spec: QuantizerSpec) -> str:
+    numbers = sum(count for layout, (count, _) in sizes.items() if layout == PLAIN)
+    if spec.bits is None and numbers * 2 > sum(size for _, size in sizes.values()) // 2:
+        return f"in 8 bits (--quantization) it takes about {_gib(numbers)}, in 4 about {_gib(int(numbers * 4.5 / 8))}"
+    return "take a smaller model, or one in fewer bits"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

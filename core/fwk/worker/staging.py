@@ -1,0 +1,69 @@
+"""Host memory that a device copies a step's inputs from, while the host may be at the next step's already."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fwk.interfaces.device import Device
+
+Views = tuple[np.ndarray, Tensor]
+"""The used part of a buffer: on the host, and on the device."""
+
+
+class StagingRing:
+    """Buffers on the device, and ``size`` sets of twins on the host, used in turn.
+
+    A set is written to again only when the event after its last copies has come: a step that does not sample is not
+    waited for, so without it the host would overwrite what a copy still reads. With more sets than steps in flight it
+    has come long before. Where the device's memory is the host's there is one set, which is the buffers themselves.
+    """
+
+    def __init__(self, device: Device, where: torch.device, size: int) -> None:
+        self._device = device
+        self.where = where
+        self._size = 1 if device.is_host else size
+        self._tensors: dict[str, Tensor] = {}
+        self._arrays: list[dict[str, np.ndarray]] = [{} for _ in range(self._size)]
+        self._hosts: list[dict[str, Tensor]] = [{} for _ in range(self._size)]
+        self._views: list[dict[str, Views]] = [{} for _ in range(self._size)]  # of the parts that were used last
+        self._events = [device.event() for _ in range(self._size)]
+        self._at = 0
+
+    @property
+    def is_host(self) -> bool:
+        """Whether what is written is on the device at once."""
+        return self._device.is_host
+
+    def add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """A buffer of zeros."""
+        self._tensors[name] = torch.zeros(shape, dtype=dtype, device=self.where)
+        for hosts, arrays in zip(self._hosts, self._arrays, strict=True):
+            hosts[name] = self._tensors[name] if self.is_host else self._device.host_buffer(shape, dtype)
+            arrays[name] = hosts[name].numpy()
+
+    def turn(self) -> None:
+        """Go on to the next set, which may be written to when this returns."""
+        if not self.is_host:
+            self._at = (self._at + 1) % self._size
+            self._events[self._at].wait()
+
+    def sent(self) -> None:
+        """The set is complete: mark where its copies end."""
+        self._events[self._at].record()
+
+    def fill(self, name: str, values: np.ndarray) -> Views:
+        """Write to the beginning of a buffer."""
+        views = self._views[self._at].get(name)
+        if views is None or len(views[0]) != len(values):  # making views costs as much as filling them
+            views = self._arrays[self._at][name][: len(values)], self._tensors[name][: len(values)]
+            self._views[self._at][name] = views
+        np.copyto(views[0], values, casting="same_kind")
+        if not self.is_host:
+            views[1].copy_(self._hosts[self._at][name][: len(values)], non_blocking=True)
+        return views
+
+    def last(self, name: str) -> np.ndarray:
+        """What ``fill`` wrote last, to be changed in place: for buffers that are the device's own (``is_host``)."""
+        return self._views[0][name][0]

@@ -1,0 +1,1 @@
+"""What devices that torch drives have in common."""

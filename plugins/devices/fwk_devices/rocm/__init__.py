@@ -1,0 +1,15 @@
+"""AMD GPUs."""
+
+from fwk import DeviceSpec, hookimpl
+
+
+@hookimpl
+def devices() -> list[DeviceSpec]:
+    return [
+        DeviceSpec(
+            name="rocm",
+            load="fwk_devices.rocm.device:Rocm",
+            rank=20,
+            summary="an AMD GPU for each worker, with torch's kernels; not yet run on one",
+        )
+    ]
