@@ -23,6 +23,12 @@ _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+_SANDWICH_NAMES = {
+    **_LAYER_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 _TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _HF_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.+)\.(weight|bias)")
 _HF_EXPERT = re.compile(r"model\.layers\.(\d{1,6})\.mlp\.experts\.(\d{1,6})\.(gate|up|down)_proj\.weight")
@@ -38,6 +44,7 @@ class Architecture:
     norm_offset: what the converter added to the weights of norms.
     layer_names: Hugging Face name to GGUF name, inside a layer.
     config: fields of config.json that are the same for every model of the architecture.
+    numbers: further fields of config.json, by the keys of their numbers in the file; left out where it has none.
     has_experts: a layer's experts are stored as one tensor for each of gate, up and down, their matrices in a row.
     """
 
@@ -47,6 +54,7 @@ class Architecture:
     norm_offset: float = 0.0
     layer_names: Mapping[str, str] = field(default_factory=lambda: _LAYER_NAMES)
     config: Mapping[str, object] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
     has_experts: bool = False
 
     def stored_expert(self, name: str) -> tuple[str, int] | None:
@@ -94,13 +102,47 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Gemma3ForCausalLM",
         "gemma3_text",
         norm_offset=1.0,
-        layer_names={
-            **_LAYER_NAMES,
-            "post_attention_layernorm": "post_attention_norm",
-            "pre_feedforward_layernorm": "ffn_norm",
-            "post_feedforward_layernorm": "post_ffw_norm",
-        },
+        layer_names=_SANDWICH_NAMES,
         config={"hidden_activation": "gelu_pytorch_tanh"},
+    ),
+    "gemma": Architecture(
+        "GemmaForCausalLM", "gemma", norm_offset=1.0, config={"hidden_activation": "gelu_pytorch_tanh"}
+    ),
+    "gemma2": Architecture(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        norm_offset=1.0,
+        layer_names=_SANDWICH_NAMES,
+        config={"hidden_activation": "gelu_pytorch_tanh"},
+        numbers={
+            "attn_logit_softcapping": ".attn_logit_softcapping",
+            "final_logit_softcapping": ".final_logit_softcapping",
+        },
+    ),
+    "granite": Architecture(
+        "GraniteForCausalLM",
+        "granite",
+        interleaves_qk=True,
+        numbers={
+            "embedding_multiplier": ".embedding_scale",
+            "residual_multiplier": ".residual_scale",
+            "logits_scaling": ".logit_scale",
+            "attention_multiplier": ".attention.scale",
+        },
+    ),
+    "smollm3": Architecture(
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        interleaves_qk=True,
+        config={"no_rope_layer_interval": 4, "use_sliding_window": False},
+    ),
+    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", layer_names=_SANDWICH_NAMES),
+    "olmoe": Architecture(
+        "OlmoeForCausalLM",
+        "olmoe",
+        layer_names={**_LAYER_NAMES, "mlp.gate": "ffn_gate_inp"},
+        config={"norm_topk_prob": False},
+        has_experts=True,
     ),
 }
 """By ``general.architecture``."""

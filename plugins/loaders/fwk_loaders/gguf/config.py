@@ -12,7 +12,9 @@ from fwk_loaders.gguf.architectures import ARCHITECTURES, Architecture
 from fwk_loaders.gguf.metadata import Metadata
 
 _MAX_LAYERS = 2**16 - 1
+_GEMMA2_27B_LAYERS = 46
 _GEMMA3_27B_LAYERS = 62
+_OLMO3_PATTERN = 4
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 CONTROL = 3
 """Token type of tokens that steer the model and are no text."""
@@ -78,6 +80,11 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
         token_id = special_id(metadata, name)
         if token_id is not None:
             config[f"{name}_token_id"] = token_id
+    config |= {name: metadata.number(key) for name, key in architecture.numbers.items() if metadata.has(key)}
+    if architecture.model_type == "gemma2":
+        config["query_pre_attn_scalar"] = hidden_size // num_heads if num_layers == _GEMMA2_27B_LAYERS else head_dim
+    if architecture.model_type == "olmo2" and config.get("sliding_window"):
+        config |= _olmo3(num_layers)
     if architecture.model_type == "gemma3_text":
         config.update(_gemma3(metadata, num_layers, num_heads, hidden_size, head_dim))
     return config
@@ -164,6 +171,16 @@ def _llama3_scaling(metadata: Metadata, head_dim: int) -> dict[str, Any]:
         "low_freq_factor": low,
         "high_freq_factor": high,
         "original_max_position_embeddings": original,
+    }
+
+
+def _olmo3(num_layers: int) -> dict[str, Any]:
+    """OLMo 3 goes by the name of OLMo 2, and has windows: in three layers, then one without."""
+    is_full = [(layer + 1) % _OLMO3_PATTERN == 0 for layer in range(num_layers)]
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "layer_types": ["full_attention" if full else "sliding_attention" for full in is_full],
     }
 
 

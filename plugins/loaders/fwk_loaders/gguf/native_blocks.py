@@ -10,12 +10,15 @@ from torch import Tensor
 
 from fwk import native
 from fwk.native.thread_pool import ThreadPool, operator
-from fwk_loaders.gguf.quants import DamagedBlock
+from fwk_loaders.gguf.quants import DamagedBlock, dequantise
 from fwk_loaders.gguf.types import TENSOR_TYPES, TensorType
 
 SOURCE = Path(__file__).with_name("blocks.cpp")
 
-NUMBERS = {stored.name: number for number, stored in TENSOR_TYPES.items()}
+BY_TORCH = ("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+"""Types of small files, which ``quants`` is quick enough for."""
+
+NUMBERS = {stored.name: number for number, stored in TENSOR_TYPES.items() if stored.name not in BY_TORCH}
 
 
 class _Call(ctypes.Structure):
@@ -39,6 +42,9 @@ class NativeBlocks:
 
         Raises ``DamagedBlock``.
         """
+        if stored.name not in NUMBERS:
+            dequantise(blocks, stored, values)
+            return
         blocks = blocks.contiguous()
         damaged = ctypes.c_int32(0)
         call = _Call(

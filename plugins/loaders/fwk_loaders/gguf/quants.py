@@ -13,11 +13,17 @@ Q5_1      d, m, 4 with the fifth bits, 16 of q                    q * d + m
 Q8_0      d, 32 signed q                                          q * d
 Q4_K      d, m, 12 of scales, 128 of q                            q * (d * scale) - m * min
 Q5_K      d, m, 12 of scales, 32 with the fifth bits, 128 of q    as Q4_K
+Q2_K      16 with a scale and a min each, 64 of q, d, m           q * (d * scale) - m * min
+Q3_K      32 with the third bits, 64 of q, 12 of scales, d        (q - 4) * (d * (scale - 32))
 Q6_K      128 low bits, 64 high bits, 16 signed scales, d         (q - 32) * (d * scale)
+IQ4_NL    d, 16 of q                                              d * LEVELS[q]
+IQ4_XS    d, 2 with high bits of scales, 4 with low, 128 of q     LEVELS[q] * (d * (scale - 32))
+MXFP4     e, 16 of q                                              2^(e - 128) * TWICE_E2M1[q]
 ========  ======================================================  ===========================================
 
 The fifth bits of Q5_0 and Q5_1 are bit i of a u32 for value i. A K block has 256 values: eight sub-blocks of 32 with a
-six-bit scale and a six-bit minimum each (Q4_K, Q5_K), or sixteen of 16 with a signed byte each (Q6_K).
+six-bit scale and a six-bit minimum each (Q4_K, Q5_K), or sixteen of 16 with a signed byte each (Q6_K), six bits (Q3_K),
+or four for each of scale and minimum (Q2_K). Four two-bit integers share a byte, of runs of 32 bytes.
 """
 
 from __future__ import annotations
@@ -139,6 +145,60 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return q.view(num_blocks, 16, 16).mul_(scales)
 
 
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""Of IQ4_NL and IQ4_XS (ggml's ``kvalues_iq4nl``)."""
+
+TWICE_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the numbers of four bits of OCP Microscaling Formats 1.0, table 5."""
+
+
+def _pairs(packed: Tensor) -> Tensor:
+    """packed: [num_blocks, 64] uint8 to [num_blocks, 8, 32] of two bits each."""
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 1, 4, 1)
+    return ((packed.unflatten(1, (2, 1, 32)) >> shifts) & 3).flatten(1, 2)
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    packed = blocks[:, :16].unsqueeze(-1)
+    scales, mins = (packed & 15).float().mul_(_factor(blocks, 80)), (packed >> 4).float().mul_(_factor(blocks, 82))
+    return _pairs(blocks[:, 16:80]).reshape(-1, 16, 16).float().mul_(scales).sub_(mins)
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 4, 1)
+    high = (blocks[:, 104:108].unsqueeze(1) >> shifts & 3).flatten(1) << 4
+    low = torch.cat((blocks[:, 96:104] & 15, blocks[:, 96:104] >> 4), dim=1)
+    scales = (low | high).float().sub_(32.0).unsqueeze(-1).mul_(_factor(blocks, 108))
+    bits = blocks[:, :32].unsqueeze(1) >> torch.arange(8, dtype=torch.uint8).view(1, 8, 1) & 1
+    q = _pairs(blocks[:, 32:96]) | bits << 2
+    return q.reshape(-1, 16, 16).float().sub_(4.0).mul_(scales)
+
+
+def _levels(packed: Tensor, levels: tuple[int, ...]) -> Tensor:
+    """packed: [num_blocks, n] uint8 to [num_blocks, n / 16, 32] of ``levels``."""
+    return torch.tensor(levels, dtype=torch.float32)[_nibbles(packed, 16).long()].view(len(packed), -1, 32)
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    return _levels(blocks[:, 2:], LEVELS).mul_(_factor(blocks, 0))
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
+    high = (blocks[:, 2:4].unsqueeze(-1) >> shifts & 3).flatten(1) << 4
+    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), dim=-1).flatten(1)
+    scales = (low | high).float().sub_(32.0).unsqueeze(-1).mul_(_factor(blocks, 0))
+    return _levels(blocks[:, 8:], LEVELS).mul_(scales)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    e = blocks[:, :1].int()
+    if (e == 255).any():  # not a number (section 5.4.1)
+        raise DamagedBlock
+    scales = torch.where(e < 2, 0x200000 << e, (e - 1) << 23).view(torch.float32)
+    return _levels(blocks[:, 1:], TWICE_E2M1).mul_(scales.unsqueeze(-1))
+
+
 _CONVERTERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -147,5 +207,10 @@ _CONVERTERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": _q8_0,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

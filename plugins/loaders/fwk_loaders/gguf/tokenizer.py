@@ -52,12 +52,20 @@ class PreTokenizer:
         return steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)  # pyright: ignore[reportArgumentType]
 
 
+_GPT2 = PreTokenizer()
+_DIGITS = PreTokenizer(splits_digits=True)
+_LLAMA = PreTokenizer(_LLAMA3, ignores_merges=True, adds_bos=True)
+_CL100K = PreTokenizer(_LLAMA3)
+_SINGLE_DIGITS = PreTokenizer(_QWEN2)
+_NFC = PreTokenizer(_QWEN2, is_nfc=True)
+
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    "default": PreTokenizer(),
-    "gpt-2": PreTokenizer(),
-    "smollm": PreTokenizer(splits_digits=True),
-    "llama-bpe": PreTokenizer(_LLAMA3, ignores_merges=True, adds_bos=True),
-    "qwen2": PreTokenizer(_QWEN2, is_nfc=True),
+    **dict.fromkeys(("default", "gpt-2", "olmo", "mpt", "jais", "trillion"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _CL100K),
+    **dict.fromkeys(("stablelm2", "hunyuan"), _SINGLE_DIGITS),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _NFC),
 }
 """By ``tokenizer.ggml.pre``."""
 

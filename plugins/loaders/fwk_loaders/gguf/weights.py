@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -51,12 +52,28 @@ class GGUFWeights(WeightSource):
         return out
 
     def raw(self, name: str) -> Tensor:
-        """The blocks as stored: [rows, blocks of a row, bytes of a block] uint8, the rows in Hugging Face's order."""
+        """The blocks as stored: [rows, blocks of a row, bytes of a block] uint8, the rows in Hugging Face's order.
+
+        Not to be written to: they are the file's, unless rows had to be put in order.
+        """
         info = self._find(name)
         rows = self._rows(name, info)
-        blocks = rows.view(rows.shape[0], -1, info.type.block_bytes).clone()
-        self._file.release(info)
-        return blocks
+        return rows.view(rows.shape[0], -1, info.type.block_bytes)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Let the pages of these tensors leave memory."""
+        for name in names:
+            if self.has(name):
+                self._file.release(self._find(name))
+
+    def stored_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """By the types of blocks."""
+        found: dict[str, tuple[int, int]] = {}
+        for info in self._file.tensors.values():
+            layout = PLAIN if info.type.name in _PLAIN else f"gguf:{info.type.name}"
+            numbers, size = found.get(layout, (0, 0))
+            found[layout] = (numbers + math.prod(info.shape), size + info.num_bytes)
+        return found
 
     def layouts(self, prefix: str) -> tuple[str, ...]:
         """``gguf:TYPE`` for block-quantised weights, which can be de-quantised too; all other types are plain."""

@@ -14,13 +14,16 @@ class LocalSource(ModelSource):
     """Answers for every path that exists, and for names that can only be meant as one."""
 
     def fetch(self, name: str, revision: str | None, download_dir: Path, progress: Progress) -> Path | None:
-        """The path itself. Raises ``ModelLoadError`` for a path that does not exist."""
+        """The path itself. Raises ``ModelLoadError`` when it does not exist, or for a revision of it."""
         try:
             path = Path(name).expanduser()
-            if path.exists():
-                return path.absolute()
+            exists = path.exists()
         except (OSError, RuntimeError, ValueError) as error:  # unreadable parent, unknown ~user, NUL in the name
             raise ModelLoadError(f"model {name!r}: cannot be read as a path: {error}") from error
+        if exists and revision is not None:
+            raise ModelLoadError(f"--revision {revision}: {name!r} is on this machine and has none: leave it out")
+        if exists:
+            return path.absolute()
         if name in (".", "..") or name.startswith(_PATH_STARTS) or name.lower().endswith(".gguf"):
             raise ModelLoadError(f"model {name!r}: there is no such file or folder (looked for {path.absolute()})")
         return None

@@ -9,6 +9,7 @@ layout                                          tensors below a layer's prefix
 ``compressed-tensors:int-quantized``            weight (int8), weight_scale, ...
 ``compressed-tensors:float-quantized``          weight (float8), weight_scale, ...
 ``fp8``                                         weight (float8), weight_scale, sometimes input_scale
+``fp8:block``                                   weight (float8), weight_scale_inv (one per block)
 ==============================================  ==============================================================
 
 Anything else keeps the name config.json gives it. What is said of one layer is read off its tensors where they tell:

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import WeightSource
-from fwk.interfaces.quant import PLAIN
+from fwk.interfaces.quant import PACKED, PLAIN
 from fwk_loaders.safetensors.layouts import FLOATING, WEIGHT_NAMES, layout_of
+from fwk_loaders.safetensors.mapped import MappedFile
 from safetensors import SafetensorError, safe_open
 
 
@@ -24,6 +26,7 @@ class SafetensorsWeights(WeightSource):
         self._folder = folder
         self._quantization = quantization_config
         self._files = {path: _open(path) for path in files}
+        self._mapped = {path: MappedFile(path) for path in files}
         self._where: dict[str, Path] = {}
         for path, promised in files.items():
             held = list(self._files[path].keys())
@@ -55,9 +58,30 @@ class SafetensorsWeights(WeightSource):
         """As stored, of whatever shape."""
         path = self._path(name)
         try:
-            return self._files[path].get_tensor(name)
+            found = self._mapped[path].tensor(name)
+            return self._files[path].get_tensor(name) if found is None else found
         except (SafetensorError, RuntimeError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise self._damaged(path, name, error) from error  # also a storage type this torch does not have
+
+    def stored_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """Floating-point tensors are ``plain``; quantised ones are in their bytes, whatever their layout."""
+        found: dict[str, tuple[int, int]] = {}
+        for path in self._files:
+            for dtype, count in self._mapped[path].counts():
+                layout = PLAIN if dtype.is_floating_point and dtype.itemsize > 1 else PACKED
+                numbers, size = found.get(layout, (0, 0))
+                found[layout] = (numbers + count, size + count * dtype.itemsize)
+        return found
+
+    def is_mapped(self, name: str, dtype: torch.dtype) -> bool:
+        """Whether the tensor is stored as that, at an address for it."""
+        return name in self._where and self._mapped[self._where[name]].dtype_of(name) == dtype
+
+    def release(self, names: Iterable[str]) -> None:
+        """Have the system drop the pages of these tensors from this process."""
+        for name in names:
+            if name in self._where:
+                self._mapped[self._where[name]].release(name)
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds this tensor."""

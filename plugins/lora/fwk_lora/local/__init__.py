@@ -14,6 +14,12 @@ class LocalAdapterOptions(Options):
     lora_dirs: tuple[str, ...] = option(
         (), "Folders that hold LoRA adapters for --admin-api-key to load while the server runs (default: none)."
     )
+    max_lora_model_size: int = option(
+        -1,
+        "Largest weights file of an adapter, in bytes; larger ones are refused before they are read. -1: no limit.",
+        ge=-1,
+        le=2**50,
+    )
 
 
 @hookimpl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fwk.errors import ConfigError
+from fwk.errors import ConfigError, ModelLoadError
 from fwk.interfaces.lora import AdapterWeights, LoRASource, LoRASourceContext
 from fwk_lora._common import peft
 
@@ -14,6 +14,7 @@ class LocalAdapters(LoRASource):
 
     def __init__(self, context: LoRASourceContext) -> None:
         super().__init__(context)
+        self._max_bytes: int = context.options.max_lora_model_size
         self._folders = [_real_folder(name) for name in context.options.lora_dirs]
 
     @property
@@ -35,6 +36,11 @@ class LocalAdapters(LoRASource):
         return None
 
     def open(self, path: Path) -> AdapterWeights | None:
+        file = path / peft.WEIGHTS
+        if self._max_bytes >= 0 and file.is_file() and file.stat().st_size > self._max_bytes:
+            raise ModelLoadError(
+                f"{peft.WEIGHTS} has {file.stat().st_size} bytes, more than --max-lora-model-size {self._max_bytes}"
+            )
         return peft.read(path)
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from fwk.interfaces.model import ModelContext
 from fwk.layers import Attention, GatedMLP, MoE, RMSNorm, RotaryEmbedding, Routing, RowParallelLinear, VocabEmbedding
@@ -96,7 +95,7 @@ class ScaledInputMoE(MoE):
     """Each token's one expert gets its input times the sigmoid of its score."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        scores, ids = F.linear(x, self.router).max(-1, keepdim=True)
+        scores, ids = self.router(x).max(-1, keepdim=True)
         ones = torch.ones_like(scores, dtype=torch.float32)
         scaled = x * scores.float().sigmoid().to(x.dtype)
         return self.tp.all_reduce(self.runner.apply(scaled, ids, ones))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from fwk.interfaces.moe import ExpertWeights, MoEContext, MoERunner
-from fwk.layers import gated
+from fwk.interfaces.moe import ExpertWeights, MoERunner
+from fwk_moe._common.loop import LayerLoop
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,26 +14,8 @@ if TYPE_CHECKING:
 class TorchRunner(MoERunner):
     """Each expert's two linear layers, in whatever weight format the run uses."""
 
-    def __init__(self, context: MoEContext) -> None:
-        super().__init__(context)
-        self._gated = gated(context.activation)
-
     def load(self, experts: ExpertWeights) -> None:
-        self._experts = [experts.layers(index) for index in range(self.context.num_experts)]
+        self._loop = LayerLoop(self.context, [experts.layers(index) for index in range(self.context.num_experts)])
 
     def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
-        # Pairs of token and expert, sorted by expert; the order in which a token's experts are added is always theirs.
-        chosen, pairs = expert_ids.flatten().sort(stable=True)
-        tokens = pairs // expert_ids.shape[1]
-        factors = weights.to(x.dtype).flatten()[pairs].unsqueeze(-1)
-        out = torch.zeros_like(x)
-        ids, counts = chosen.unique_consecutive(return_counts=True)
-        start = 0
-        for expert, count in zip(ids.tolist(), counts.tolist(), strict=True):
-            rows = tokens[start : start + count]
-            gate_up, down = self._experts[expert]
-            gate, up = gate_up(x[rows]).chunk(2, dim=-1)
-            inner = self._gated(gate, up)
-            out.index_add_(0, rows, down(inner).mul_(factors[start : start + count]))
-            start += count
-        return out
+        return self._loop.apply(x, expert_ids, weights)

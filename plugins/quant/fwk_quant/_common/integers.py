@@ -5,6 +5,7 @@ The value of number q in a group is ``(q - zero) * scale``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,20 +75,26 @@ class IntegerMatrix:
         numbers[:, half:] = packed >> 4
         return numbers
 
-    def unsigned(self) -> Integers | None:
-        """The same for the native kernel; None where it does not do such groups."""
+    def unsigned(self) -> Callable[[int, int], Integers] | None:
+        """The same for the native kernel, by slices of rows; None where it does not do such groups."""
         columns = self.size[1]
         group = columns // self.scales.shape[1]
         if self.group_of is not None or rounded_together(self.bits, columns, group) is None:
             return None
         if self.bits == 8:
-            numbers, zero = self.packed.view(torch.uint8) ^ 128, 128
-            zeros = None if self.zeros is None else (self.zeros + 128).to(torch.uint8)
+            zero, zeros = 128, None if self.zeros is None else (self.zeros + 128).to(torch.uint8)
         else:
-            numbers, zero, zeros = torch.cat((self.packed & 15, self.packed >> 4), dim=1), MIDDLE, self.zeros
+            zero, zeros = MIDDLE, self.zeros
         half = self.scales.half()
         scales = half if torch.equal(half.float(), self.scales.float()) else self.scales.float()
-        return Integers(self.bits, numbers, group, scales, zero if zeros is None else zeros)
+
+        def rows(start: int, stop: int) -> Integers:
+            packed = self.packed[start:stop]
+            is_byte = self.bits == 8
+            numbers = packed.view(torch.uint8) ^ 128 if is_byte else torch.cat((packed & 15, packed >> 4), dim=1)
+            return Integers(self.bits, numbers, group, scales[start:stop], zero if zeros is None else zeros[start:stop])
+
+        return rows
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [num_tokens, columns] to [num_tokens, rows]."""

@@ -87,7 +87,7 @@ def _compressed_params(layout: str, bits: int, shape: LinearShape, config: Mappi
 
 
 def activation_params() -> dict[str, ParamSpec]:
-    """How activations would be rounded; read so that nothing is left over, and not used: they are not rounded here."""
+    """How activations are to be rounded; read so that nothing is left over, by methods that do not round them, too."""
     one = ParamSpec(None, None, torch.float32, is_optional=True)
     return {"input_scale": one}
 

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fwk.errors import ModelLoadError
+from fwk.interfaces.native import NativeLinear
 from fwk.interfaces.quant import ALL, PLAIN, LinearShape, ParamSpec, QuantContext, QuantMethod
+from fwk.interfaces.weights_cache import PackedTensors
 from fwk_quant._common.activations import integer_kernel
 from fwk_quant._common.integers import MIDDLE, IntegerMatrix, pack, quantise
 from fwk_quant._common.layouts import params, unpack
 from fwk_quant._common.options import Activations
 from fwk_quant._linear_cpu.kernel import PackedMatrix
+from fwk_quant._linear_cpu.packed import from_packed, layout_version, to_packed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,13 +84,36 @@ class IntegerMethod(QuantMethod):
 
     def _for_kernel(self, matrix: IntegerMatrix) -> IntegerMatrix | PackedMatrix:
         unsigned = None if self._kernel is None else matrix.unsigned()
-        return matrix if self._kernel is None or unsigned is None else self._kernel.pack(unsigned)
+        return matrix if self._kernel is None or unsigned is None else self._kernel.pack_slices(*matrix.size, unsigned)
 
     def apply(self, weights: list[IntegerMatrix | PackedMatrix], x: Tensor, bias: Tensor | None) -> Tensor:
         if len(weights) == 1:
             return self._multiply(weights[0], x, bias)
         y = torch.cat([self._multiply(matrix, x, None) for matrix in weights], -1)
         return y if bias is None else y.add_(bias)
+
+    @property
+    def packed_version(self) -> str | None:
+        if self._kernel is None:
+            return None
+        return f"{layout_version()} bits={self.bits} group={self.group_size} zeros={self.has_zeros}"
+
+    def to_packed(self, weights: list[IntegerMatrix | PackedMatrix]) -> PackedTensors | None:
+        packed = [matrix for matrix in weights if isinstance(matrix, PackedMatrix)]
+        return to_packed(packed) if len(packed) == len(weights) else None
+
+    def from_packed(self, packed: PackedTensors) -> list[IntegerMatrix | PackedMatrix]:
+        return [*from_packed(packed)]
+
+    def native(self, weights: list[IntegerMatrix | PackedMatrix], num_slices: int) -> list[NativeLinear] | None:
+        found: list[NativeLinear] = []
+        start = 0
+        for matrix in weights:
+            if self._kernel is None or not isinstance(matrix, PackedMatrix):
+                return None
+            found += [replace(x, first=start + x.first) for x in self._kernel.slices(matrix, num_slices)]
+            start += matrix.size[0]
+        return found
 
     def _multiply(self, matrix: IntegerMatrix | PackedMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
         if isinstance(matrix, IntegerMatrix):

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 CHUNK_VALUES = 2**20
 """Most values unpacked at a time, unless a single row has more: 4 MiB in float32, near a core's cache."""
 
+DEVICE_CHUNK_VALUES = 2**26
+"""On other devices, where each piece costs launches: 256 MiB in float32."""
+
 
 def multiply(
     x: Tensor,
@@ -27,7 +30,7 @@ def multiply(
     x: [num_tokens, in_features] to [num_tokens, out_features].
     """
     out_features, in_features = size
-    count = max(1, CHUNK_VALUES // in_features)
+    count = max(1, (CHUNK_VALUES if x.device.type == "cpu" else DEVICE_CHUNK_VALUES) // in_features)
     if count >= out_features:
         return _part(x, dense(0, out_features), bias, scale)
     y = x.new_empty(x.shape[0], out_features)

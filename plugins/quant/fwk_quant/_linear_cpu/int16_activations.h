@@ -59,17 +59,18 @@ template <int R>
 void int16_tile(const OpenPanel& panel, const Int16Rows& form, const char* x, float* out, Prefetch prefetch) {
     const int64_t words = panel.m.num_words, stride = form.row_bytes();
     const int32_t* w = panel.words;
-    vi high[R][C], low[R][C];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) {
+    vi high[R][WHOLE], low[R][WHOLE];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < WHOLE; c++) {
         high[r][c] = splat(*form.starts(x + r * stride, 0));
         low[r][c] = splat(*form.starts(x + r * stride, 1));
     }
     for (int64_t k = 0; k < words; k++, w += PANEL) {
         prefetch.fetch();
-        const vi bytes[C] = {load(w), load(w + W)};
+        vi bytes[WHOLE];
+        UNROLL for (int c = 0; c < WHOLE; c++) bytes[c] = load(w + c * W);
         UNROLL for (int r = 0; r < R; r++) {
             const int32_t upper = four(x + r * stride + k * 4), lower = four(form.low(x + r * stride) + k * 4);
-            UNROLL for (int c = 0; c < C; c++) {
+            UNROLL for (int c = 0; c < WHOLE; c++) {
                 high[r][c] = dot<255>(high[r][c], bytes[c], upper);
                 low[r][c] = dot<255>(low[r][c], bytes[c], lower);
             }
@@ -77,7 +78,7 @@ void int16_tile(const OpenPanel& panel, const Int16Rows& form, const char* x, fl
     }
     Factors factors;
     panel.read(0, factors);
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++)
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < WHOLE; c++)
         store(out + r * PANEL + c * W, int16_result(high[r][c], low[r][c], load(factors.scale + c * W),
                                                     *form.scales(x + r * stride)));
 }

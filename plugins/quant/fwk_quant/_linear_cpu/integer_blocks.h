@@ -15,14 +15,14 @@ inline void add_group(int rows, const OpenPanel& panel, const char* x, int64_t g
     const int64_t stride = form.size() / 4;
     const bool has_starts = panel.m.zero_kind == CONSTANT;
     const float *scale = form.scales(x) + group, *total = form.sums(x) + group;
-    vf factor[C], offset[C];
-    UNROLL for (int c = 0; c < C; c++) {
+    vf factor[WHOLE], offset[WHOLE];
+    UNROLL for (int c = 0; c < WHOLE; c++) {
         factor[c] = load(factors->scale + c * W);
         offset[c] = load(factors->offset + c * W);
     }
     for (int r = 0; r < rows; r++, products += PANEL, sums += PANEL, scale += stride, total += stride) {
         const vi start = has_starts ? splat(*(const int32_t*)total) : vi{};
-        UNROLL for (int c = 0; c < C; c++) {
+        UNROLL for (int c = 0; c < WHOLE; c++) {
             const vi whole = load(products + c * W) + start;
             store(sums + c * W,
                   with_group<IS_WHOLE>(load(sums + c * W), whole, factor[c], offset[c], has_starts, *total, *scale));

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 
 from fwk import native
 from fwk_quant._linear_cpu.kernel import TOO_MANY_INPUTS, Header, LinearKernel, PackedMatrix
-from fwk_quant._linear_cpu.packing import Packing
+from fwk_quant._linear_cpu.packing import PANEL, as_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +23,9 @@ ROUNDED_TOGETHER = 64
 
 FORMATS = {8: 2, 4: 3, 6: 4, 5: 5}
 """By bits: ``Format`` of ``matrix.h``."""
+
+PACKED_AT_ONCE = 1 << 24
+"""Numbers on their way into panels: all of a large head's, unpacked and moved, would take several times its size."""
 
 INPUTS_A_STEP = {8: 4, 4: 8, 6: 16, 5: 32}
 """By bits: inputs whose integers a kernel reads at once."""
@@ -57,6 +61,20 @@ class Integers:
     zero: int | Tensor = 0
     offsets: Tensor | Nested | None = None
 
+    def rows(self, start: int, stop: int) -> Integers:
+        """Some of the rows."""
+
+        def cut(x: Tensor | Nested) -> Tensor | Nested:
+            return Nested(x.factors[start:stop], x.bytes[start:stop]) if isinstance(x, Nested) else x[start:stop]
+
+        return replace(
+            self,
+            numbers=self.numbers[start:stop],
+            scales=cut(self.scales),
+            zero=self.zero if isinstance(self.zero, int) else self.zero[start:stop],
+            offsets=None if self.offsets is None else cut(self.offsets),
+        )
+
 
 def rounded_together(bits: int, columns: int, group: int) -> int | None:
     """Inputs whose activations share a scale in the kernel, or None where it does not do such groups."""
@@ -85,41 +103,72 @@ class IntegerKernel(LinearKernel):
     def pack(self, matrix: Integers) -> PackedMatrix:
         """What ``rounded_together`` allows."""
         rows, columns = matrix.numbers.shape
-        group = rounded_together(matrix.bits, columns, matrix.group)
+        return self.pack_slices(rows, columns, matrix.rows)
+
+    def pack_slices(self, num_rows: int, columns: int, make: Callable[[int, int], Integers]) -> PackedMatrix:
+        """The same of a matrix whose rows ``make(start, stop)`` makes, ``PACKED_AT_ONCE`` numbers at a time.
+
+        All slices are of one form: bits, group, and which types scales, zeros and offsets have.
+        """
+        step = max(PANEL, PACKED_AT_ONCE // max(columns, 1) // PANEL * PANEL)
+        first = make(0, min(step, num_rows))
+        group = rounded_together(first.bits, columns, first.group)
         assert group is not None, "groups the kernel does not do"
-        words = self.packing.words(_bytes(matrix.numbers, matrix.bits, group), 4)
+        pieces = _pieces(first, group)
+        panels = [self.packing.empty(piece, num_rows) for piece in pieces]
+        for start in range(0, num_rows, step):
+            if start:
+                pieces = _pieces(make(start, min(start + step, num_rows)), group)
+            for to, piece in zip(panels, pieces, strict=True):
+                self.packing.fill(to, piece, start)
+        return self._matrix(first, (num_rows, columns), group, panels)
+
+    def _matrix(self, form: Integers, size: tuple[int, int], group: int, panels: list[Tensor]) -> PackedMatrix:
+        words, *others = panels
+        num_scales = len(_factors(form.scales))
         header = Header(
             words=words.data_ptr(),
-            out_features=rows,
-            in_features=columns,
+            out_features=size[0],
+            in_features=size[1],
             num_words=words.shape[1],
-            format=FORMATS[matrix.bits],
+            format=FORMATS[form.bits],
             group=group,
-            scale_every=max(1, -(-min(matrix.group, columns) // group)),
-            nest=matrix.scales.size if isinstance(matrix.scales, Nested) else 1,
-            int16_activations=self.int16_activations(matrix),
+            scale_every=max(1, -(-min(form.group, size[1]) // group)),
+            nest=form.scales.size if isinstance(form.scales, Nested) else 1,
+            int16_activations=self.int16_activations(form),
+            scale_kind=_kind(form.scales),
         )
-        scales, header.scale_kind = _packed(matrix.scales, self.packing)
-        header.scales, header.scale_bytes = _addresses(scales)
-        zeros: list[Tensor] = []
-        if matrix.offsets is not None:
-            zeros, kind = _packed(matrix.offsets, self.packing)
-            assert kind == header.scale_kind, "scales and offsets are stored alike"
+        header.scales, header.scale_bytes = _addresses(others[:num_scales])
+        header.zeros, header.zero_bytes = _addresses(others[num_scales:])
+        if form.offsets is not None:
+            assert _kind(form.offsets) == header.scale_kind, "scales and offsets are stored alike"
             header.zero_kind = OFFSETS
-        elif isinstance(matrix.zero, int):
-            header.zero_kind, header.zero = CONSTANT, matrix.zero
+        elif isinstance(form.zero, int):
+            header.zero_kind, header.zero = CONSTANT, form.zero
         else:
-            zeros, header.zero_kind = [self.packing.entries(matrix.zero)], BYTES
-        header.zeros, header.zero_bytes = _addresses(zeros)
-        return PackedMatrix(words, (rows, columns), (torch.float32, torch.bfloat16), header, (*scales, *zeros))
+            header.zero_kind = BYTES
+        return PackedMatrix(words, size, (torch.float32, torch.bfloat16), header, tuple(others))
 
 
-def _packed(numbers: Tensor | Nested, packing: Packing) -> tuple[list[Tensor], int]:
+def _pieces(matrix: Integers, group: int) -> list[Tensor]:
+    """What is packed of some rows: words, scales, and zeros or offsets by group."""
+    words = as_words(_bytes(matrix.numbers, matrix.bits, group), 4)
+    found = [words, *_factors(matrix.scales)]
+    if matrix.offsets is not None:
+        return [*found, *_factors(matrix.offsets)]
+    return found if isinstance(matrix.zero, int) else [*found, matrix.zero]
+
+
+def _factors(numbers: Tensor | Nested) -> list[Tensor]:
     if isinstance(numbers, Nested):
-        return [packing.entries(numbers.factors), packing.entries(numbers.bytes)], NESTED
-    if numbers.dtype == torch.float16:
-        return [packing.entries(numbers)], HALF
-    return [packing.entries(numbers.float())], SINGLE
+        return [numbers.factors, numbers.bytes]
+    return [numbers if numbers.dtype == torch.float16 else numbers.float()]
+
+
+def _kind(numbers: Tensor | Nested) -> int:
+    if isinstance(numbers, Nested):
+        return NESTED
+    return HALF if numbers.dtype == torch.float16 else SINGLE
 
 
 def _addresses(tensors: list[Tensor]) -> tuple[int | None, int | None]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fwk import native
+from fwk.interfaces.native import NativeLinear
 from fwk.native.thread_pool import ThreadPool, operator
 from fwk_quant._linear_cpu.packing import PANEL, Packing
 
@@ -40,6 +41,9 @@ RARE = 512
 
 TOO_MANY_INPUTS = 2**16
 """Inputs from which sums of products with 8-bit integers would not fit into 32 bits."""
+
+MIN_SLICE = 8
+"""Panels of a slice, at least: each slice prepares the rows anew."""
 
 SMALL = 50_000
 """Multiply-adds that one thread does sooner than the others wake up."""
@@ -108,6 +112,19 @@ class PackedMatrix:
     dtypes: tuple[torch.dtype, ...]
     header: Header
     scales: tuple[Tensor, ...] = ()
+
+    def header_from(self, panel: int) -> Header:
+        """The header of a matrix that begins with so many panels' less."""
+        header = Header.from_buffer_copy(self.header)
+        header.words += panel * self.words.stride(0) * self.words.itemsize
+        steps = {x.data_ptr(): panel * x.numel() // len(self.words) * x.itemsize for x in self.scales if x.numel()}
+        for name in ("scales", "zeros", "scale_bytes", "zero_bytes", "exponents"):
+            address = getattr(header, name)
+            if address is not None:
+                setattr(header, name, address + steps[address])
+        if header.rare_starts is not None:
+            header.rare_starts += panel * 8
+        return header
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +201,27 @@ class LinearKernel:
         self._threads.run(*as_call(call), is_small=rows * out_features * in_features < SMALL)
         return y
 
+    def slices(self, matrix: PackedMatrix, count: int) -> list[NativeLinear]:
+        """Of about as many outputs each, whole panels; few outputs are not divided further."""
+        panels = len(matrix.words)
+        step = max(MIN_SLICE, -(-panels // count))
+        found: list[NativeLinear] = []
+        for first in range(0, panels, step):
+            header = matrix.header_from(first)
+            header.out_features = min(step * PANEL, matrix.size[0] - first * PANEL)
+            address = ctypes.addressof(header)
+            found.append(
+                NativeLinear(
+                    operator=self._operator,
+                    matrix=address,
+                    row_bytes=self._row_bytes(address),
+                    first=first * PANEL,
+                    out_features=header.out_features,
+                    kept=(matrix, header),
+                )
+            )
+        return found
+
     def rows(self, matrix: PackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """indices: [n] int64 to rows of the matrix as they were before it was packed, [n, in_features].
 
@@ -206,6 +244,7 @@ class FloatKernel(LinearKernel):
     def __init__(self, threads: NativeThreads, instructions: str | None = None, *, shortens: bool = True) -> None:
         """shortens: keep bfloat16 in 12 bits a number, without loss, where the instruction set is fast at it."""
         super().__init__(threads, instructions)
+        self.shortens = shortens
         library = native.load(self.source, instructions)
         self._compress = operator(library, "linear_compress") if shortens and library.linear_has_bf12() else None
         self._screen = operator(library, "linear_screen")

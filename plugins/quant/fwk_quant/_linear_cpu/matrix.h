@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "fwk/linear.h"
+
 extern "C" {
 
 // What a word of a matrix holds: one float, two bfloat16, four 8-bit or eight 4-bit integers. Of 6-bit integers, two
@@ -39,16 +41,6 @@ struct Matrix {
     const int64_t* rare_starts;  // [panels + 1]
     const Rare* rare;            // by panel, then by input
     int64_t int16_activations;   // INT8 with one scale per output, CONSTANT: x is rounded to 16 bits, with one scale a row
-};
-
-struct Linear {
-    const Matrix* matrix;
-    const void* x;     // [rows, in_features], of the type of y
-    void* y;           // [rows, out_features]
-    const void* bias;  // [out_features] of the type of y, or null
-    char* scratch;       // [rows to a whole 16, linear_row_bytes], for rows that threads share
-    int64_t rows, x_stride, y_stride;  // strides in elements
-    int64_t is_bfloat16;               // x, y and bias; otherwise they are float32
 };
 
 struct Compress {  // bfloat16 to 12 bits: first only exponents and rare_counts are written, then the others

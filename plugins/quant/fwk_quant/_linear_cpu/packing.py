@@ -37,6 +37,13 @@ class _Quantise(ctypes.Structure):
     ]
 
 
+def as_words(weight: Tensor, multiple: int) -> Tensor:
+    """[rows, columns] of 4, 2 or 1 bytes as [rows, words] int32; zeros fill up to a multiple of so many columns."""
+    missing = -weight.shape[1] % multiple
+    padded = torch.nn.functional.pad(weight, (0, missing)) if missing else weight  # a copy of a head takes memory
+    return padded.contiguous().view(torch.int32)
+
+
 class Packing:
     """What a start does with every matrix, on the threads of ``threads``. Panels lie in huge pages."""
 
@@ -53,17 +60,24 @@ class Packing:
 
         Zeros fill each row up to a multiple of so many columns, which are whole words, and the rows of the last panel.
         """
-        missing = -weight.shape[1] % multiple
-        padded = torch.nn.functional.pad(weight, (0, missing)) if missing else weight  # a copy of a head takes memory
-        return self.entries(padded.contiguous().view(torch.int32))
+        return self.entries(as_words(weight, multiple))
 
     def entries(self, entries: Tensor) -> Tensor:
         """[rows, entries] of 4, 2 or 1 bytes to [panels, entries, PANEL]; zeros fill the rows of the last panel."""
+        panels = self.empty(entries, entries.shape[0])
+        self.fill(panels, entries, 0)
+        return panels
+
+    def empty(self, entries: Tensor, num_rows: int) -> Tensor:
+        """Panels for so many rows of which ``entries`` are some."""
+        return self.pages.empty((-(-num_rows // PANEL), entries.shape[1], PANEL), entries.dtype)
+
+    def fill(self, panels: Tensor, entries: Tensor, first: int) -> None:
+        """Pack the rows from ``first`` on, with which a panel begins."""
         entries = entries.contiguous()
         rows, count = entries.shape
-        panels = self.pages.empty((-(-rows // PANEL), count, PANEL), entries.dtype)
-        self._threads.run(self._pack, _Pack(entries.data_ptr(), panels.data_ptr(), rows, count, entries.dtype.itemsize))
-        return panels
+        to = panels[first // PANEL :].data_ptr()
+        self._threads.run(self._pack, _Pack(entries.data_ptr(), to, rows, count, entries.dtype.itemsize))
 
     def quantise(self, weight: Tensor, bits: int, group_size: int, middle: int | None) -> dict[str, Tensor]:
         """What ``fwk_quant._common.integers.quantise`` computes, to the bit, for finite numbers.

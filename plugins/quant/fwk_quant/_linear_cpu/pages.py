@@ -29,10 +29,16 @@ class HugePages:
         """A tensor of zeros at a multiple of ``ALIGNMENT`` bytes."""
         size = math.prod(shape) * dtype.itemsize
         room = -(-size // ALIGNMENT) * ALIGNMENT
-        if room > len(self._slab):
-            self._slab = huge_pages.zeros(max(SLAB, -(-room // huge_pages.HUGE) * huge_pages.HUGE))
-            if self._has_slab:  # the first one a tiny model would not fill
-                huge_pages.prefault_async([self._slab])
-            self._has_slab = True
-        piece, self._slab = self._slab[:size], self._slab[room:]
+        slab = self._slab if room <= len(self._slab) else self._new(room)
+        piece, rest = slab[:size], slab[room:]
+        if slab is self._slab or len(rest) > len(self._slab):  # the larger rest is kept: large matrices leave none
+            self._slab = rest
         return piece.view(dtype).view(shape)
+
+    def _new(self, room: int) -> Tensor:
+        size = -(-room // huge_pages.HUGE) * huge_pages.HUGE if 2 * room > SLAB else SLAB
+        slab = huge_pages.zeros(size)
+        if self._has_slab:  # the first one a tiny model would not fill
+            huge_pages.prefault_async([slab])
+        self._has_slab = True
+        return slab

@@ -1,8 +1,7 @@
-// Panels of a packed matrix: their width, the prefetch of those that come next, and memory for a thread's own copies.
+// Panels of a packed matrix: their width and the prefetch of those that come next.
 #pragma once
 
-#include <cstdlib>
-
+#include "fwk/thread_memory.h"
 #include "fwk/vectors.h"
 
 namespace kernel {
@@ -11,6 +10,7 @@ using namespace fwk;
 
 constexpr int PANEL = 32;  // outputs that are stored, and mostly computed, together
 constexpr int C = 2;       // vectors of a tile's row kept in registers
+constexpr int WHOLE = PANEL / W;  // vectors of a panel's row: C with AVX-512, more where AMX is emulated without it
 
 // Software prefetch of the next panel to L2: a tile fetches `bytes` (up to two cache lines) for each row of words it reads.
 struct Prefetch {
@@ -45,22 +45,6 @@ struct PanelPrefetch {
 
     void fetch() {
         for (int64_t i = 0; i < count; i++, at += 64) __builtin_prefetch(at, 0, 2);
-    }
-};
-
-// Scratch memory of one thread, kept between calls.
-struct ThreadMemory {
-    char* memory = nullptr;
-    size_t size = 0;
-    ~ThreadMemory() { free(memory); }
-    char* take(size_t wanted) {
-        if (wanted > size) {
-            free(memory);
-            size = (wanted + 4095) / 4096 * 4096;
-            memory = (char*)aligned_alloc(4096, size);
-            if (!memory) abort();
-        }
-        return memory;
     }
 };
 

@@ -7,11 +7,24 @@ from fwk.config import Options, option
 
 
 class Fp8Options(Options):
-    """Options of ``quant.fp8``, for weights that are quantised while loading."""
+    """Options of ``quant.fp8``."""
 
     fp8_scale: Literal["channel", "tensor"] = option(
-        "channel", "One scale per output feature, or one for a whole matrix.", stability="beta"
+        "channel",
+        "One scale per output feature, or one for a whole matrix, of weights that are quantised while loading.",
+        stability="beta",
     )
+    fp8_activations: Literal["auto", "8bit", "full"] = option(
+        "auto",
+        "Activations of these layers: 8bit rounds them to e4m3, with the checkpoint's scale or one for each token (for "
+        "each 128 numbers of a token where weights have scales in blocks), for torch's scaled matrix products; full "
+        "keeps them, and weights are unpacked for each product; auto: 8bit in bfloat16 on CUDA devices with such "
+        "products, else full.",
+        stability="beta",
+    )
+
+
+LAYOUTS = ("fp8", "fp8:block", "compressed-tensors:float-quantized")
 
 
 @hookimpl
@@ -21,9 +34,10 @@ def quantizers() -> list[QuantizerSpec]:
         QuantizerSpec(
             name="fp8",
             load="fwk_quant.fp8.method:Fp8Method",
-            layouts=("fp8", "compressed-tensors:float-quantized", "plain"),
-            exact=("fp8", "compressed-tensors:float-quantized"),
+            layouts=(*LAYOUTS, "plain"),
+            exact=LAYOUTS,
             api=2,
+            bits=8.0,
             options=Fp8Options,
             summary="8-bit floating-point weights (e4m3); from quantised checkpoints or made while loading.",
         )

@@ -1,4 +1,7 @@
-"""e4m3 weights, 16-bit or 32-bit activations: ``value = number * scale``."""
+"""e4m3 weights: ``value = number * scale``, with a scale per output feature, per matrix or per block of 128 x 128.
+
+Activations are kept, or rounded to e4m3 too (``--fp8-activations``).
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fwk.errors import ModelLoadError
+from fwk.errors import ConfigError, ModelLoadError
 from fwk.interfaces.quant import ALL, PLAIN, LinearShape, ParamSpec, QuantMethod
 from fwk_quant._common.layouts import activation_params, weights_arguments
 from fwk_quant._common.product import multiply
+from fwk_quant.fp8.scaled import BLOCK, LARGEST, block_product, padded_block_scales, row_product, why_not
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-LARGEST = 448.0
-"""The largest number of e4m3 (the variant without infinities)."""
 
 SIGN_AND_MAGNITUDE = 0x87F00000 - 2**32
 """As an int32: bit 31, and the seven bits from 20 on."""
@@ -25,26 +26,40 @@ SIGN_AND_MAGNITUDE = 0x87F00000 - 2**32
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
-    """numbers: [rows, columns] float8_e4m3fn; scales: [rows] float32."""
+    """numbers: [rows, columns] float8_e4m3fn. scales: float32, [rows]; or of blocks, [rows / 128, columns / 128].
+
+    rounds_input: whether activations become e4m3, by ``input_scale`` [] or, without, by their own largest numbers.
+    """
 
     numbers: Tensor
     scales: Tensor
+    rounds_input: bool = False
+    input_scale: Tensor | None = None
+
+    @property
+    def is_block(self) -> bool:
+        """Whether the scales are in blocks."""
+        return self.scales.dim() == 2
+
+    def dense(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Rows as numbers: scaled where scales are in blocks, else not yet."""
+        numbers = decode(self.numbers[start:stop])
+        if self.is_block:
+            block = torch.arange(start, stop, device=numbers.device) // BLOCK
+            numbers.mul_(self.scales[block].repeat_interleave(BLOCK, 1)[:, : numbers.shape[1]])
+        return numbers.to(dtype)
 
 
 class Fp8Method(QuantMethod):
-    """A scale per output feature, or per matrix of the checkpoint."""
+    """A scale per output feature, per matrix of the checkpoint, or per block."""
 
     def params(self, shape: LinearShape) -> Mapping[str, ParamSpec]:
-        if shape.layout.startswith("compressed-tensors"):
-            strategy = weights_arguments(self.context.checkpoint_config, shape.prefix).get("strategy")
-            if strategy not in ("tensor", "channel"):
-                raise ModelLoadError(
-                    f"{shape.prefix}: scales per {strategy!r} are not read, only per tensor or channel"
-                )
-        found = {
-            "weight": ParamSpec(0, 1, torch.float8_e4m3fn),
-            "weight_scale": ParamSpec(0, 1, torch.float32, input_block=ALL, shards_input=False, is_uniform=True),
-        }
+        per_row = ParamSpec(0, 1, torch.float32, input_block=ALL, shards_input=False, is_uniform=True)
+        scales = {"weight_scale": per_row}
+        if self._has_blocks(shape):
+            name = "weight_scale_inv" if shape.layout == "fp8:block" else "weight_scale"
+            scales = {name: ParamSpec(0, 1, torch.float32, output_block=BLOCK, input_block=BLOCK)}
+        found = {"weight": ParamSpec(0, 1, torch.float8_e4m3fn), **scales}
         return found if shape.layout == PLAIN else {**found, **activation_params()}
 
     def encode(self, weight: Tensor, prefix: str) -> Mapping[str, Tensor]:
@@ -57,18 +72,61 @@ class Fp8Method(QuantMethod):
         return {"weight": numbers, "weight_scale": scales}
 
     def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Fp8Matrix:
-        numbers, scales = loaded["weight"], loaded["weight_scale"].reshape(-1)
+        numbers = loaded["weight"]
+        scales = loaded.get("weight_scale_inv", loaded.get("weight_scale"))
+        assert scales is not None, "params() names one of the two"
         if not bool(torch.isfinite(scales).all()) or bool(((numbers.view(torch.int8) & 127) == 127).any()):
             raise ModelLoadError(
                 f"{shape.prefix}: its weights or scales are infinite or not numbers: fetch the file again"
             )
-        return Fp8Matrix(numbers, scales)
+        is_block = self._has_blocks(shape)
+        scales = padded_block_scales(scales) if is_block else scales.reshape(-1)
+        if not self._rounds_input(numbers, shape, is_block=is_block):
+            return Fp8Matrix(numbers, scales)
+        # Parts of a fused layer share their input: the largest of their scales loses none of it.
+        fixed = loaded.get("input_scale")
+        return Fp8Matrix(numbers, scales, True, None if fixed is None else fixed.max())
 
     def apply(self, weights: Fp8Matrix, x: Tensor, bias: Tensor | None) -> Tensor:
         size = (weights.numbers.shape[0], weights.numbers.shape[1])
-        return multiply(
-            x, size, lambda start, stop: decode(weights.numbers[start:stop]).to(x.dtype), bias, weights.scales
-        )
+        if not weights.rounds_input or x.dtype != self.context.dtype:
+            scales = None if weights.is_block else weights.scales
+            return multiply(x, size, lambda start, stop: weights.dense(start, stop, x.dtype), bias, scales)
+        if not x.shape[0]:
+            return x.new_empty(0, size[0])
+        if weights.is_block:
+            y = block_product(x, weights.numbers, weights.scales)
+        else:
+            y = row_product(x, weights.numbers, weights.scales, weights.input_scale)
+        return y if bias is None else y.add_(bias)
+
+    def _has_blocks(self, shape: LinearShape) -> bool:
+        """Whether the layer's scales are in blocks. Raises ``ModelLoadError`` for what is not read."""
+        strategy, size = None, None
+        if shape.layout == "fp8:block":
+            strategy, size = "block", self.context.checkpoint_config.get("weight_block_size")
+        elif shape.layout.startswith("compressed-tensors"):
+            found = weights_arguments(self.context.checkpoint_config, shape.prefix)
+            strategy, size = found.get("strategy"), found.get("block_structure")
+            if strategy not in ("tensor", "channel", "block"):
+                raise ModelLoadError(
+                    f"{shape.prefix}: scales per {strategy!r} are not read, only per tensor, channel or block"
+                )
+        if strategy == "block" and size != [BLOCK, BLOCK]:
+            raise ModelLoadError(f"{shape.prefix}: scales in blocks of {size} are not read, only of [{BLOCK}, {BLOCK}]")
+        return strategy == "block"
+
+    def _rounds_input(self, numbers: Tensor, shape: LinearShape, *, is_block: bool) -> bool:
+        wanted, device = self.context.options.fp8_activations, self.context.device
+        if wanted == "full" or (wanted == "auto" and device.type != "cuda"):
+            return False
+        rows, columns = numbers.shape
+        why = why_not(rows, columns, is_block=is_block, dtype=self.context.dtype, device=device)
+        if why is not None and wanted == "8bit":
+            raise ConfigError(
+                f"--fp8-activations 8bit is not possible: the scaled product {why} ({shape.prefix}); leave the flag out"
+            )
+        return why is None
 
 
 def decode(numbers: Tensor) -> Tensor:

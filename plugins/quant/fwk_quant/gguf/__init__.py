@@ -11,7 +11,9 @@ class GGUFOptions(Options):
     gguf_activations: Activations = activations_option()
 
 
-LAYOUTS = tuple(f"gguf:{kind}" for kind in ("Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1"))
+SMALL = ("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+
+LAYOUTS = tuple(f"gguf:{kind}" for kind in ("Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *SMALL))
 
 
 @hookimpl

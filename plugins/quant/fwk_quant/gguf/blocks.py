@@ -14,17 +14,28 @@ Q5_1   32      24     d, m, 4 with fifth bits, 16 with q              q * d + m
 Q4_K   256     144    d, m, 12 with scales, 128 with q in runs of 32  q * (d * scale) - m * minimum
 Q5_K   256     176    d, m, 12 with scales, 32 with fifth bits, 128   as Q4_K
                       with q in runs of 32
+Q2_K   256     84     16 with a scale and a minimum in four bits      q * (d * scale) - m * minimum
+                      each, 64 with q of two bits, d, m
+Q3_K   256     110    32 with third bits, 64 with two low bits of q,  (q - 4) * (d * (scale - 32))
+                      12 with scales, d
 Q6_K   256     210    128 with low bits in runs of 64, 64 with two    (q - 32) * (d * scale)
                       high bits, 16 signed scales, d
+IQ4_NL 32      18     d, 16 with q                                    d * LEVELS[q]
+IQ4_XS 256     136    d, 2 with two high bits of scales, 4 with four  LEVELS[q] * (d * (scale - 32))
+                      low ones, 128 with q in runs of 16
+MXFP4  32      17     e, 16 with q                                    2^(e - 128) * TWICE_E2M1[q]
 =====  ======  =====  ==============================================  ==================================
 
 A Q4_K or Q5_K block has eight sub-blocks of 32, with a six-bit scale and minimum each; a Q6_K block sixteen of 16.
 Number i of a Q5_0 or Q5_1 block has its fifth bit in bit i of the four bytes; number i of sub-block n of a Q5_K block
 in bit n of byte i.
 
+``LEVELS`` are ggml's ``kvalues_iq4nl``, ``TWICE_E2M1`` twice the four-bit numbers of OCP Microscaling Formats 1.0.
+
 In memory the fields of all blocks are kept apart, in as many bytes, because torch is fast on long runs only: of a row's
 four-bit integers, the low halves of its bytes hold the first half and the high halves the second (``_halve``); of its
-fifth bits, each bit of its bytes an eighth (``_eighths``).
+fifth bits, each bit of its bytes an eighth (``_eighths``). Blocks of the five rarer types stay as they are, and are
+split for each product; the kernel keeps Q2_K and Q3_K in four bits, MXFP4 in five, IQ4_NL and IQ4_XS in eight.
 """
 
 from __future__ import annotations
@@ -50,7 +61,7 @@ class BlockType:
 
     split: blocks [rows, blocks, num_bytes] uint8 to their fields, once; unpack: the fields of some rows to [rows,
     columns] float32; integers: the fields as the native kernel's matrix. factors: which bytes of a block are float16
-    factors.
+    factors, and which one is an exponent (255: not a number).
     """
 
     num_values: int
@@ -59,6 +70,13 @@ class BlockType:
     unpack: Callable[[Fields], Tensor]
     integers: Callable[[Fields], Integers]
     factors: tuple[int, ...] = (0,)
+    exponent: int | None = None
+
+    def is_damaged(self, blocks: Tensor) -> bool:
+        """Whether a factor of a block is no finite number."""
+        if self.exponent is not None and bool((blocks[..., self.exponent] == 255).any()):
+            return True
+        return any(not bool(torch.isfinite(factor(blocks, start)).all()) for start in self.factors)
 
 
 def factor(blocks: Tensor, start: int) -> Tensor:
@@ -268,6 +286,117 @@ def _integers_q6_k(fields: Fields) -> Integers:
     return Integers(6, _halves(halves) | high << 4, 16, Nested(d, scales), 32)
 
 
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+TWICE_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def _wide(numbers: Tensor, scales: Tensor) -> Tensor:
+    """Numbers [rows, columns] int8, times the scale [rows, groups] float32 of each group."""
+    values = numbers.float()
+    _groups(values, scales.shape[1]).mul_(scales.unsqueeze(-1))
+    return values
+
+
+def _each(d: Tensor, scales: Tensor) -> Tensor:
+    """Factors [rows, blocks] float16 times the integers [rows, blocks * n] of their sub-blocks, float32."""
+    return _groups(scales.float(), d.shape[1]).mul_(d.float().unsqueeze(-1)).flatten(1)
+
+
+def _pairs(packed: Tensor) -> Tensor:
+    """packed: [rows, blocks, 64] uint8 to [rows, blocks, 8, 32] of two bits each."""
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=packed.device).view(4, 1)
+    return (packed.unflatten(-1, (2, 1, 32)) >> shifts & 3).flatten(2, 3)
+
+
+def _kept(
+    split: Callable[[Tensor], Fields], unpack: Callable[[Fields], Tensor], integers: Callable[[Fields], Integers]
+) -> tuple[Callable[[Tensor], Fields], Callable[[Fields], Tensor], Callable[[Fields], Integers]]:
+    """``BlockType``'s functions of blocks that stay as they are."""
+    return lambda blocks: (blocks,), lambda fields: unpack(split(fields[0])), lambda fields: integers(split(fields[0]))
+
+
+def _split_q2_k(blocks: Tensor) -> Fields:
+    numbers = _pairs(blocks[..., 16:80]).flatten(1).view(torch.int8)
+    packed = blocks[..., :16].flatten(1)
+    return (
+        numbers,
+        (packed & 15).view(torch.int8),
+        (packed >> 4).view(torch.int8),
+        factor(blocks, 80),
+        factor(blocks, 82),
+    )
+
+
+def _q2_k(fields: Fields) -> Tensor:
+    numbers, scales, minima, d, m = fields
+    values = _wide(numbers, _each(d, scales))
+    _groups(values, scales.shape[1]).sub_(_each(m, minima).unsqueeze(-1))
+    return values
+
+
+def _integers_q2_k(fields: Fields) -> Integers:
+    numbers, scales, minima, d, m = fields
+    return Integers(4, numbers.view(torch.uint8), 16, Nested(d, scales), offsets=Nested(-m, minima))
+
+
+def _split_q3_k(blocks: Tensor) -> Fields:
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device).view(4, 1)
+    high = (blocks[..., 104:108].unsqueeze(-2) >> shifts & 3).flatten(2) << 4
+    low = torch.cat((blocks[..., 96:104] & 15, blocks[..., 96:104] >> 4), dim=-1)
+    scales = (low | high).flatten(1).view(torch.int8) - 32
+    places = torch.arange(8, dtype=torch.uint8, device=blocks.device).view(8, 1)
+    third = blocks[..., :32].unsqueeze(-2) >> places & 1
+    numbers = (_pairs(blocks[..., 32:96]) | third << 2).flatten(1).view(torch.int8) - 4
+    return numbers, scales, factor(blocks, 108)
+
+
+def _scaled_twice(fields: Fields) -> Tensor:
+    numbers, scales, d = fields
+    return _wide(numbers, _each(d, scales))
+
+
+def _integers_q3_k(fields: Fields) -> Integers:
+    numbers, scales, d = fields
+    return Integers(4, (numbers + 4).view(torch.uint8), 16, Nested(d, scales), 4)
+
+
+def _levels(packed: Tensor, levels: tuple[int, ...]) -> Tensor:
+    """packed: [rows, blocks, n] uint8 to [rows, blocks * 2 * n] int8 of ``levels``."""
+    table = torch.tensor(levels, dtype=torch.int8, device=packed.device)
+    return table[_nibbles(packed, 16).int()]
+
+
+def _split_iq4_nl(blocks: Tensor) -> Fields:
+    return _levels(blocks[..., 2:], LEVELS), factor(blocks, 0)
+
+
+def _scaled_once(fields: Fields) -> Tensor:
+    return _wide(fields[0], fields[1].float())
+
+
+def _split_iq4_xs(blocks: Tensor) -> Fields:
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device)
+    high = (blocks[..., 2:4].unsqueeze(-1) >> shifts & 3).flatten(2) << 4
+    low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), dim=-1).flatten(2)
+    scales = (low | high).flatten(1).view(torch.int8) - 32
+    return _levels(blocks[..., 8:], LEVELS), scales, factor(blocks, 0)
+
+
+def _integers_iq4_xs(fields: Fields) -> Integers:
+    numbers, scales, d = fields
+    return Integers(8, numbers.view(torch.uint8) ^ 128, 32, Nested(d, scales), 128)
+
+
+def _split_mxfp4(blocks: Tensor) -> Fields:
+    e = blocks[..., 0].int()
+    scales = torch.where(e < 2, 0x200000 << e, (e - 1) << 23).view(torch.float32)  # 2^(e - 128)
+    return _levels(blocks[..., 1:], TWICE_E2M1), scales
+
+
+def _integers_mxfp4(fields: Fields) -> Integers:
+    return Integers(5, (fields[0] + 12).view(torch.uint8), 32, fields[1], 12)
+
+
 BLOCK_TYPES: dict[str, BlockType] = {
     "gguf:Q8_0": BlockType(32, 34, _split_q8_0, _q8_0, _integers_q8_0),
     "gguf:Q4_0": BlockType(32, 18, _split_q4_0, _q4_0, _integers_q4_0),
@@ -277,5 +406,10 @@ BLOCK_TYPES: dict[str, BlockType] = {
     "gguf:Q4_K": BlockType(256, 144, _split_q4_k, _q4_k, _integers_q4_k, (0, 2)),
     "gguf:Q5_K": BlockType(256, 176, _split_q5_k, _q5_k, _integers_q5_k, (0, 2)),
     "gguf:Q6_K": BlockType(256, 210, _split_q6_k, _q6_k, _integers_q6_k, (208,)),
+    "gguf:Q2_K": BlockType(256, 84, *_kept(_split_q2_k, _q2_k, _integers_q2_k), (80, 82)),
+    "gguf:Q3_K": BlockType(256, 110, *_kept(_split_q3_k, _scaled_twice, _integers_q3_k), (108,)),
+    "gguf:IQ4_NL": BlockType(32, 18, *_kept(_split_iq4_nl, _scaled_once, _integers_q8_0)),
+    "gguf:IQ4_XS": BlockType(256, 136, *_kept(_split_iq4_xs, _scaled_twice, _integers_iq4_xs)),
+    "gguf:MXFP4": BlockType(32, 17, *_kept(_split_mxfp4, _scaled_once, _integers_mxfp4), (), 0),
 }
 """By the name of the layout."""

@@ -31,6 +31,7 @@ def quantizers() -> list[QuantizerSpec]:
             layouts=("gptq:4", "awq:4", "compressed-tensors:pack-quantized:4", "plain"),
             exact=("gptq:4", "awq:4", "compressed-tensors:pack-quantized:4"),
             api=2,
+            bits=4.5,
             options=Int4Options,
             summary="4-bit integer weights in groups; from GPTQ, AWQ and similar checkpoints, or made while loading.",
         )

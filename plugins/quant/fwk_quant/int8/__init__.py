@@ -26,6 +26,7 @@ def quantizers() -> list[QuantizerSpec]:
             ),
             exact=("gptq:8", "compressed-tensors:int-quantized", "compressed-tensors:pack-quantized:8"),
             api=2,
+            bits=8.0,
             options=Int8Options,
             summary="8-bit integer weights, a scale per output; from quantised checkpoints or made while loading.",
         )

@@ -10,8 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from fwk import native
+from fwk.interfaces.native import NativeLinear
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
+from fwk.interfaces.weights_cache import PackedTensors
 from fwk_quant._linear_cpu.kernel import FloatKernel, PackedMatrix, ScreenedMatrix
+from fwk_quant._linear_cpu.packed import from_packed, layout_version, to_packed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +66,21 @@ class PlainMethod(QuantMethod):
         if self.why_unpacked is not None:
             return F.linear(x, weights, bias)
         return torch.ops.mkldnn._linear_pointwise(x, weights, bias, "none", [], "")
+
+    @property
+    def packed_version(self) -> str | None:
+        return None if self._kernel is None else f"{layout_version()} shortens={self._kernel.shortens}"
+
+    def to_packed(self, weights: Tensor | PackedMatrix) -> PackedTensors | None:
+        return to_packed([weights]) if isinstance(weights, PackedMatrix) else None
+
+    def from_packed(self, packed: PackedTensors) -> PackedMatrix:
+        return from_packed(packed)[0]
+
+    def native(self, weights: Tensor | PackedMatrix, num_slices: int) -> list[NativeLinear] | None:
+        if self._kernel is None or not isinstance(weights, PackedMatrix):
+            return None
+        return self._kernel.slices(weights, num_slices)
 
     def lm_head(self, weights: Tensor | PackedMatrix, is_greedy: Tensor) -> Tensor | PackedMatrix | ScreenedMatrix:
         """With a screen, by which the kernel rules out outputs that cannot be the largest."""

@@ -1,0 +1,1 @@
+"""What MoE runners share."""
