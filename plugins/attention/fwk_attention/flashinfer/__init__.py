@@ -1,20 +1,46 @@
 """Paged attention by FlashInfer's kernels. Written against its documentation; not yet run on a GPU."""
 
-from fwk import AttentionBackendSpec, Needs, hookimpl
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fwk import AttentionBackendSpec, Facts, Needs, hookimpl
+
+LATENT_SIZE = 576
+"""Of its MLA kernels: a latent of 512 numbers and a rotated part of 64."""
+
+NOT_LATENT = ("sinks", "sliding_window", "soft_cap", "tree_mask")
+
+
+class FlashInferSpec(AttentionBackendSpec):
+    """Head sizes of its kernels, and what those for latent layers (MLA) cannot do."""
+
+    def refusal(self, facts: Facts) -> str | None:
+        if "latent" not in facts.features:
+            return super().refusal(facts)
+        refusal = super().refusal(replace(facts, head_size=0))
+        if refusal is not None:
+            return refusal
+        if facts.head_size not in (0, LATENT_SIZE):
+            return f"has MLA kernels for latents of 512 + 64 numbers, this model's have {facts.head_size}"
+        if facts.kv_dtype != "auto":
+            return f"keeps latents as auto, not {facts.kv_dtype}: leave --kv-cache-dtype out"
+        unable = [name for name in NOT_LATENT if name in facts.features]
+        return f"lacks {', '.join(unable)} in latent layers, which this run needs" if unable else None
 
 
 @hookimpl
 def attention_backends() -> list[AttentionBackendSpec]:
     return [
-        AttentionBackendSpec(
+        FlashInferSpec(
             name="flashinfer",
             load="fwk_attention.flashinfer.backend:FlashInferBackend",
             needs=Needs(device="cuda", packages=("flashinfer-python>=0.6",), compute_capability=(8, 0)),
             dtypes=("float16", "bfloat16"),
-            kv_dtypes=("auto",),  # its kernels take one scale for all of K, ours are one per token and head
+            kv_dtypes=("auto", "fp8_e4m3"),
             head_sizes=(64, 128, 256),
-            features=frozenset({"kv_groups", "sliding_window", "soft_cap", "tree_mask"}),
+            features=frozenset({"kv_groups", "latent", "sinks", "sliding_window", "soft_cap", "tree_mask"}),
             rank=-20,  # auto takes it once a GPU has shown that it is right
-            summary="FlashInfer's paged kernels for CUDA; an adapter that has not yet run on a GPU.",
+            summary="FlashInfer's paged kernels for CUDA, fp8 K/V with one scale; an adapter not yet run on a GPU.",
         )
     ]

@@ -1,19 +1,33 @@
 """FlashInfer's paged wrappers behind the attention interface: planned once a step, run once a layer.
 
 The cache is its "HND" layout, [num_blocks, 2, num_kv_heads, block_size, head_size]: the same as the torch backend's.
+Its kernels take one scale for all of K and one for all of V, where the other backends keep one per token and head. So
+``fp8_e4m3`` is a format of its own here: numbers are stored as they are, those beyond 448 as 448 (scale 1).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-import flashinfer  # pyright: ignore[reportMissingImports] - selected only where it is installed
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVSpec
-from fwk_attention._common.rows import block_format, move_rows, rows_of
-from fwk_attention.flashinfer.plan import LayerKind, Pages, Slots, pages_of, slots_of, tree_mask
+from fwk_attention._common.rows import PlainRows, block_format, move_rows
+from fwk_attention.flashinfer.plan import (
+    LayerKind,
+    Mode,
+    Pages,
+    Part,
+    Slots,
+    pages_of,
+    parts_of,
+    pinned,
+    slots_of,
+    tree_mask,
+)
+from fwk_attention.flashinfer.wrappers import PlannedWrapper, Wrappers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,11 +36,7 @@ if TYPE_CHECKING:
 
     from fwk.types import ForwardBatch
 
-WORKSPACE_BYTES = 128 * 2**20
-"""What FlashInfer's documentation advises; wrappers run one after another and share it."""
-
-SMALL_GROUPS = (1, 2)
-"""Query heads per KV head up to which decoding without matrix units is as good."""
+LARGEST_FP8 = 448.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,7 @@ class StepPlan:
     """What ``forward`` needs; the wrappers hold the rest."""
 
     slots: dict[int, Slots]  # by KV group
-    wrappers: dict[LayerKind, Any]
+    runs: dict[LayerKind, list[tuple[Part, PlannedWrapper]]]
 
 
 class FlashInferBackend(AttentionBackend):
@@ -42,28 +52,33 @@ class FlashInferBackend(AttentionBackend):
 
     def __init__(self, context: AttentionContext) -> None:
         super().__init__(context)
-        self._rows = rows_of(context)
-        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=context.device)
-        self._wrappers: dict[tuple[LayerKind, bool], Any] = {}
+        self._kv_dtype = context.dtype if context.kv_dtype == "auto" else torch.float8_e4m3fn
+        make_event = torch.cuda.Event if context.device.type == "cuda" else None
+        self._wrappers = Wrappers(context.device, self._kv_dtype, make_event)
 
     def block_format(self, spec: KVSpec) -> BlockFormat:
-        return block_format(spec, self.context.block_size, self._rows)
+        return block_format(spec, self.context.block_size, PlainRows(self._kv_dtype))
 
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> StepPlan:
         size, device = self.context.block_size, self.context.device
-        pages: dict[int, Pages] = {}
+        pages: dict[tuple[int, int], Pages] = {}
         plan = StepPlan({}, {})
         for layer in layers:
             if layer.state is None:
                 layer.state = LayerKind.of(layer)
             kind: LayerKind = layer.state
-            if kind in plan.wrappers:
+            if kind in plan.runs:
                 continue
-            if kind.kv_group not in pages:
-                group = batch.kv_groups[kind.kv_group]
-                pages[kind.kv_group] = pages_of(batch.seq_lens_np, group.block_table_np, size, device)
+            group = batch.kv_groups[kind.kv_group]
+            if kind.kv_group not in plan.slots:
                 plan.slots[kind.kv_group] = slots_of(group.slot_mapping_np, size, device)
-            plan.wrappers[kind] = self._planned(batch, kind, pages[kind.kv_group])
+            runs = plan.runs[kind] = []
+            for part in parts_of(batch, kind.is_latent):
+                key = (kind.kv_group, part.sequences.start)
+                if key not in pages:
+                    lens, table = batch.seq_lens_np[part.sequences], group.block_table_np[part.sequences]
+                    pages[key] = pages_of(lens, table, size, device)
+                runs.append((part, self._planned(batch, kind, part, pages[key])))
         return plan
 
     def forward(
@@ -76,50 +91,95 @@ class FlashInferBackend(AttentionBackend):
         extra: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         plan: StepPlan = batch.plan
-        cache, slots = layer.kv_cache, plan.slots[layer.kv_group]
+        cache = layer.kv_cache
         assert cache is not None, "forward before the KV cache was allocated"
-        assert v is not None, "this backend declares no latent layers"
-        if slots.fresh is not None:
-            # What an earlier owner left behind a sequence's end may be NaN, and is read, if only to be masked.
-            cache.index_fill_(0, slots.fresh, 0)
-        cache[slots.blocks, 0, :, slots.offsets] = k
-        cache[slots.blocks, 1, :, slots.offsets] = v
-        return plan.wrappers[layer.state].run(q, cache)
+        self._store(cache, 0, k, plan.slots[layer.kv_group])
+        if v is not None:
+            self._store(cache, 1, v, plan.slots[layer.kv_group])
+        sinks = layer.extras.get("sinks")
+        out = q.new_empty((*q.shape[:2], layer.value_head_size))
+        for part, wrapper in plan.runs[layer.state]:
+            mine = out[part.tokens]
+            if part.mode is Mode.LATENT:
+                size, latents = layer.value_head_size, cache[:, 0, 0]  # [num_blocks, block_size, head_size]
+                queries = {"q_nope": q[..., :size], "q_pe": q[..., size:]}
+                wrapper.run(**queries, ckv_cache=latents[..., :size], kpe_cache=latents[..., size:], out=mine)
+            elif sinks is None:
+                wrapper.run(q[part.tokens], cache, out=mine)
+            else:
+                _, lse = wrapper.run(q[part.tokens], cache, out=mine, return_lse=True)
+                _share_with_sinks(mine, lse, sinks)
+        return out
 
     def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:
         move_rows(layers, source, target)
 
-    def _planned(self, batch: ForwardBatch, kind: LayerKind, pages: Pages) -> Any:
-        """The wrapper for this kind of layer, planned for this step."""
-        decodes = batch.is_decode and batch.tree_mask is None
-        wrapper = self._wrapper(kind, decodes)
+    def _store(self, cache: Tensor, part: int, x: Tensor, slots: Slots) -> None:
+        """x: [num_tokens, num_kv_heads, head_size]"""
+        if self._kv_dtype == torch.float8_e4m3fn:
+            x = x.clamp(-LARGEST_FP8, LARGEST_FP8).to(self._kv_dtype).view(torch.uint8)
+            cache = cache.view(torch.uint8)  # indexing moves bytes, whatever the device does with the type
+        if slots.fresh is not None and part == 0:
+            # What an earlier owner left behind a sequence's end may be NaN, and is read, if only to be masked.
+            cache.index_fill_(0, slots.fresh, 0)
+        cache[slots.blocks, part, :, slots.offsets] = x
+
+    def _planned(self, batch: ForwardBatch, kind: LayerKind, part: Part, pages: Pages) -> PlannedWrapper:
+        """The wrapper for this kind of layer, planned for this part of the step."""
+        wrapper = self._wrappers.next(kind, part.mode)
+        types = {"q_data_type": self.context.dtype, "kv_data_type": self._kv_dtype}
+        size = self.context.block_size
+        first = part.sequences.start
+        # Of a copy: the batch's own buffer changes with the next step.
+        starts = batch.query_start_np[first : part.sequences.stop + 1] - batch.query_start_np[first]
+        if part.mode is Mode.LATENT:
+            wrapper.plan(
+                qo_indptr=pinned(starts, self.context.device),
+                kv_indptr=pages.indptr,
+                kv_indices=pages.indices,
+                kv_len_arr=pages.seq_lens,
+                num_heads=kind.num_heads,
+                head_dim_ckv=kind.value_head_size,
+                head_dim_kpe=kind.head_size - kind.value_head_size,
+                page_size=size,
+                causal=True,
+                sm_scale=kind.scale,
+                **types,
+            )
+            return wrapper
         settings: dict[str, Any] = {
+            "num_qo_heads": kind.num_heads,
+            "num_kv_heads": kind.num_kv_heads,
+            "page_size": size,
             "sm_scale": kind.scale,
             "logits_soft_cap": kind.soft_cap,
             "window_left": -1 if kind.sliding_window is None else kind.sliding_window - 1,  # keys before the query
-            "q_data_type": self.context.dtype,
-            "kv_data_type": self.context.dtype,
+            **types,
         }
-        where = (pages.indptr, pages.indices, pages.last_page_len)
-        shape = (kind.num_heads, kind.num_kv_heads, kind.head_size, self.context.block_size)
-        if decodes:
-            wrapper.plan(*where, *shape, **settings)
+        if part.mode is Mode.DECODE:
+            where = {"indptr": pages.indptr, "indices": pages.indices, "last_page_len": pages.last_page_len}
+            wrapper.plan(**where, head_dim=kind.head_size, **settings)
             return wrapper
-        if batch.tree_mask is not None:
-            settings |= {"custom_mask": tree_mask(batch, kind.sliding_window), "window_left": -1}
-        starts = torch.from_numpy(batch.query_start_np.copy())  # the batch's own buffer changes with the next step
-        wrapper.plan(starts, *where, *shape, causal=batch.tree_mask is None, **settings)
+        if part.mode is Mode.TREE:
+            settings |= {"custom_mask": tree_mask(batch, part, kind.sliding_window), "window_left": -1}
+        wrapper.plan(
+            qo_indptr=pinned(starts, self.context.device),
+            paged_kv_indptr=pages.indptr,
+            paged_kv_indices=pages.indices,
+            paged_kv_last_page_len=pages.last_page_len,
+            head_dim_qk=kind.head_size,
+            causal=part.mode is Mode.CAUSAL,
+            **settings,
+        )
         return wrapper
 
-    def _wrapper(self, kind: LayerKind, decodes: bool) -> Any:
-        key = (kind, decodes)
-        if key not in self._wrappers:
-            if decodes:
-                has_large_group = kind.num_heads // kind.num_kv_heads not in SMALL_GROUPS
-                made = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                    self._workspace, "HND", use_tensor_cores=has_large_group
-                )
-            else:
-                made = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND")
-            self._wrappers[key] = made
-        return self._wrappers[key]
+
+def _share_with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
+    """Give each sink its share of the softmax, in place.
+
+    FlashInfer's own argument ``sinks`` is read by some of its backends, and ignored by fa2 and fa3. The sums of the
+    scores' exponentials, of which it returns the logarithm to base 2, say the same: sum / (sum + exp(sink)).
+
+    out: [num_tokens, num_heads, size]; lse: [num_tokens, num_heads] float32; sinks: [num_heads] float32.
+    """
+    out.mul_(torch.sigmoid(lse * math.log(2.0) - sinks).unsqueeze(-1))

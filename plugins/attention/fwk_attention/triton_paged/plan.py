@@ -41,7 +41,10 @@ def device_sizes(head_size: int, value_head_size: int, element_size: int) -> Siz
     """What registers and shared memory (two turns' K and V) hold without spilling."""
     row_bytes = head_size * element_size
     keys = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
-    return Sizes(tokens=16, short_rows=16, rows=64 if value_head_size <= 128 else 32, keys=keys)
+    rows = 64 if value_head_size <= 128 else 32
+    if element_size > 2:
+        rows, keys = 16, 16  # of float32: larger tiles keep their numbers in local memory, off the registers
+    return Sizes(tokens=16 if head_size <= 256 else 4, short_rows=16, rows=rows, keys=keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def decode(x, FORMAT: tl.constexpr):
         return half.to(tl.float32) * 256.0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def store_rows(
     x,
     x_token_stride,

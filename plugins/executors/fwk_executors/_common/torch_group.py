@@ -1,4 +1,4 @@
-"""A group of ranks over torch.distributed: gloo for tensors on a CPU, NCCL for those on NVIDIA devices."""
+"""A group of ranks over torch.distributed, with the library that the ranks' device asks for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TorchGroup(ParallelGroup):
             return x
         import torch.distributed as dist  # noqa: PLC0415 - whoever never calls this needs no torch
 
-        self._connect(x)
+        self._connect()
         x = x.contiguous()
         dist.all_reduce(x)
         return x
@@ -39,23 +39,20 @@ class TorchGroup(ParallelGroup):
         import torch  # noqa: PLC0415
         import torch.distributed as dist  # noqa: PLC0415
 
-        self._connect(x)
+        self._connect()
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(parts, x)
         return torch.cat(parts, dim)
 
-    def _connect(self, x: Tensor) -> None:
+    def _connect(self) -> None:
         if self._is_connected:
             return
-        import torch  # noqa: PLC0415
         import torch.distributed as dist  # noqa: PLC0415
         from torch._C._distributed_c10d import FileStore  # noqa: PLC0415
 
-        if x.is_cuda:
-            torch.cuda.set_device(x.device)
         dist.init_process_group(
-            "nccl" if x.is_cuda else "gloo",
+            self.collective,
             store=FileStore(self._store, self.size),
             rank=self.rank,
             world_size=self.size,

@@ -1,4 +1,4 @@
-"""Runs a step as soon as it is launched."""
+"""Runs a step in the engine's own thread."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from fwk.types import Batch, StepResult
 
 
 class InProcessExecutor(Executor):
-    """One worker, called directly. On a CPU there is nothing to overlap, so ``launch`` computes."""
+    """One worker, called directly.
+
+    On a CPU there is nothing to overlap, so ``launch`` computes. A device is given the next step before the last one is
+    collected: its worker says so.
+    """
 
     def __init__(self, context: ExecutorContext) -> None:
         super().__init__(context)
         self._worker = context.make_worker(SingleRank())
 
     def load(self) -> WorkerInfo:
-        return self._worker.load()
+        loaded = self._worker.load()
+        self.depth = loaded.depth
+        return loaded
 
-    def launch(self, batch: Batch) -> StepResult:
-        return self._worker.execute(batch)
+    def launch(self, batch: Batch) -> Any:
+        return self._worker.launch(batch)
 
-    def collect(self, pending: StepResult) -> StepResult:
-        return pending
+    def collect(self, pending: Any) -> StepResult:
+        return self._worker.collect(pending)
 
     def call(self, name: str, *args: Any) -> list[Any]:
         return [self._worker.call(name, *args)]

@@ -14,6 +14,7 @@ from torch import Tensor
 from fwk import native
 from fwk.errors import ModelLoadError
 from fwk.interfaces.graphs import GraphCapture
+from fwk.interfaces.moe import Routing
 from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.native.thread_pool import ThreadPool, operator
 from fwk_operators.cpu.graph import TapeCapture
@@ -56,6 +57,15 @@ class Rows(ctypes.Structure):
     ]
 
 
+class Choose(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("logits", "correction", "ids", "weights")),
+        *((name, ctypes.c_int64) for name in ("tokens", "experts", "top_k", "groups", "top_groups")),
+        *((name, ctypes.c_int64) for name in ("is_sigmoid", "normalises")),
+        ("scale", ctypes.c_float),
+    ]
+
+
 class Scale(ctypes.Structure):
     _fields_ = [
         ("x", ctypes.c_void_p),
@@ -83,6 +93,7 @@ class CpuOperators(Operators):
             operator(library, f"{name}_{suffix}") for name in ("norm", "rotate", "gate", "rows", "scale")
         )
         self._place = operator(library, "place")
+        self._choose = {dtype: operator(library, f"choose_{name}") for dtype, name in self.names.items()}
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, rounds_last: bool = False) -> Tensor:
         return self._normed(x, None, weight, eps, rounds_last)
@@ -105,6 +116,18 @@ class CpuOperators(Operators):
         )
         self.context.threads.run(self._norm, args, is_small=x.numel() <= SMALL)
         return out
+
+    def choose_experts(self, logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+        logits = logits.contiguous()
+        ids = torch.empty(len(logits), routing.top_k, dtype=torch.int64)
+        weights = torch.empty(len(logits), routing.top_k, dtype=torch.float32)
+        args = Choose(
+            *(logits.data_ptr(), None if correction is None else correction.data_ptr()),
+            *(ids.data_ptr(), weights.data_ptr(), *logits.shape, routing.top_k),
+            *(routing.num_groups, routing.top_groups, routing.is_sigmoid, routing.normalises, routing.scale),
+        )
+        self.context.threads.run(self._choose[logits.dtype], args, is_small=logits.numel() <= SMALL // 4)
+        return ids, weights
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         if x.stride(2) != 1:

@@ -4,13 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <vector>
 
+#include "fwk/activations.h"
 #include "fwk/thread_pool.h"
 #include "fwk/vectors.h"
 
 extern "C" {
-
-enum Activation { SILU, GELU_TANH, GELU };
 
 struct Norm {
     const void* x;
@@ -33,6 +34,15 @@ struct Gate {
     const void* x;
     void* out;
     int64_t rows, size, x_stride, activation;
+};
+
+struct Choose {
+    const void* logits;       // [tokens, experts]
+    const float* correction;  // [experts], or null
+    int64_t* ids;             // [tokens, top_k]
+    float* weights;           // the same
+    int64_t tokens, experts, top_k, groups, top_groups, is_sigmoid, normalises;
+    float scale;
 };
 
 struct Rows {
@@ -120,19 +130,6 @@ void rotate(const void* args, PoolThread& m) {
     });
 }
 
-inline vf gelu(vf x) {
-    for (int i = 0; i < W; i++) x[i] *= 0.5f + 0.5f * std::erf(x[i] * 0.70710678118654752f);
-    return x;
-}
-
-inline vf activated(vf x, int64_t activation) {
-    switch (activation) {
-        case SILU: return x * sigmoid(x);
-        case GELU_TANH: return x * sigmoid(1.59576912160573071f * (x + 0.044715f * x * x * x));
-        default: return gelu(x);
-    }
-}
-
 template <class T>
 void gate(const void* args, PoolThread& m) {
     const Gate& a = *(const Gate*)args;
@@ -144,6 +141,61 @@ void gate(const void* args, PoolThread& m) {
         for_each_vector(std::min(step, a.size - first), [&](int64_t i, auto load, auto store) {
             store(out + i, rounded<T>(activated(load(x + i), a.activation)) * load(up + i));
         });
+    });
+}
+
+// The `count` largest of `size` numbers, best first; of equal ones the first. They are -inf afterwards.
+template <class F>
+void take_largest(float* x, int64_t size, int64_t count, F take) {
+    for (int64_t k = 0; k < count; k++) {
+        const int64_t best = std::max_element(x, x + size) - x;
+        take(k, best);
+        x[best] = -std::numeric_limits<float>::infinity();
+    }
+}
+
+// `Routing.choose` (fwk/interfaces/moe.py).
+template <class T>
+void choose(const void* args, PoolThread& m) {
+    const Choose& a = *(const Choose*)args;
+    by_rows(m, a.tokens, a.experts * 8, [&](int64_t token) {
+        thread_local std::vector<float> memory;
+        memory.resize(2 * a.experts + 2 * a.groups);
+        float *scores = memory.data(), *ranks = scores + a.experts, *worth = ranks + a.experts, *is_in = worth + a.groups;
+        const T* logits = (const T*)a.logits + token * a.experts;
+        float largest = -std::numeric_limits<float>::infinity(), sum = 0;
+        for (int64_t e = 0; e < a.experts; e++) largest = std::max(largest, to_float(logits[e]));
+        for (int64_t e = 0; e < a.experts; e++) {
+            const float x = to_float(logits[e]);
+            scores[e] = a.is_sigmoid ? 1 / (1 + std::exp(-x)) : std::exp(x - largest);
+            sum += scores[e];
+        }
+        for (int64_t e = 0; e < a.experts; e++) {
+            if (!a.is_sigmoid) scores[e] /= sum;
+            ranks[e] = a.correction ? scores[e] + a.correction[e] : scores[e];
+        }
+        if (a.top_groups < a.groups) {
+            const int64_t size = a.experts / a.groups;
+            for (int64_t g = 0; g < a.groups; g++) {
+                float first = ranks[g * size], second = -std::numeric_limits<float>::infinity();
+                for (int64_t e = g * size + 1; e < (g + 1) * size; e++) {
+                    second = std::max(second, std::min(first, ranks[e]));
+                    first = std::max(first, ranks[e]);
+                }
+                worth[g] = a.correction ? first + second : first;
+                is_in[g] = 0;
+            }
+            take_largest(worth, a.groups, a.top_groups, [&](int64_t, int64_t g) { is_in[g] = 1; });
+            for (int64_t e = 0; e < a.experts; e++)
+                if (!is_in[e / size]) ranks[e] = -std::numeric_limits<float>::infinity();
+        }
+        int64_t* ids = a.ids + token * a.top_k;
+        float *weights = a.weights + token * a.top_k, total = a.is_sigmoid ? 1e-20f : 0.0f;
+        take_largest(ranks, a.experts, a.top_k, [&](int64_t k, int64_t best) {
+            ids[k] = best;
+            total += weights[k] = scores[best];
+        });
+        for (int64_t k = 0; k < a.top_k; k++) weights[k] *= a.normalises ? a.scale / total : a.scale;
     });
 }
 
@@ -180,6 +232,8 @@ void rotate_float32(const void* args, fwk::PoolThread& m) { rotate<float>(args, 
 void rotate_bfloat16(const void* args, fwk::PoolThread& m) { rotate<uint16_t>(args, m); }
 void gate_float32(const void* args, fwk::PoolThread& m) { gate<float>(args, m); }
 void gate_bfloat16(const void* args, fwk::PoolThread& m) { gate<uint16_t>(args, m); }
+void choose_float32(const void* args, fwk::PoolThread& m) { choose<float>(args, m); }
+void choose_bfloat16(const void* args, fwk::PoolThread& m) { choose<uint16_t>(args, m); }
 void rows_float32(const void* args, fwk::PoolThread& m) { take_rows<float>(args, m); }
 void rows_bfloat16(const void* args, fwk::PoolThread& m) { take_rows<uint16_t>(args, m); }
 void scale_float32(const void* args, fwk::PoolThread& m) { scale<float>(args, m); }
