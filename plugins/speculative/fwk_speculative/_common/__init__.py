@@ -10,7 +10,7 @@ from fwk.config import Options, option
 if TYPE_CHECKING:
     import numpy as np
 
-    from fwk.interfaces.speculative import Verified
+    from fwk.interfaces.speculative import Acceptance, Verified
 
 USUAL_STEPS = 5
 PATIENCE, LONGEST_REST = 3, 16
@@ -42,6 +42,27 @@ class DraftOptions(Options):
         "Draft less for sequences whose drafts were rejected, for a while nothing, and more again once they are kept.",
         stability="beta",
     )
+
+    speculative_accept_threshold_single: float = option(
+        1.0,
+        "Keep any sampled draft that the model gives at least this probability; below 1 this changes the distribution.",
+        gt=0,
+        le=1,
+        stability="experimental",
+    )
+    speculative_accept_threshold_acc: float = option(
+        1.0,
+        "Keep a sampled draft with its probability divided by this; below 1 this changes the distribution.",
+        gt=0,
+        le=1,
+        stability="experimental",
+    )
+
+    def acceptance(self) -> Acceptance:
+        """What keeps a draft."""
+        from fwk.interfaces.speculative import Acceptance  # noqa: PLC0415 - declarations alongside are light
+
+        return Acceptance(self.speculative_accept_threshold_single, self.speculative_accept_threshold_acc)
 
     def chain_length(self) -> int:
         """Most tokens of a chain."""

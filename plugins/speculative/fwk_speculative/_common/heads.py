@@ -57,6 +57,7 @@ class HeadDecoder(SpeculativeDecoder):
     def __init__(self, context: SpeculativeContext, options: TreeOptions, head: DraftHead) -> None:
         super().__init__(context)
         self._width, levels, self._num_tokens = options.tree_shape()
+        self.acceptance = options.acceptance()
         self.max_drafts = max(self._num_tokens, (levels - 1) * self._width + 1)
         self._depth = DraftDepth(context.num_slots, levels, options.speculative_adaptive)
         self._levels = np.zeros(context.num_slots, np.int64)  # of each slot's last drafts

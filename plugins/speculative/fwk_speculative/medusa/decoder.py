@@ -70,6 +70,7 @@ class MedusaDecoder(SpeculativeDecoder):
         assert context.build is not None
         self._heads = context.build(make_heads, options.speculative_draft_model_path)
         self._width, levels, self.max_drafts = options.tree_shape()
+        self.acceptance = options.acceptance()
         self._heads = self._heads[:levels]
         self.max_drafts = min(self.max_drafts, len(self._heads)) if self._width == 1 else self.max_drafts
         self._depth = DraftDepth(context.num_slots, len(self._heads), options.speculative_adaptive)

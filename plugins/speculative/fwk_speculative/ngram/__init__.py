@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fwk import SpeculativeDecoderSpec, hookimpl, option
 from fwk_speculative._common import DraftOptions
@@ -29,6 +29,28 @@ class NgramOptions(DraftOptions):
     )
     speculative_ngram_max_bfs_breadth: int = option(
         1, "Different continuations followed at once; more than 1 drafts trees.", ge=1, le=16, stability="experimental"
+    )
+    speculative_ngram_min_bfs_breadth: int = option(
+        1,
+        "Continuations followed after a match of the longest length; after shorter ones up to the most.",
+        ge=1,
+        le=16,
+        stability="experimental",
+    )
+    speculative_ngram_match_type: Literal["BFS", "PROB"] = option(
+        "BFS",
+        "Which continuations come first: BFS, the newest; PROB, the most frequent.",
+        stability="experimental",
+    )
+    speculative_ngram_branch_length: int = option(
+        18, "Most tokens drafted along one continuation.", ge=1, le=64, stability="experimental"
+    )
+    speculative_ngram_capacity: int = option(
+        0,
+        "Tokens of earlier requests' outputs that are searched where a request's own text has no match; 0: none.",
+        ge=0,
+        le=1 << 24,
+        stability="experimental",
     )
 
 

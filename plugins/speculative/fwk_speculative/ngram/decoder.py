@@ -9,6 +9,8 @@ import numpy as np
 from fwk.errors import ConfigError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, SpeculativeDecoder, Verified
 from fwk_speculative._common import DraftDepth
+from fwk_speculative._common.matches import longest_match
+from fwk_speculative._common.outputs import Outputs
 from fwk_speculative.ngram import NgramOptions
 
 
@@ -21,55 +23,78 @@ class NgramDecoder(SpeculativeDecoder):
         self._shortest = options.speculative_ngram_min_match_window_size
         self._longest = options.speculative_ngram_max_match_window_size
         self._breadth = options.speculative_ngram_max_bfs_breadth
+        self._least = options.speculative_ngram_min_bfs_breadth
+        self._by_frequency = options.speculative_ngram_match_type == "PROB"
+        self._branch = options.speculative_ngram_branch_length
+        self._outputs = Outputs(context.num_slots, options.speculative_ngram_capacity)
+        if self._least > self._breadth:
+            raise ConfigError(
+                f"--speculative-ngram-min-bfs-breadth {self._least} is larger than "
+                f"--speculative-ngram-max-bfs-breadth {self._breadth}"
+            )
         if self._shortest > self._longest:
             raise ConfigError(
                 f"--speculative-ngram-min-match-window-size {self._shortest} is larger than "
                 f"--speculative-ngram-max-match-window-size {self._longest}"
             )
         self.max_drafts = options.chain_length()
+        self.acceptance = options.acceptance()
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
 
     def observe(self, verified: Verified) -> None:
         self._depth.observe(verified)
 
     def forget(self, slots: Sequence[int]) -> None:
+        self._outputs.forget(slots)
         self._depth.reset(list(slots))
 
     def propose(self, view: DraftView) -> Drafts:
+        self._outputs.follow(view)
         most = np.minimum(view.max_drafts, self._depth.of(view.slots))
         token_ids: list[list[int]] = []
         parents: list[list[int]] = []
         for slot, length, count in zip(view.slots.tolist(), view.num_tokens.tolist(), most.tolist(), strict=True):
-            tokens = view.token_ids[slot, :length]
-            starts = self._places(tokens) if count > 0 else []
-            drafted, above = _merged([tokens[start : start + count].tolist() for start in starts], count)
+            branches = self._branches(view.token_ids[slot, :length], count) if count > 0 else []
+            drafted, above = _merged(branches, count)
             token_ids.append(drafted)
             parents.append(above)
         return Drafts(token_ids, parents if self._breadth > 1 else None)
 
-    def _places(self, tokens: np.ndarray) -> list[int]:
-        """Where continuations of the last tokens begin: after their longest match, the newest first.
+    def _branches(self, tokens: np.ndarray, most: int) -> list[list[int]]:
+        """Continuations of ``tokens`` [length] int32, of at most ``most`` tokens: its own, or else earlier outputs'."""
+        most = min(most, self._branch)
+        for text in (tokens, self._outputs.text):
+            starts = self._places(text, tokens[-self._longest :])
+            if starts:
+                return [_until_end(text[start : start + most].tolist()) for start in starts]
+        return []
 
-        tokens: [length] int32. At most ``breadth`` places, each with another next token.
+    def _places(self, text: np.ndarray, end: np.ndarray) -> list[int]:
+        """Where continuations of ``end`` begin in ``text``: after its longest match, each with another next token.
+
+        The newest come first, or those of the most frequent next token. After a longer match fewer are followed.
         """
-        last = len(tokens) - 1
-        ends = np.flatnonzero(tokens[:last] == tokens[last])  # where a match ends
-        matched = 0
-        while len(ends) and matched < self._longest:
-            matched += 1
-            longer = ends[ends >= matched]
-            longer = longer[tokens[longer - matched] == tokens[last - matched]]
-            if not len(longer):
-                break
-            ends = longer
-        if matched < self._shortest or not len(ends):
+        places, matched = longest_match(text, end)
+        if matched < self._shortest or not len(places):
             return []
-        found: dict[int, int] = {}
-        for end in ends[::-1].tolist():
-            found.setdefault(int(tokens[end + 1]), end + 1)
-            if len(found) == self._breadth:
+        newest: dict[int, int] = {}
+        counts: dict[int, int] = {}
+        for place in places[::-1].tolist():
+            token = int(text[place])
+            if token >= 0:
+                newest.setdefault(token, place)
+                counts[token] = counts.get(token, 0) + 1
+            if len(newest) == self._breadth and not self._by_frequency:
                 break
-        return list(found.values())
+        order = sorted(newest, key=lambda token: -counts[token]) if self._by_frequency else list(newest)
+        span = max(self._longest - self._shortest, 1)
+        fewer = (self._breadth - self._least) * (matched - self._shortest) // span
+        return [newest[token] for token in order[: self._breadth - fewer]]
+
+
+def _until_end(tokens: list[int]) -> list[int]:
+    """Tokens up to the end of the output they are from."""
+    return tokens[: tokens.index(-1)] if -1 in tokens else tokens
 
 
 def _merged(branches: list[list[int]], most: int) -> tuple[list[int], list[int]]:

@@ -27,6 +27,7 @@ class StandaloneDecoder(SpeculativeDecoder):
         if not options.speculative_draft_model_path:
             raise ConfigError("--speculative-algorithm standalone needs a model: give --speculative-draft-model-path")
         self.max_drafts = options.chain_length()
+        self.acceptance = options.acceptance()
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
         self._model = context.load_model(options.speculative_draft_model_path)
 

@@ -13,10 +13,9 @@ import numpy as np
 
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, SpeculativeDecoder, Verified
 from fwk_speculative._common import DraftDepth
+from fwk_speculative._common.matches import longest_match
+from fwk_speculative._common.outputs import Outputs
 from fwk_speculative.suffix import SuffixOptions
-
-MAX_PLACES = 1024
-"""Most places of a match that are counted: the newest."""
 
 
 @dataclass(slots=True)
@@ -37,27 +36,19 @@ class SuffixDecoder(SpeculativeDecoder):
         self._factor = options.speculative_suffix_max_factor
         self._least = options.speculative_suffix_min_probability
         self.max_drafts = options.chain_length()
+        self.acceptance = options.acceptance()
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
-        self._outputs = OutputStore(options.speculative_suffix_capacity)
-        self._table: np.ndarray | None = None
-        self._begun = np.zeros(context.num_slots, np.int64)  # where the output of a slot's sequence begins; 0: unknown
-        self._known = np.zeros(context.num_slots, np.int64)
+        self._outputs = Outputs(context.num_slots, options.speculative_suffix_capacity)
 
     def observe(self, verified: Verified) -> None:
         self._depth.observe(verified)
 
     def forget(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            if self._table is not None and self._begun[slot]:
-                self._outputs.add(self._table[slot, self._begun[slot] : self._known[slot]])
-        self._begun[list(slots)] = 0
+        self._outputs.forget(slots)
         self._depth.reset(list(slots))
 
     def propose(self, view: DraftView) -> Drafts:
-        self._table = view.token_ids
-        fresh = view.slots[self._begun[view.slots] == 0]
-        self._known[view.slots] = view.num_tokens
-        self._begun[fresh] = self._known[fresh] - 1  # a sequence's first drafts follow its first output token
+        self._outputs.follow(view)
         most = np.minimum(view.max_drafts, self._depth.of(view.slots))
         rows = zip(view.slots.tolist(), view.num_tokens.tolist(), most.tolist(), strict=True)
         return Drafts([self._draft(view.token_ids[slot, :length], count) for slot, length, count in rows])
@@ -90,52 +81,3 @@ class SuffixDecoder(SpeculativeDecoder):
             token_ids.append(int(candidates[best]))
             places = places[following == candidates[best]] + 1
         return Guess(token_ids, score)
-
-
-class OutputStore:
-    """The newest outputs, one after another: a ring of ``capacity`` tokens in which -1 stands after each output."""
-
-    def __init__(self, capacity: int) -> None:
-        self._ring = np.full(capacity, -1, np.int32)
-        self._next = 0
-        self._is_full = False
-
-    @property
-    def text(self) -> np.ndarray:
-        """What is kept: [at most capacity] int32. No token of an output is followed by another output's."""
-        return self._ring if self._is_full else self._ring[: self._next]
-
-    def add(self, tokens: np.ndarray) -> None:
-        """Keep an output [length]; the oldest ones make room. Of one longer than the store, its end is kept."""
-        capacity = len(self._ring)
-        if len(tokens) == 0 or capacity < 2:
-            return
-        tokens = tokens[-(capacity - 1) :]
-        if self._next + len(tokens) + 1 > capacity:  # begin again: what is overwritten in part stays searchable
-            self._ring[self._next :] = -1
-            self._next, self._is_full = 0, True
-        end = self._next + len(tokens)
-        self._ring[self._next : end] = tokens
-        self._ring[end] = -1
-        self._next = end + 1
-
-
-def longest_match(text: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, int]:
-    """Places right after the longest match of a suffix of ``end`` [matched] in ``text`` [length], and its length.
-
-    At most ``MAX_PLACES``, oldest first. A match that ends with the text is none: nothing follows it.
-    """
-    last = len(text) - 1
-    if last < 1 or not len(end):
-        return np.zeros(0, np.int64), 0
-    found = np.flatnonzero(text[:last] == end[-1])
-    if not len(found):
-        return found, 0
-    matched = 1
-    while matched < len(end):
-        longer = found[found >= matched]
-        longer = longer[text[longer - matched] == end[-1 - matched]]
-        if not len(longer):
-            break
-        found, matched = longer, matched + 1
-    return found[-MAX_PLACES:] + 1, matched
