@@ -33,7 +33,7 @@ def grammar_backends() -> list[GrammarBackendSpec]:
             name="llguidance",
             load="fwk_grammar.llguidance.backend:LLGuidanceBackend",
             needs=Needs(packages=("llguidance>=1.3,<2",)),
-            kinds=frozenset({"json_object", "json_schema", "regex", "choice", "ebnf", "tagged"}),
+            kinds=frozenset({"json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag"}),
             rank=10,
             options=LLGuidanceOptions,
             summary="JSON schema, regex, choice, Lark and GBNF grammars by llguidance",

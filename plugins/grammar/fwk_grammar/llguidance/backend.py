@@ -41,7 +41,7 @@ class LLGuidanceBackend(GrammarBackend):
             _check(matcher)
             raise InvalidRequest("the grammar allows no output but the empty one")
         _check(matcher)
-        return LLGuidanceGrammar(matcher, frozenset(self._tokens.eos_token_ids))
+        return LLGuidanceGrammar(matcher, -(-self._tokenizer.vocab_size // 32), frozenset(self._tokens.eos_token_ids))
 
     def _without_end(self, mask: bytes) -> bytearray:
         left = bytearray(mask)
@@ -53,8 +53,9 @@ class LLGuidanceBackend(GrammarBackend):
 class LLGuidanceGrammar(Grammar):
     """A matcher, and whether an end-of-sequence token came: that one is not told to the matcher."""
 
-    def __init__(self, matcher: LLMatcher, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, matcher: LLMatcher, num_words: int, eos_token_ids: frozenset[int]) -> None:
         self._matcher = matcher
+        self._num_words = num_words
         self._eos_token_ids = eos_token_ids
         self._has_ended = False
 
@@ -62,9 +63,12 @@ class LLGuidanceGrammar(Grammar):
         if self._has_ended:
             row[:] = 0
             return
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.int32)  # a bit more than the vocabulary may be there
+        # The matcher writes a mask of its own vocabulary, which may be a bit larger.
+        own = row if len(row) == self._num_words else np.empty(self._num_words, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
         self._raise_error()
-        row[:] = mask[: len(row)]
+        if own is not row:
+            row[:] = own[: len(row)]
 
     def accept(self, token_id: int) -> bool:
         if self._has_ended:
@@ -86,9 +90,16 @@ class LLGuidanceGrammar(Grammar):
             self._raise_error()
 
     def fork(self) -> LLGuidanceGrammar:
-        copy = LLGuidanceGrammar(self._matcher.deep_copy(), self._eos_token_ids)
+        copy = LLGuidanceGrammar(self._matcher.deep_copy(), self._num_words, self._eos_token_ids)
         copy._has_ended = self._has_ended
         return copy
+
+    def forced_tokens(self) -> list[int]:
+        if self.is_finished:
+            return []
+        tokens = self._matcher.compute_ff_tokens()
+        self._raise_error()
+        return tokens
 
     @property
     def is_finished(self) -> bool:

@@ -26,6 +26,8 @@ def notation(request: GrammarRequest, options: LLGuidanceOptions) -> str:
         return LLMatcher.grammar_from_regex("|".join(map(literal, choices_of(source))))
     if request.kind == "tagged":
         return LLMatcher.grammar_from_lark(_tagged(read_json(source), options))
+    if request.kind == "structural_tag":
+        return LLMatcher.grammar_from_lark(_structural_tag(read_json(source), options))
     try:
         return grammar_from("ebnf" if "::=" in source else "lark", source)
     except ValueError as error:
@@ -50,6 +52,22 @@ def _tagged(source: dict[str, Any], options: LLGuidanceOptions) -> str:
     piece = " | ".join(f"tag{i}" for i in range(len(source["tags"])))
     more = f" ({_quoted(source['separator'])} piece)*" if source["is_many"] else ""
     return "\n".join([f"start: piece{more}", f"piece: {piece}", *rules])
+
+
+def _structural_tag(source: dict[str, Any], options: LLGuidanceOptions) -> str:
+    """Text with pieces of JSON in it, in Lark: each ``head`` is text up to the first trigger."""
+    rules = ["start: piece* TEXT", "TEXT: /(.|\\n)*/"]
+    for i, trigger in enumerate(source["triggers"]):
+        rules.append(f"head{i}[lazy]: TEXT {_quoted(trigger)}")
+    pieces: list[str] = []
+    for i, tag in enumerate(source["structures"]):
+        number = next(n for n, trigger in enumerate(source["triggers"]) if tag["begin"].startswith(trigger))
+        schema = tag["schema"] if options.constrained_json_open_objects else closed(tag["schema"])
+        schema = {**schema, "x-guidance": _settings(options)}
+        rest = tag["begin"][len(source["triggers"][number]) :]
+        rules.append(f"json{i}: %json {json.dumps(schema)}")
+        pieces.append(f"head{number} {_quoted(rest)} json{i} {_quoted(tag['end'])}")
+    return "\n".join([*rules, f"piece: {' | '.join(pieces)}"])
 
 
 def _quoted(text: str) -> str:

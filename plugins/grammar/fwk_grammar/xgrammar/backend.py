@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,11 @@ class XGrammarBackend(GrammarBackend):
     def compile(self, request: GrammarRequest) -> Grammar:
         try:
             compiled = self._compiled(request)
-            is_json = request.kind in ("json_object", "json_schema", "tagged")
+            is_json = request.kind in ("json_object", "json_schema", "tagged", "structural_tag")
             allowed = self._printable if is_json else np.full(self._num_words, -1, np.int32)
-            grammar = XGrammarGrammar(xgrammar.GrammarMatcher(compiled), allowed, frozenset(self._end_ids))
+            grammar = XGrammarGrammar(
+                xgrammar.GrammarMatcher(compiled), allowed, frozenset(self._end_ids), self.context.tokens_of
+            )
             if not grammar.allows_text():
                 raise InvalidRequest("the grammar allows no output but the empty one")
         except (RuntimeError, ValueError, TypeError) as error:
@@ -100,6 +103,11 @@ class XGrammarBackend(GrammarBackend):
             tagged = read_json(source)
             tagged["tags"] = [{**tag, "schema": self._checked(tag["schema"])} for tag in tagged["tags"]]
             return compiler.compile_structural_tag(json.dumps(_structural_tag(tagged)))
+        if request.kind == "structural_tag":
+            structural = read_json(source)
+            tags = [_tag(tag | {"schema": self._checked(tag["schema"])}) for tag in structural["structures"]]
+            form = {"type": "triggered_tags", "triggers": structural["triggers"], "tags": tags}
+            return compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": form}))
         return compiler.compile_grammar(source)
 
     def _checked(self, schema: dict[str, Any]) -> dict[str, Any]:
@@ -121,20 +129,11 @@ def _without_control_characters(pieces: list[bytes], num_words: int) -> np.ndarr
 
 def _structural_tag(source: dict[str, Any]) -> dict[str, Any]:
     """Pieces of JSON between fixed texts, as XGrammar's structural tag."""
-    tags = [
-        {
-            "type": "tag",
-            "begin": tag["begin"],
-            "content": {"type": "json_schema", "json_schema": tag["schema"]},
-            "end": tag["end"],
-        }
-        for tag in source["tags"]
-    ]
     return {
         "type": "structural_tag",
         "format": {
             "type": "tags_with_separator",
-            "tags": tags,
+            "tags": [_tag(tag) for tag in source["tags"]],
             "separator": source["separator"],
             "at_least_one": True,
             "stop_after_first": not source["is_many"],
@@ -142,13 +141,25 @@ def _structural_tag(source: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _tag(tag: dict[str, Any]) -> dict[str, Any]:
+    content = {"type": "json_schema", "json_schema": tag["schema"]}
+    return {"type": "tag", "begin": tag["begin"], "content": content, "end": tag["end"]}
+
+
 class XGrammarGrammar(Grammar):
     """A matcher, and the tokens that may come at all: ``usable`` is [num_words] int32 of bits."""
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, usable: np.ndarray, end_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        matcher: xgrammar.GrammarMatcher,
+        usable: np.ndarray,
+        end_ids: frozenset[int],
+        tokens_of: Callable[[str], list[int]],
+    ) -> None:
         self._matcher = matcher
         self._usable = usable
         self._end_ids = end_ids
+        self._tokens_of = tokens_of
 
     def allows_text(self) -> bool:
         """Whether any token but an end may come first."""
@@ -176,7 +187,11 @@ class XGrammarGrammar(Grammar):
             self._matcher.rollback(num_tokens)
 
     def fork(self) -> XGrammarGrammar:
-        return XGrammarGrammar(self._matcher.fork(), self._usable, self._end_ids)
+        return XGrammarGrammar(self._matcher.fork(), self._usable, self._end_ids, self._tokens_of)
+
+    def forced_tokens(self) -> list[int]:
+        text = "" if self._matcher.is_terminated() else self._matcher.find_jump_forward_string()
+        return self._tokens_of(text) if text else []
 
     @property
     def is_finished(self) -> bool:

@@ -27,6 +27,13 @@ class LogOptions(Options):
     max_log_len: int = option(
         2048, "Characters of a prompt, and of an output, that --log-requests-level 2 writes.", ge=1, le=2**20
     )
+    gc_warning_threshold_secs: float = option(
+        0.0,
+        "Warn of each garbage collection of the server's process, not the engines', that takes as many seconds; "
+        "0: of none.",
+        ge=0,
+        le=3600,
+    )
 
 
 @hookimpl

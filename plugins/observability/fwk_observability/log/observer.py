@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -27,6 +28,9 @@ class LogObserver(Observer):
         self._was_busy = False
         self._num_requests = self._num_prompt_tokens = self._num_output_tokens = 0
         self._stopped = threading.Event()
+        self._collection_started = 0.0
+        if self._options.gc_warning_threshold_secs:
+            gc.callbacks.append(self._collection)
         if self._options.log_stats_interval:
             threading.Thread(target=self._run, name="fwk-log-stats", daemon=True).start()
 
@@ -51,8 +55,24 @@ class LogObserver(Observer):
             log.info("%s", found, extra={"fields": {"event": "statistics", **found.fields()}})
         self._was_busy = is_busy
 
+    def _collection(self, phase: str, info: dict[str, int]) -> None:
+        """Called by Python around each garbage collection; collections do not overlap."""
+        if phase == "start":
+            self._collection_started = time.monotonic()
+            return
+        seconds = time.monotonic() - self._collection_started
+        if self._collection_started and seconds >= self._options.gc_warning_threshold_secs:
+            found = {"generation": info["generation"], "collected": info["collected"], "seconds": round(seconds, 3)}
+            log.warning(
+                "a garbage collection of generation %(generation)d took %(seconds)s s and freed %(collected)d objects",
+                found,
+                extra={"fields": {"event": "garbage_collection", **found}},
+            )
+
     def close(self) -> None:
         self._stopped.set()
+        if self._options.gc_warning_threshold_secs:
+            gc.callbacks.remove(self._collection)
         found = {
             "requests": self._num_requests,
             "prompt_tokens": self._num_prompt_tokens,

@@ -15,12 +15,11 @@ from starlette.responses import Response
 from fwk.interfaces.observer import Observer, ObserverContext, RequestRecord
 from fwk.types import EngineStats
 from fwk_observability.prometheus import PrometheusOptions
+from fwk_observability.prometheus.push import Push
 from fwk_observability.prometheus.values import Growing, Histogram
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-
-_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 1_000_000)
 
 _LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _LAG_PERIOD = 0.1
@@ -35,6 +34,7 @@ _COUNTERS = {
     "generation_tokens": ("fwk:generation_tokens", "Tokens generated."),
     "draft_tokens": ("fwk:num_draft_tokens", "Tokens drafted by the speculative decoder and verified."),
     "accepted_draft_tokens": ("fwk:num_accepted_draft_tokens", "Drafted tokens that the model accepted."),
+    "verifications": ("fwk:num_drafts", "Steps of sequences that had drafts to verify."),
     "preemptions": ("fwk:num_preemptions", "Sequences that gave their blocks up and began again."),
     "steps": ("fwk:engine_steps", "Steps of the engine loop."),
     "dropped_messages": (
@@ -55,15 +55,25 @@ class PrometheusObserver(Observer):
         self._first_token = Histogram(options.bucket_time_to_first_token)
         self._between_tokens = Histogram(options.bucket_inter_token_latency)
         self._latency = Histogram(options.bucket_e2e_request_latency)
-        self._prompt_len = Histogram(_TOKENS)
-        self._output_len = Histogram(_TOKENS)
+        self._prompt_len = Histogram(options.prompt_tokens_buckets)
+        self._output_len = Histogram(options.generation_tokens_buckets)
         self._finished: dict[str, int] = dict.fromkeys((*_REASONS, "other"), 0)
         self._engine = {name: Growing() for name in _COUNTERS}
+        self._by_position: list[Growing] = []
         self._stats = EngineStats()
         self._lag = Histogram(_LAG)
         context.lifecycle.background(self._follow_loop)
+        # The models of a server are one page, with one family of each name.
+        self._collector = context.shared.setdefault("collector", _Collector())
+        self._collector.observers.append(self)
         self._registry = CollectorRegistry()
-        self._registry.register(_Collector(self))
+        self._registry.register(self._collector)
+        self._push = Push(self._registry, options) if options.metric_gateway else None
+
+    def close(self) -> None:
+        if self._push is not None:
+            self._push.close()
+        self._collector.observers.remove(self)
 
     def routes(self, app: FastAPI) -> None:
         # Written in a thread: a long page holds up no stream. Always the plain format, which every scraper takes: the
@@ -106,6 +116,10 @@ class PrometheusObserver(Observer):
         self._stats = stats
         for name, counter in self._engine.items():
             counter.reading(getattr(stats, name))
+        by_position = stats.accepted_by_position
+        self._by_position += [Growing() for _ in by_position[len(self._by_position) :]]
+        for position, counter in enumerate(self._by_position):
+            counter.reading(by_position[position] if position < len(by_position) else 0)
 
     def collect(self) -> Iterable[Metric]:
         """Everything as it stands now."""
@@ -122,6 +136,14 @@ class PrometheusObserver(Observer):
             yield gauge
         for field, (name, meaning) in _COUNTERS.items():
             yield self._counter(name, meaning, self._engine[field].total)
+        accepted = CounterMetricFamily(
+            "fwk:num_accepted_tokens_per_pos",
+            "Accepted drafts by their place among a step's; divided by fwk:num_drafts_total, the rate of acceptance.",
+            labels=["model_name", "position"],
+        )
+        for position, counter in enumerate(self._by_position):
+            accepted.add_metric([*model, str(position)], counter.total)
+        yield accepted
         looked_up = self._engine["prompt_tokens"].total
         yield self._counter("fwk:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", looked_up)
         finished = CounterMetricFamily(
@@ -149,7 +171,17 @@ class PrometheusObserver(Observer):
 
 
 class _Collector:
-    """What a registry calls; the observer's ``collect`` under the name the library wants."""
+    """What a registry calls: the metrics of the observers of all models."""
 
-    def __init__(self, observer: PrometheusObserver) -> None:
-        self.collect = observer.collect
+    def __init__(self) -> None:
+        self.observers: list[PrometheusObserver] = []
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for observer in list(self.observers):
+            for metric in observer.collect():
+                if metric.name in families:
+                    families[metric.name].samples.extend(metric.samples)
+                else:
+                    families[metric.name] = metric
+        return families.values()

@@ -50,3 +50,8 @@ def require_token(logits: Tensor, rows: Sequence[int], view: LogitsView, cause: 
             f"no token is allowed: {cause}, together with the limits applied before it, rules out the whole vocabulary",
             is_refusal=True,
         )
+
+
+def to_device(values: np.ndarray, device: torch.device) -> Tensor:
+    """A copy that the host does not wait for, where the device is another; on a CPU the same memory."""
+    return torch.from_numpy(values).to(device, non_blocking=True)

@@ -30,6 +30,13 @@ struct Sample {
     int64_t* tokens;           // [num_rows]
 };
 
+struct Mask {
+    void* logits;  // [num_rows, vocab_size]; stride numbers from row to row
+    int64_t stride, vocab_size, num_masks;
+    const int64_t* rows;    // [num_masks]
+    const uint32_t* masks;  // [num_masks, ceil(vocab_size / 32)]: a set bit is allowed
+};
+
 }  // extern "C"
 
 namespace {
@@ -305,10 +312,36 @@ void sample(const Sample& a, fwk::PoolThread& m) {
     });
 }
 
+constexpr int64_t TOKENS = 8192;  // of a row that a thread masks at a time
+
+template <class T>
+void mask_span(T* logits, const uint32_t* masks, int64_t n, T minus_inf) {
+    for (int64_t i = 0; i < n; i += 32) {
+        const uint32_t word = masks[i / 32];
+        if (word == ~0u) continue;
+        if (n - i >= 32)
+            for (int j = 0; j < 32; j++) logits[i + j] = word >> j & 1 ? logits[i + j] : minus_inf;
+        else
+            for (int64_t j = 0; j < n - i; j++) logits[i + j] = word >> j & 1 ? logits[i + j] : minus_inf;
+    }
+}
+
+template <class T>
+void mask(const Mask& a, fwk::PoolThread& m, T minus_inf) {
+    const int64_t spans = (a.vocab_size + TOKENS - 1) / TOKENS, words = (a.vocab_size + 31) / 32;
+    m.parallel_for(a.num_masks * spans, [&](int64_t i) {
+        const int64_t row = i / spans, start = i % spans * TOKENS;
+        mask_span((T*)a.logits + a.rows[row] * a.stride + start, a.masks + row * words + start / 32,
+                  std::min(TOKENS, a.vocab_size - start), minus_inf);
+    });
+}
+
 }  // namespace
 
 extern "C" {
 
+void mask_float32(const void* args, fwk::PoolThread& m) { mask<float>(*(const Mask*)args, m, MINUS_INF); }
+void mask_bfloat16(const void* args, fwk::PoolThread& m) { mask<uint16_t>(*(const Mask*)args, m, 0xFF80); }
 void sample_float32(const void* args, fwk::PoolThread& m) { sample<float>(*(const Sample*)args, m); }
 void sample_bfloat16(const void* args, fwk::PoolThread& m) { sample<uint16_t>(*(const Sample*)args, m); }
 

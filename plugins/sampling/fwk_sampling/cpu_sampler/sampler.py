@@ -51,6 +51,15 @@ class SampleStruct(ctypes.Structure):
     ]
 
 
+class MaskStruct(ctypes.Structure):
+    _fields_ = [
+        ("logits", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("stride", "vocab_size", "num_masks")),
+        ("rows", ctypes.c_void_p),
+        ("masks", ctypes.c_void_p),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class _Greedy:
     """The latest call for the most likely tokens of a tensor of logits."""
@@ -69,10 +78,9 @@ class CpuSampler(Sampler):
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)
         library = native.load(SOURCE)
-        self._operators = {
-            dtype: operator(library, f"sample_{name}")
-            for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16"))
-        }
+        names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+        self._operators = {dtype: operator(library, f"sample_{name}") for dtype, name in names.items()}
+        self._masks = {dtype: operator(library, f"mask_{name}") for dtype, name in names.items()}
         self._settings = np.zeros(context.num_slots, SETTINGS)
         self._greedy: _Greedy | None = None
 
@@ -96,6 +104,14 @@ class CpuSampler(Sampler):
         tokens = torch.empty(len(logits), dtype=torch.int64)
         self._run(logits, self._call(logits, settings.ctypes.data, tokens))
         return tokens
+
+    def mask(self, logits: Tensor, rows: np.ndarray, masks: np.ndarray) -> None:
+        if logits.dtype not in self._masks or logits.stride(1) != 1:
+            super().mask(logits, rows, masks)
+            return
+        size = logits.shape[1]
+        call = MaskStruct(logits.data_ptr(), logits.stride(0), size, len(rows), rows.ctypes.data, masks.ctypes.data)
+        self.context.threads.run(self._masks[logits.dtype], call, is_small=len(rows) * size <= MAX_FEW_LOGITS)
 
     def _most_likely(self, logits: Tensor) -> Tensor:
         """Of every row. Steps that are replayed come with the same logits: then all is there from the step before."""

@@ -14,6 +14,8 @@ from fwk_sampling._common.rows import asked_rows, entries, forbid, require_token
 class LogitBias(LogitsProcessor):
     """Adds the request's bias (OpenAI's ``logit_bias``): -100 all but forbids a token, it does not mask it."""
 
+    reads_history = False
+
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)
         self._bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # slot -> ids [n] int64, values [n] float32
@@ -42,6 +44,8 @@ class MinTokens(LogitsProcessor):
     Those are ``stop_token_ids`` and, unless ``ignore_eos`` says that they end nothing, the model's own.
     """
 
+    reads_history = False
+
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)
         self._settings: dict[int, tuple[int, np.ndarray]] = {}  # slot -> min_tokens, ids [n] int64
@@ -68,6 +72,8 @@ class MinTokens(LogitsProcessor):
 
 class AllowedTokenIds(LogitsProcessor):
     """Forbids every token but the listed ones. Comes after the other masks, to see whether any of them is left."""
+
+    reads_history = False
 
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)

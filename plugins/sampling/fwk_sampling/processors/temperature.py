@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
-from fwk_sampling._common.rows import asked_rows
+from fwk_sampling._common.rows import asked_rows, to_device
 
 _LOWEST = 1e-5
 """Below it the most likely token always wins anyway, and the division could overflow."""
@@ -16,6 +15,8 @@ _LOWEST = 1e-5
 
 class Temperature(LogitsProcessor):
     """Divides the logits by ``temperature``; greedy rows (temperature 0) are left alone."""
+
+    reads_history = False
 
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)
@@ -39,4 +40,4 @@ class Temperature(LogitsProcessor):
         divisors = np.ones((len(logits), 1), np.float32)  # dividing by 1 changes nothing
         for row, temperature in asked:
             divisors[row] = temperature
-        return logits.div_(torch.from_numpy(divisors).to(logits.device))
+        return logits.div_(to_device(divisors, logits.device))

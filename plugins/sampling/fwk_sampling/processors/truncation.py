@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
-from fwk_sampling._common.rows import asked_rows
+from fwk_sampling._common.rows import asked_rows, to_device
 from fwk_sampling.processors.cutoff import Cutoff
 
 
@@ -38,6 +38,8 @@ class Truncation(LogitsProcessor):
     Each limit is a cutoff on the logits and the highest one decides. A row that holds NaN or +inf is left as it is:
     the sampler refuses it.
     """
+
+    reads_history = False
 
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)
@@ -73,11 +75,11 @@ def truncate_batch(logits: Tensor, rows: list[int], limits: list[Limits]) -> Ten
 
     logits: [num_rows, vocab_size] float32, edited in place in ``rows`` only.
     """
-    index = torch.tensor(rows, device=logits.device)
+    index = to_device(np.array(rows, np.int64), logits.device)
     asked = logits[index]
-    k = asked.new_tensor([[limit.top_k or asked.shape[1]] for limit in limits], dtype=torch.int64)
-    p = asked.new_tensor([[limit.top_p] for limit in limits], dtype=torch.float64)
-    min_logits = asked.new_tensor([[limit.min_logit] for limit in limits])
+    k = to_device(np.array([[limit.top_k or asked.shape[1]] for limit in limits], np.int64), logits.device)
+    p = to_device(np.array([[limit.top_p] for limit in limits], np.float64), logits.device)
+    min_logits = to_device(np.array([[limit.min_logit] for limit in limits], np.float32), logits.device)
     ordered = asked.sort(dim=1, descending=True).values
     lowest = ordered.gather(1, k - 1)
     mass = (ordered.double() - ordered[:, :1]).exp().masked_fill_(ordered < lowest, 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fwk import SamplerSpec, hookimpl
+from fwk import Needs, SamplerSpec, hookimpl
 
 
 @hookimpl
@@ -11,6 +11,7 @@ def samplers() -> list[SamplerSpec]:
         SamplerSpec(
             name="torch",
             load="fwk_sampling.torch_sampler.sampler:TorchSampler",
+            needs=Needs(dtypes=("float64",)),
             rank=10,
             summary="Inverse CDF with one uniform number per token, made from seed and position.",
         )

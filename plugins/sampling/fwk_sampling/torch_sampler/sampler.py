@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
+from fwk_sampling._common.rows import to_device
 from fwk_sampling._common.uniform import uniform
 
 _NUM_CLASSES = 512
@@ -86,11 +87,11 @@ def sample_batch(logits: Tensor, rows: SamplingRows) -> Tensor:
     logits = logits.float()
     top, picked = logits.max(dim=1, keepdim=True)
     if not rows.all_greedy:
-        draws = torch.from_numpy(uniform(rows.seeds, rows.positions)).to(logits.device).unsqueeze(1)
+        draws = to_device(uniform(rows.seeds, rows.positions), logits.device).unsqueeze(1)
         cdf = (logits - top).exp_().double().mul_(2.0**40).nan_to_num_(0.0).long().cumsum_(1)
         total = cdf[:, -1:]
         target = torch.minimum((draws * total).long(), total - 1)
         drawn = torch.searchsorted(cdf, target, right=True)
-        is_greedy = torch.from_numpy(rows.is_greedy).to(logits.device).unsqueeze(1)
+        is_greedy = to_device(rows.is_greedy, logits.device).unsqueeze(1)
         picked = torch.where(is_greedy, picked, drawn)
     return torch.where(top.isfinite(), picked, -1).squeeze(1)

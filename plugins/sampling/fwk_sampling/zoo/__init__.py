@@ -1,11 +1,9 @@
-"""Samplers that single servers made popular: typical-p, top-n-sigma, top-a, XTC, DRY, dynamic temperature, watermark.
+"""Samplers that single servers made popular: typical-p, top-n-sigma, top-a, XTC, DRY, dynamic temperature, watermark,
+mirostat.
 
 All edit logits before temperature and top-k, top-p and min-p, in the order of llama.cpp's default chain: watermark,
-DRY, dynamic temperature, top-n-sigma, typical-p, top-a, XTC. Truncating ones leave greedy requests alone, as the most
-probable token stays either way; XTC would remove it, and leaves them alone too.
-
-Mirostat is not here: its state depends on every token that was picked, so a sequence that was pre-empted, or whose
-drafts were rejected, would continue differently.
+DRY, dynamic temperature, top-n-sigma, typical-p, top-a, XTC, mirostat. Truncating ones leave greedy requests alone, as
+the most probable token stays either way; XTC would remove it, and leaves them alone too.
 """
 
 from __future__ import annotations
@@ -76,6 +74,14 @@ class DynamicTemperatureParams(BaseModel):
     dynatemp_exponent: float = Field(1.0, gt=0, le=100, description="Exponent of the entropy's share.")
 
 
+class MirostatParams(BaseModel):
+    """``mirostat*`` of llama.cpp and Ollama."""
+
+    mirostat: int = Field(0, ge=0, le=2, description="Version of mirostat; 0 is off.")
+    mirostat_tau: float = Field(5.0, gt=0, le=100, description="Surprise in bits that mirostat steers to.")
+    mirostat_eta: float = Field(0.1, ge=0, le=1, description="How fast mirostat follows.")
+
+
 class WatermarkParams(BaseModel):
     """``watermark`` of TGI."""
 
@@ -135,5 +141,12 @@ def logits_processors() -> list[LogitsProcessorSpec]:
             order=280,
             params=XtcParams,
             summary="Now and then excludes all probable tokens but the least probable of them.",
+        ),
+        LogitsProcessorSpec(
+            name="mirostat",
+            load="fwk_sampling.zoo.mirostat:Mirostat",
+            order=290,
+            params=MirostatParams,
+            summary="Steers truncation to a surprise asked for (Basu et al. 2021), versions 1 and 2.",
         ),
     ]
