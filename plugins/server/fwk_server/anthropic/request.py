@@ -15,7 +15,8 @@ from fwk_server._common.chat.models import MAX_NAME
 from fwk_server._common.fields import CONTEXT, STOP_STRINGS, RequestFields, bounded, ranged
 
 _SAME = {name: name for name in ("model", "max_tokens", "temperature", "top_k", "top_p")} | {"stop_sequences": "stop"}
-_REFUSED = ("container", "context_management", "mcp_servers", "inference_geo", "output_config", "output_format")
+_REFUSED = ("container", "mcp_servers", "inference_geo")
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 _Objects = Annotated[list[dict[str, Any]], bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
@@ -32,6 +33,9 @@ class CountBody(RequestFields):
     tools: _Objects | None = None
     tool_choice: _Object | None = None
     thinking: _Object | None = None
+    output_config: _Object | None = Field(None, description="effort, for the chat template, and format.")
+    output_format: _Object | None = Field(None, description="The older name of output_config.format.")
+    context_management: _Object | None = Field(None, description="Edits that clear nothing.")
 
 
 class MessagesBody(CountBody):
@@ -73,12 +77,49 @@ def prompt_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"thinking.type must be enabled, disabled or adaptive, not {shown(thinking)}", "thinking")
     if thinking is not None:
         fields["chat_template_kwargs"] = dict.fromkeys(("enable_thinking", "thinking"), thinking != "disabled")
+    for name, value in _output(body).items():
+        fields[name] = {**fields.get(name, {}), **value}
+    _check_edits(body.context_management or {})
     budget = (body.thinking or {}).get("budget_tokens")
     if thinking == "enabled" and budget is not None:
         if type(budget) is not int or not 0 < budget < 2**31:
             raise InvalidRequest("thinking.budget_tokens must be a positive integer", "thinking")
         fields["thinking_token_budget"] = budget
     return fields
+
+
+def _output(body: CountBody) -> dict[str, Any]:
+    """The effort and the form of the answer."""
+    config = body.output_config or {}
+    for name in config:
+        if name not in ("effort", "format"):
+            raise InvalidRequest(f"output_config.{name[:64]} is not supported, only effort and format", "output_config")
+    fields: dict[str, Any] = {}
+    effort, form = config.get("effort"), config.get("format") or body.output_format
+    if effort is not None:
+        if effort not in _EFFORTS:
+            raise InvalidRequest(f"output_config.effort must be one of {', '.join(_EFFORTS)}", "output_config")
+        fields["chat_template_kwargs"] = {"reasoning_effort": effort}  # says nothing on whether to think
+    if form is not None:
+        where = "output_config.format" if config.get("format") else "output_format"
+        if want(form, dict, "an object", where).get("type") != "json_schema":
+            raise InvalidRequest(f"{where}.type must be json_schema, not {shown(form.get('type'))}", where)
+        schema = want(form.get("schema"), dict, "a JSON schema", f"{where}.schema")
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    return fields
+
+
+def _check_edits(management: Mapping[str, Any]) -> None:
+    """Agents ask for an edit that keeps all thinking; what would leave something out is refused."""
+    for name in management:
+        if name != "edits":
+            raise InvalidRequest(f"context_management.{name[:64]} is not supported", "context_management")
+    for edit in want(management.get("edits") or [], list, "an array", "context_management.edits"):
+        if not isinstance(edit, dict) or edit.get("keep") != "all":
+            raise InvalidRequest(
+                "context_management: nothing is cleared here, so keep must be 'all': send a shorter conversation",
+                "context_management",
+            )
 
 
 def _turn(turn: dict[str, Any], at: str) -> Iterator[dict[str, Any]]:

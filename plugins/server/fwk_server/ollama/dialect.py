@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from fwk import __version__
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import EmbedInput
+from fwk.interfaces.dialect import EmbedInput, Frontend
 from fwk_http.replies import ByteStream
 from fwk_server._common import body
 from fwk_server._common.caller import Caller, caller_of
@@ -132,8 +132,7 @@ class OllamaDialect(ChatDialect):
         for text in texts:
             frontend.text.check_fits(text, frontend.card.max_prompt_len, "input")
         items = [EmbedInput(await frontend.run_blocking(frontend.text.encode, text)) for text in texts]
-        for item in items:
-            frontend.check_embed(item)
+        items = [frontend.check_embed(item) for item in items]
         found = await frontend.embed(items)
         vectors = [struct.unpack(f"<{len(vector) // 4}f", vector) for vector in found]
         return vectors, sum(len(item.token_ids) for item in items)
@@ -143,14 +142,15 @@ class OllamaDialect(ChatDialect):
         return json_response({"version": __version__})
 
     async def tags(self, request: Request) -> Response:
-        """The served model."""
-        return json_response({"models": [self._listed()]})
+        """The served models."""
+        return json_response({"models": [_listed(peer) for peer in self.frontend.peers]})
 
     async def ps(self, request: Request) -> Response:
-        """The same: the served model is always loaded."""
-        forever = datetime(9999, 1, 1, tzinfo=UTC).isoformat()
-        entry = {**self._listed(), "expires_at": forever, "size_vram": 0}
-        return json_response({"models": [entry | {"context_length": self.frontend.card.max_model_len}]})
+        """Those of them that are loaded."""
+        more = {"expires_at": datetime(9999, 1, 1, tzinfo=UTC).isoformat(), "size_vram": 0}
+        loaded = [peer for peer in self.frontend.peers if peer.is_loaded]
+        models = [{**_listed(peer), **more, "context_length": peer.card.max_model_len} for peer in loaded]
+        return json_response({"models": models})
 
     async def show(self, request: Request) -> Response:
         """What the served model is and can do."""
@@ -171,10 +171,11 @@ class OllamaDialect(ChatDialect):
             }
         )
 
-    def _listed(self) -> dict[str, Any]:
-        card = self.frontend.card
-        entry = {"name": card.name, "model": card.name, "modified_at": _when(card.created), "size": 0, "digest": ""}
-        return entry | {"details": _details()}
+
+def _listed(frontend: Frontend) -> dict[str, Any]:
+    card = frontend.card
+    entry = {"name": card.name, "model": card.name, "modified_at": _when(card.created), "size": 0, "digest": ""}
+    return entry | {"details": _details()}
 
 
 class _Writer:

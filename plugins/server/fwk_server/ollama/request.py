@@ -13,11 +13,11 @@ from fwk_server._common.body import shown, want
 from fwk_server._common.fields import CONTEXT, RequestFields, bounded
 
 _SAME = (
-    *("temperature", "top_k", "top_p", "min_p", "typical_p", "tfs_z", "seed", "stop", "mirostat"),
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "tfs_z", "seed", "stop"),
+    *("mirostat", "mirostat_tau", "mirostat_eta"),
     *("presence_penalty", "frequency_penalty", "repeat_penalty", "repeat_last_n"),
 )
 _OPTIONS = {"num_predict": "max_tokens", **{name: name for name in _SAME}}
-_IGNORED = frozenset({"mirostat_tau", "mirostat_eta"})  # they say nothing while mirostat is off
 
 MAX_DURATION = 32
 
@@ -123,7 +123,7 @@ def _options(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
         if name == "num_ctx":
             if want(value, int, "an integer", "options.num_ctx") > card.max_model_len:
                 raise InvalidRequest(f"options.num_ctx: this server's context is {card.max_model_len}", "options")
-        elif name not in _OPTIONS and name not in _IGNORED:
+        elif name not in _OPTIONS:
             raise InvalidRequest(f"options.{name[:128]} is not supported: the server's operator decides it", "options")
         elif name in _OPTIONS and value is not None and not (name == "num_predict" and value in (-1, -2)):
             fields[_OPTIONS[name]] = value

@@ -29,9 +29,11 @@ class UnknownAdapter(HTTPException):
 
 
 def list_models(frontend: Frontend) -> dict[str, Any]:
-    """The served model, then its adapters."""
-    adapters = [_body(adapter, frontend) for adapter in frontend.adapters.values()]
-    return {"object": "list", "data": [*model_bodies(frontend), *adapters]}
+    """Each served model, then its adapters."""
+    data: list[dict[str, Any]] = []
+    for peer in frontend.peers:
+        data += [*model_bodies(peer), *(_body(adapter, peer) for adapter in peer.adapters.values())]
+    return {"object": "list", "data": data}
 
 
 def retrieve_model(name: str, frontend: Frontend) -> dict[str, Any]:

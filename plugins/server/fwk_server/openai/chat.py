@@ -14,13 +14,15 @@ from fwk.interfaces.dialect import Frontend, OutputDelta
 from fwk_server._common.chat.answers import Answer
 from fwk_server._common.chat.call import ChatCall
 from fwk_server._common.chat.outputs import Choice, Usage, collect, run
+from fwk_server._common.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from fwk_server._common.replies import event
-from fwk_server.openai.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 
 
 def _frame(call: ChatCall, frontend: Frontend, kind: str) -> dict[str, Any]:
     model = call.body.model or frontend.card.name
-    return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+    frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+    tier = call.body.service_tier
+    return frame if tier is None else frame | {"service_tier": "default" if tier == "auto" else tier}
 
 
 async def complete(call: ChatCall, frontend: Frontend, tokens: TokenTexts) -> dict[str, Any]:

@@ -1,137 +1,22 @@
-"""``POST /v1/completions``."""
+"""``POST /v1/completions``: its replies."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import orjson
 
-from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
-from fwk.types import SamplingParams, TokenLogprobs
-from fwk_server._common.body import processor_extra, validate
-from fwk_server._common.caller import Caller
-from fwk_server._common.chat.constraints import read_constraint
-from fwk_server._common.chat.models import CompletionRequest
-from fwk_server._common.chat.other_names import in_our_names, refuse_unsupported
+from fwk.interfaces.dialect import Frontend, OutputDelta
+from fwk.types import TokenLogprobs
 from fwk_server._common.chat.outputs import Choice, Usage, collect, run
-from fwk_server._common.chat.sampling import (
-    check_choices,
-    check_generate,
-    check_scores,
-    checked,
-    label_of,
-    sampling_params,
-    truncated,
-)
-from fwk_server._common.chat.served import adapter_of
-from fwk_server._common.inputs import read_prompts
+from fwk_server._common.completion import CompletionCall
+from fwk_server._common.logprobs import LegacyLogprobs, TokenTexts, joined, prompt_logprobs
 from fwk_server._common.replies import event
-from fwk_server.openai.logprobs import LegacyLogprobs, TokenTexts, joined, prompt_logprobs
-
-DEFAULT_MAX_TOKENS = 16
-MAX_CHOICES = 4_096
-
-
-@dataclass(slots=True)
-class CompletionCall:
-    """A completions request, ready to run: one input per prompt."""
-
-    body: CompletionRequest
-    items: list[GenerateInput]
-    echoes: list[str]  # per prompt, what its choices start with
-    constraint: str  # the field that asked for a grammar
-
-    @property
-    def n(self) -> int:
-        return self.body.n or 1
-
-    @property
-    def is_prompt_only(self) -> bool:
-        """``max_tokens: 0`` with ``echo`` scores the prompt. The engine makes one token, which is not shown."""
-        return self.body.max_tokens == 0
-
-    @property
-    def skips_special(self) -> bool:
-        return self.items[0].sampling.skip_special_tokens
-
-
-def read(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> CompletionCall:
-    """A call that has been read and checked, its grammar compiled."""
-    return check(prepare(raw, frontend, caller), frontend)
-
-
-def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> CompletionCall:
-    """Read and tokenise. Runs off the event loop when there is much of it."""
-    raw = in_our_names(raw, frontend.processor_params)
-    body = validate(CompletionRequest, raw)
-    adapter = adapter_of(body.model, frontend, body.lora_path)
-    frontend.card.check_task("generate")
-    refuse_unsupported(raw, reads=("lora_path", "truncate_prompt_tokens"))
-    constraint = read_constraint(raw, frontend.grammar_kinds)
-    check_generate(body)
-    if body.max_tokens == 0 and not body.echo:
-        raise InvalidRequest("max_tokens may be 0 only with echo, to score a prompt", "max_tokens")
-    sampling = _sampling(body, raw, frontend)
-    if constraint is not None:
-        sampling = msgspec.structs.replace(sampling, grammar=constraint[0])
-    prompts = read_prompts(body.prompt, body.add_special_tokens is not False, frontend)
-    for prompt in prompts:
-        prompt.token_ids = truncated(body, frontend.card, prompt.token_ids)
-    check_choices(body.n or 1, prompts, MAX_CHOICES)
-    check_scores(sampling.prompt_logprobs, (body.n or 1) * sum(len(prompt.token_ids) for prompt in prompts))
-    items = [
-        GenerateInput(
-            prompt_token_ids=prompt.token_ids,
-            sampling=_fitted(sampling, body, frontend.card.max_model_len - len(prompt.token_ids)),
-            n=body.n or 1,
-            priority=body.urgency(caller),
-            service=body.service(caller),
-            cache_salt=body.cache_salt or "",
-            adapter=adapter,
-            label=label_of(body, caller),
-            trace=caller.trace,
-        )
-        for prompt in prompts
-    ]
-    echoes = [prompt.as_text(frontend.text, sampling.skip_special_tokens) if body.echo else "" for prompt in prompts]
-    return CompletionCall(body, items, echoes, constraint[1] if constraint is not None else "grammar")
-
-
-def _sampling(body: CompletionRequest, raw: Mapping[str, Any], frontend: Frontend) -> SamplingParams:
-    scored = body.prompt_logprobs
-    if body.echo and body.logprobs is not None:
-        scored = max(body.logprobs, scored or 0)
-    return sampling_params(
-        body,
-        frontend.default_sampling,
-        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1,
-        logprobs=body.logprobs,
-        prompt_logprobs=scored,
-        extra=processor_extra(frontend.processor_params, raw) or None,
-    )
-
-
-def _fitted(sampling: SamplingParams, body: CompletionRequest, room: int) -> SamplingParams:
-    """A default is no wish: it shrinks to what fits behind a long prompt."""
-    if body.max_tokens is not None or room >= DEFAULT_MAX_TOKENS:
-        return sampling
-    return msgspec.structs.replace(sampling, max_tokens=max(room, 1))
-
-
-def check(call: CompletionCall, frontend: Frontend) -> CompletionCall:
-    """Have the frontend complete the inputs: all are checked before the first one runs."""
-    for i, item in enumerate(call.items):
-        name = "prompt" if len(call.items) == 1 else f"prompt[{i}]"
-        call.items[i] = checked(frontend, item, {"prompt": name, "prompt_token_ids": name, "grammar": call.constraint})
-    return call
 
 
 def _frame(call: CompletionCall, frontend: Frontend) -> dict[str, Any]:

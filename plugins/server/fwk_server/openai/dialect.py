@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.interfaces.lifecycle import Stage
-from fwk_server._common import body
+from fwk_server._common import body, completion
 from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat import call as chat_call
 from fwk_server._common.chat import constraints
@@ -26,7 +26,9 @@ from fwk_server._common.chat.models import (
     UnloadAdapterRequest,
 )
 from fwk_server._common.chat.other_names import refuse_unknown
+from fwk_server._common.chat.served import anthropic_body
 from fwk_server._common.documented import EVENTS, Reply, documented
+from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.replies import Endpoint, EventStream, closed_on_disconnect, json_response, reply, unless_gone
 from fwk_server.openai import OpenAIOptions, adapters, chat, completions, embeddings, tokens
 from fwk_server.openai.batch_routes import BatchRoutes
@@ -43,13 +45,15 @@ from fwk_server.openai.bodies import (
     TokenizeBody,
 )
 from fwk_server.openai.files import FileStore
-from fwk_server.openai.logprobs import TokenTexts
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 Prepare = Callable[..., Any]
 """From a body's fields, the frontend and whoever calls, to what a route needs."""
+
+_ANTHROPIC = "anthropic-version"
+"""The header that Anthropic's clients send."""
 
 SMALL_BODY = 2_048
 """Bodies up to this many bytes are parsed, rendered and tokenised on the event loop: a hand-over costs more."""
@@ -58,13 +62,13 @@ SLOW_WORDS = (b"chat_template_kwargs", b"\\u", *constraints.WORDS)
 """Unless they hold one of these: a template may then do more, or a grammar has to be compiled."""
 
 
-MODELS: dict[Prepare, type[BaseModel]] = {chat_call.read: ChatRequest, completions.read: CompletionRequest}
+MODELS: dict[Prepare, type[BaseModel]] = {chat_call.read: ChatRequest, completion.read: CompletionRequest}
 """Whose fields ``--strict-requests`` wants to be all there are."""
 
 
 _BATCHED: dict[str, Prepare] = {
     "/v1/chat/completions": chat_call.read,
-    "/v1/completions": completions.read,
+    "/v1/completions": completion.read,
     "/v1/embeddings": embeddings.prepare,
 }
 
@@ -158,7 +162,7 @@ class OpenAIDialect(Dialect):
 
     async def create_completion(self, request: Request) -> Response:
         """Go on with one or more prompts."""
-        call = await self._read(request, completions.read)
+        call = await self._read(request, completion.read)
         if call.body.stream:
             return EventStream(completions.events(call, self._frontend, self._tokens), self.error_body)
         return await reply(request, completions.complete(call, self._frontend, self._tokens))
@@ -177,13 +181,19 @@ class OpenAIDialect(Dialect):
         """Turn token ids into text."""
         return json_response(await self._read(request, tokens.detokenize))
 
-    async def list_models(self) -> Response:
-        """List the served model and its LoRA adapters."""
-        return json_response(adapters.list_models(self._frontend))
+    async def list_models(self, request: Request) -> Response:
+        """List the served model and its LoRA adapters; for Anthropic's clients, which ask the same path, as theirs."""
+        listed = adapters.list_models(self._frontend)
+        if _ANTHROPIC in request.headers:
+            models = [anthropic_body(model) for model in listed["data"]]
+            ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]}
+            return json_response({"data": models, "has_more": False, **ends})
+        return json_response(listed)
 
-    async def retrieve_model(self, name: str) -> Response:
+    async def retrieve_model(self, request: Request, name: str) -> Response:
         """Describe the served model or a LoRA adapter."""
-        return json_response(adapters.retrieve_model(name, self._frontend))
+        model = adapters.retrieve_model(name, self._frontend)
+        return json_response(anthropic_body(model) if _ANTHROPIC in request.headers else model)
 
     async def load_lora_adapter(self, request: Request) -> Response:
         """Load a LoRA adapter from the folders of ``--lora-dirs``. For administrators."""

@@ -67,7 +67,7 @@ def check(call: EmbeddingCall, frontend: Frontend) -> None:
     """Have the frontend check every input."""
     for i, item in enumerate(call.items):
         try:
-            frontend.check_embed(item)
+            call.items[i] = frontend.check_embed(item)
         except InvalidRequest as error:
             param = _at(i, call.items) if error.param == "input" else error.param
             message = str(error)

@@ -14,7 +14,7 @@ from fwk_server._common.chat.messages import chat_ids, read_messages
 from fwk_server._common.chat.models import MAX_DETOKENIZED, DetokenizeRequest, TokenizeRequest
 from fwk_server._common.chat.other_names import refuse_unsupported
 from fwk_server._common.chat.served import adapter_of
-from fwk_server.openai.logprobs import TokenTexts
+from fwk_server._common.logprobs import TokenTexts
 
 
 def tokenize(raw: Mapping[str, Any], frontend: Frontend, caller: Caller, *, tokens: TokenTexts) -> dict[str, Any]:
@@ -22,9 +22,11 @@ def tokenize(raw: Mapping[str, Any], frontend: Frontend, caller: Caller, *, toke
     body = validate(TokenizeRequest, raw)
     adapter_of(body.model, frontend)  # adapters share the tokeniser
     refuse_unsupported(raw)
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("either prompt or messages must be given", "prompt")
-    if body.prompt is not None:
+    if [body.prompt, body.messages, body.content].count(None) != 2:
+        raise InvalidRequest("either prompt or messages must be given (or content, as llama.cpp has it)", "prompt")
+    if body.content is not None:
+        ids = frontend.text.encode(body.content, add_special_tokens=bool(body.add_special or body.add_special_tokens))
+    elif body.prompt is not None:
         ids = frontend.text.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
         ids = chat_ids(frontend.text, body, read_messages(body.messages), bool(body.add_special_tokens))
@@ -39,4 +41,5 @@ def detokenize(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> di
     body = validate(DetokenizeRequest, raw)
     adapter_of(body.model, frontend)  # adapters share the tokeniser
     check_token_ids(body.tokens, frontend.card.vocab_size, "tokens", MAX_DETOKENIZED)
-    return {"prompt": frontend.text.decode(body.tokens, skip_special_tokens=False)}
+    text = frontend.text.decode(body.tokens, skip_special_tokens=False)
+    return {"prompt": text, "content": text}  # vLLM's name and llama.cpp's

@@ -5,8 +5,8 @@ A response is kept in memory, and for the key alone that asked for it, until new
 restart nothing is left. ``store`` false keeps nothing. Thinking comes as reasoning items whose ``content`` is in the
 clear, so there is nothing encrypted, and clients that keep the items themselves send them back as they came.
 
-Tools are functions; tools that OpenAI's service runs itself, images, files, prompts kept on a server, conversations,
-log-probabilities and ``truncation: auto`` are refused by name, and so is every field that is not known. A stream cannot
+Tools are functions; tools that OpenAI's service runs itself, images, files, prompts kept on a server, conversations
+and ``truncation: auto`` are refused by name, and so is every field that is not known. A stream cannot
 be in the background, or begun again later.
 """
 

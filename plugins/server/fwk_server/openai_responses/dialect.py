@@ -21,6 +21,7 @@ from fwk_server._common.body import shown
 from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.dialect import ChatDialect, Running, told
 from fwk_server._common.documented import EVENTS, Reply
+from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
 from fwk_server.openai_responses.items import read_items
@@ -100,6 +101,7 @@ class ResponsesDialect(ChatDialect):
         self._store = ResponseStore(options.responses_store_bytes if options else 64 * 2**20)
         self._max_background = options.max_background_responses if options else 64
         self._background: dict[Key, _Job] = {}
+        self._tokens = TokenTexts(context.frontend.text)
         context.lifecycle.on(Stage.CLOSE, self._close)
 
     def routes(self, app: FastAPI) -> None:
@@ -134,7 +136,7 @@ class ResponsesDialect(ChatDialect):
             before = self._store.get((tenant, asked.previous_response_id), "previous_response_id")
             context = [*before["context"], *before["response"]["output"], *inputs]
         running = self.prepared(chat_fields(asked, raw, context), caller)
-        writer = Writer(asked, raw, running, is_stored)
+        writer = Writer(asked, raw, running, is_stored, self._tokens)
         return asked, _Job(writer, running, (tenant, writer.id) if is_stored else None, inputs, context)
 
     def prepared(self, fields: Mapping[str, Any], caller: Caller) -> Running:

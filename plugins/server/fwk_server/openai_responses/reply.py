@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from fwk_server._common.chat.dialect import Running
+from fwk_server._common.logprobs import TokenTexts, chat_logprobs
 from fwk_server.openai_responses.items import new_id
 from fwk_server.openai_responses.request import ResponsesBody
 
@@ -16,8 +17,12 @@ from fwk_server.openai_responses.request import ResponsesBody
 class Writer:
     """Writes one response: its items grow with what the model says, and each change is an event."""
 
-    def __init__(self, body: ResponsesBody, raw: Mapping[str, Any], running: Running, is_stored: bool) -> None:
+    def __init__(
+        self, body: ResponsesBody, raw: Mapping[str, Any], running: Running, is_stored: bool, tokens: TokenTexts
+    ) -> None:
         self._running = running
+        self._tokens = tokens
+        self._num_scores = 0  # told
         self._number = 0  # of the next event
         self._open = ""  # the kind of item that grows: message, reasoning or function_call
         self.output: list[dict[str, Any]] = []
@@ -75,10 +80,19 @@ class Writer:
 
     def _text(self, kind: str, text: str) -> bytes:
         lines = b"" if self._open == kind else self._close() + self._begin(kind)
-        self.output[-1]["content"][0]["text"] += text
+        part = self.output[-1]["content"][0]
+        part["text"] += text
         if kind == "reasoning":
             return lines + self._part("response.reasoning_text.delta", delta=text)
-        return lines + self._part("response.output_text.delta", delta=text, logprobs=[])
+        scores = self._scores()
+        part["logprobs"] += scores
+        return lines + self._part("response.output_text.delta", delta=text, logprobs=scores)
+
+    def _scores(self) -> list[dict[str, Any]]:
+        """The log-probabilities of the answer's newest tokens; empty where none were asked for."""
+        new = self._running.scores[self._num_scores :]
+        self._num_scores += len(new)
+        return chat_logprobs(self._tokens, new, self._running.call.num_top)["content"] if new else []
 
     def _call(self, call: Mapping[str, Any]) -> bytes:
         lines = b""
@@ -121,7 +135,7 @@ class Writer:
         else:
             [part] = item["content"]
             name = "reasoning_text" if kind == "reasoning" else "output_text"
-            more = {} if kind == "reasoning" else {"logprobs": []}
+            more = {} if kind == "reasoning" else {"logprobs": part["logprobs"]}
             lines = self._part(f"response.{name}.done", text=part["text"], **more)
             lines += self._part("response.content_part.done", part=part)
         return lines + self._event("response.output_item.done", output_index=len(self.output) - 1, item=item)
@@ -171,7 +185,7 @@ def _frame(body: ResponsesBody, raw: Mapping[str, Any], running: Running) -> dic
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
         "tool_choice": body.tool_choice or "auto",
         "tools": [{"strict": None, "parameters": None, **tool} for tool in raw.get("tools") or []],
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
         "usage": None,

@@ -47,7 +47,6 @@ _CANNOT = {
     "access_programs": "this server has no such programs",
     "background_options": "responses in the background begin as soon as there is room",
     "prompt_cache_options": "prompts are always cached; leave it out",
-    "top_logprobs": "log-probabilities are in chat completions only",
 }
 """OpenAI's fields that ask for something that is not here."""
 
@@ -57,7 +56,8 @@ _Tools = Annotated[
     list[Any], bounded("array", "", items={"type": "object", "x-limit": CONTEXT}, maxItems=MAX_TOOLS), Field()
 ]
 _Value = Annotated[str, Field(max_length=MAX_VALUE)]
-_KnownInclude = Literal["reasoning.encrypted_content"]
+SCORES = "message.output_text.logprobs"
+_KnownInclude = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
 
 
 class ResponsesBody(RequestFields):
@@ -73,6 +73,9 @@ class ResponsesBody(RequestFields):
     background: bool | None = None
     include: Annotated[list[_KnownInclude], Field(max_length=8)] | None = Field(
         None, description="Reasoning items hold their text in the clear, whether it is asked for or not."
+    )
+    top_logprobs: Annotated[int, ranged("logprobs")] | None = Field(
+        None, description="Also asks for the log-probabilities that include may name."
     )
     max_output_tokens: Annotated[int, ranged("max_tokens", CONTEXT)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
@@ -101,6 +104,10 @@ class ResponsesBody(RequestFields):
     prompt_cache_key: Annotated[str, Field(max_length=MAX_LABEL)] | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
 
+    @property
+    def has_scores(self) -> bool:
+        return bool(self.top_logprobs) or SCORES in (self.include or ())
+
 
 def read(raw: Mapping[str, Any]) -> ResponsesBody:
     """The checked body. Raises ``InvalidRequest`` for a field that cannot be done, or that nobody knows."""
@@ -122,8 +129,10 @@ def read(raw: Mapping[str, Any]) -> ResponsesBody:
 
 def chat_fields(body: ResponsesBody, raw: Mapping[str, Any], context: list[dict[str, Any]]) -> dict[str, Any]:
     """The fields of a chat request over the items of the whole conversation."""
+    scores = {"logprobs": True, "top_logprobs": body.top_logprobs or 0} if body.has_scores else {}
     return {
         "messages": messages_of(body.instructions, context),
+        **scores,
         **renamed(raw, _SAME),
         **_format(body.text or {}),
         **_reasoning(body.reasoning or {}),
@@ -159,8 +168,6 @@ def _reasoning(reasoning: Mapping[str, Any]) -> dict[str, Any]:
     efforts = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
     if effort not in efforts:
         raise InvalidRequest(f"reasoning.effort must be one of {', '.join(efforts)}", "reasoning.effort")
-    if effort == "none":
-        return {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
     return {"reasoning_effort": effort}
 
 

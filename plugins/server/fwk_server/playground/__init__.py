@@ -1,7 +1,7 @@
-"""A page at / to chat with the served model: static files that load nothing from other hosts.
+"""A page at / to chat with the served models, and one at /docs of the API: static files, nothing from other hosts.
 
-It talks to the ``openai`` dialect. The files hold nothing of the server's or of clients', so they need no key; the page
-asks for one where the API does.
+They talk to the ``openai`` dialect. The files hold nothing of the server's or of clients', so they need no key; the
+pages ask for one where the API does.
 """
 
 from fwk import DialectSpec, Options, hookimpl, option
@@ -10,7 +10,11 @@ from fwk import DialectSpec, Options, hookimpl, option
 class PlaygroundOptions(Options):
     """Options of ``dialects.playground``."""
 
-    playground: bool = option(True, "Serve a page at / to chat with the model.", turns={"disable-playground": False})
+    playground: bool = option(
+        True,
+        "Serve a page at / to chat with the model, and one of the API at /docs.",
+        turns={"disable-playground": False},
+    )
 
 
 @hookimpl
@@ -20,6 +24,6 @@ def dialects() -> list[DialectSpec]:
             name="playground",
             load="fwk_server.playground.dialect:PlaygroundDialect",
             options=PlaygroundOptions,
-            summary="A page at / to chat with the model",
+            summary="A page at / to chat with the model, and one of the API at /docs",
         )
     ]

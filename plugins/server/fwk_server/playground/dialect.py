@@ -1,4 +1,4 @@
-"""The routes of the page's files."""
+"""The routes of the pages' files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from fwk_server.playground import PlaygroundOptions
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+PAGE, SCRIPT, STYLE = (f"text/{kind}; charset=utf-8" for kind in ("html", "javascript", "css"))
 FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/playground/app.js": ("app.js", "text/javascript; charset=utf-8"),
-    "/playground/markdown.js": ("markdown.js", "text/javascript; charset=utf-8"),
-    "/playground/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/": ("index.html", PAGE),
+    "/docs": ("docs.html", PAGE),
+    "/playground/api.js": ("api.js", SCRIPT),
+    "/playground/app.js": ("app.js", SCRIPT),
+    "/playground/docs.js": ("docs.js", SCRIPT),
+    "/playground/markdown.js": ("markdown.js", SCRIPT),
+    "/playground/server.js": ("server.js", SCRIPT),
+    "/playground/style.css": ("style.css", STYLE),
 }
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "

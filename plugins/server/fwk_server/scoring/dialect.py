@@ -136,9 +136,8 @@ class PoolingDialect(ChatDialect):
             call = body.validate(kind, body.parse(data))
             check_model(getattr(call, "model", None), self.frontend.card)
             made = make(call, caller)
-            items: Sequence[EmbedInput] = made[-1] if isinstance(made, tuple) else made
-            for item in items:
-                self.frontend.check_embed(item)
+            items: list[EmbedInput] = made[-1] if isinstance(made, tuple) else made
+            items[:] = map(self.frontend.check_embed, items)
             return call, made
 
         return await self.frontend.run_blocking(prepare)

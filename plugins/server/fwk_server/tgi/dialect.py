@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from fwk import __version__
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
-from fwk.interfaces.dialect import Dialect, DialectContext
+from fwk.interfaces.dialect import Dialect, DialectContext, Frontend
 from fwk.types.sampling import MAX_N, MAX_STOP_STRINGS
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
@@ -21,9 +21,11 @@ from fwk_server._common.replies import (
     closed_on_disconnect,
     event,
     json_response,
+    reply,
     unless_disconnected,
     unless_gone,
 )
+from fwk_server.tgi import lightllm, sglang
 from fwk_server.tgi.reply import complete, events
 from fwk_server.tgi.request import Call, GenerateRequest, NotJSON, checked, prepare
 
@@ -63,6 +65,12 @@ class Failure(Reply):
     error_type: str
 
 
+class EitherFailure(Reply):
+    """An error of TGI's, or of SGLang's, which is an object."""
+
+    error: Any
+
+
 class TGIDialect(Dialect):
     """TGI's API over the served model."""
 
@@ -73,9 +81,12 @@ class TGIDialect(Dialect):
     def __init__(self, context: DialectContext) -> None:
         super().__init__(context)
         self._frontend = context.frontend
+        self._is_incremental = context.options is not None and context.options.stream_output
+        self._weight_version = "default" if context.options is None else context.options.weight_version
+        self._is_lightllm = context.options is not None and context.options.generate_api == "lightllm"
 
     def routes(self, app: FastAPI) -> None:
-        self._post(app, "/generate", self.generate, documented(Generated, Failure, more=(422, 424)))
+        self._post(app, "/generate", self.generate, documented(Any, EitherFailure, stream=EVENTS, more=(422, 424)))
         self._post(app, "/generate_stream", self.generate_stream, documented(None, Failure, stream=EVENTS, more=(422,)))
         both = documented(list[Generated], Failure, stream=EVENTS, more=(422, 424))
         self._post(app, "/", self.compat_generate, both)
@@ -101,7 +112,10 @@ class TGIDialect(Dialect):
                 message = f"Request failed during generation: {error}"
                 return json_response(self.error_body(424, message, None, None), 424)
 
-        content = {"application/json": {"schema": self.requests[path].model_json_schema()}}
+        schema = self.requests[path].model_json_schema()
+        if path == "/generate":
+            schema = {"anyOf": [schema, sglang.NativeRequest.model_json_schema()]}
+        content = {"application/json": {"schema": schema}}
         app.add_api_route(
             path,
             closed_on_disconnect(route),
@@ -115,11 +129,40 @@ class TGIDialect(Dialect):
         )
 
     async def generate(self, request: Request) -> Response:
-        """Go on with a text."""
+        """Go on with a text: in TGI's words, or SGLang's."""
+        data = await body.read(request)
+        if b'"inputs"' not in data or b'"input_ids"' in data or b'"text"' in data:
+            native = await unless_gone(request, self._frontend.run_blocking(_native, data, self._frontend, request))
+            if native is not None:
+                return await self._native(request, native)
+        if self._is_lightllm:
+            asked = await self._light(request)
+            return await reply(request, lightllm.complete(asked, self._frontend))
         return await self._reply(request, await self._read(request, stream=False))
+
+    async def _light(self, request: Request) -> lightllm.LightCall:
+        data, caller = await body.read(request), caller_of(request)
+        work = self._frontend.run_blocking(body.apply, lightllm.read, data, self._frontend, caller)
+        return await unless_gone(request, work)
+
+    async def _native(self, request: Request, call: sglang.NativeCall | InvalidRequest) -> Response:
+        """The reply to SGLang's clients, errors in their shape."""
+        if isinstance(call, InvalidRequest):
+            return json_response(_native_error(400, str(call), call.param, None), 400)
+        call.weight_version = self._weight_version
+        if call.body.stream:
+            return EventStream(sglang.events(call, self._frontend, self._is_incremental), _native_error)
+        try:
+            found = await unless_disconnected(request.receive, sglang.complete(call, self._frontend))
+        except RequestFailed as error:
+            return json_response(_native_error(500, str(error), None, None), 500)
+        return Response(status_code=CLIENT_CLOSED) if found is None else json_response(found)
 
     async def generate_stream(self, request: Request) -> Response:
         """Go on with a text, an event for each token."""
+        if self._is_lightllm:
+            asked = await self._light(request)
+            return EventStream(lightllm.events(asked, self._frontend), self.error_body, ending=b"")
         return self._stream(await self._read(request, stream=True))
 
     async def compat_generate(self, request: Request) -> Response:
@@ -162,10 +205,10 @@ class TGIDialect(Dialect):
         return call
 
     async def _reply(self, request: Request, call: Call, as_list: bool = False) -> Response:
-        reply = await unless_disconnected(request.receive, complete(call, self._frontend))
-        if reply is None:
+        found = await unless_disconnected(request.receive, complete(call, self._frontend))
+        if found is None:
             return Response(status_code=CLIENT_CLOSED)
-        return json_response([reply] if as_list else reply)
+        return json_response([found] if as_list else found)
 
     def _stream(self, call: Call) -> Response:
         return EventStream(self._events(call), self.error_body, ending=b"")
@@ -184,3 +227,22 @@ class TGIDialect(Dialect):
             yield event(self.error_body(error.status, str(error), None, None))
         finally:
             await source.aclose()
+
+
+def _native(data: bytes, frontend: Frontend, request: Request) -> sglang.NativeCall | InvalidRequest | None:
+    """What SGLang's client asks for, or what is wrong with it; None for a body that is TGI's."""
+    try:
+        raw = body.parse(data)
+    except InvalidRequest:
+        return None
+    if not sglang.is_native(raw):
+        return None
+    try:
+        return sglang.read(raw, frontend, caller_of(request))
+    except InvalidRequest as error:
+        return error
+
+
+def _native_error(status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
+    """SGLang's shape of an error."""
+    return {"error": {"message": message, "code": status, "param": param}}

@@ -11,6 +11,7 @@ import msgspec
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput
+from fwk_server._common.beams import with_beams
 from fwk_server._common.body import processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.answers import Answer
@@ -123,6 +124,7 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
         operation="chat",
         trace=caller.trace,
     )
+    item = with_beams(item, body, frontend)
     echo = messages[-1]["content"] if body.echo else ""
     return ChatCall(body, item, echo, tools, constraint[1] if constraint is not None else None)
 

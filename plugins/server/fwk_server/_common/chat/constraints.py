@@ -15,6 +15,7 @@ Reader = Callable[[Any, str], GrammarRequest]
 Constraint = tuple[GrammarRequest, str]
 """A grammar, and the field that asked for it."""
 
+MAX_STRUCTURES = 128
 NO_GRAMMAR = "this server has no grammar backend, so it cannot constrain its output"
 
 
@@ -39,8 +40,52 @@ def _json_object(value: Any, at: str) -> GrammarRequest:
     return GrammarRequest("json_object")
 
 
+def _structural_tag(value: Any, at: str) -> GrammarRequest:
+    """SGLang's and vLLM's structures and triggers, or XGrammar's format of the same."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            raise InvalidRequest(f"{at} must hold JSON", at) from None
+    want(value, dict, "an object", at)
+    if "format" in value:
+        form = want(value["format"], dict, "an object", f"{at}.format")
+        if form.get("type") != "triggered_tags" or form.get("at_least_one") or form.get("stop_after_first"):
+            raise InvalidRequest(f"{at}.format must be plain triggered_tags, or give structures and triggers", at)
+        value = {
+            "triggers": form.get("triggers"),
+            "structures": [_of_format(tag, at) for tag in form.get("tags") or ()],
+        }
+    triggers = want(value.get("triggers"), list, "an array of strings", f"{at}.triggers")
+    structures = want(value.get("structures"), list, "an array of objects", f"{at}.structures")
+    if not 0 < len(structures) <= MAX_STRUCTURES or not 0 < len(triggers) <= MAX_STRUCTURES:
+        raise InvalidRequest(f"{at} must have 1 to {MAX_STRUCTURES} structures and triggers", at)
+    if not all(isinstance(trigger, str) and trigger for trigger in triggers):
+        raise InvalidRequest(f"{at}.triggers must be texts", f"{at}.triggers")
+    tags: list[dict[str, Any]] = []
+    for i, tag in enumerate(structures):
+        here = f"{at}.structures[{i}]"
+        want(tag, dict, "an object", here)
+        begin, end = (want(tag.get(name), str, "a string", f"{here}.{name}") for name in ("begin", "end"))
+        schema = want(tag.get("schema", {}), dict, "a JSON schema", f"{here}.schema")
+        if not any(begin.startswith(trigger) for trigger in triggers):
+            raise InvalidRequest(f"{here}.begin begins with none of the triggers", f"{here}.begin")
+        tags.append({"begin": begin, "schema": schema, "end": end})
+    source = {"structures": tags, "triggers": triggers}
+    return GrammarRequest("structural_tag", orjson.dumps(source).decode())
+
+
+def _of_format(tag: Any, at: str) -> dict[str, Any]:
+    content = tag.get("content") if isinstance(tag, dict) else None
+    if not isinstance(content, dict) or content.get("type") != "json_schema":
+        raise InvalidRequest(f"{at}.format.tags must have contents of type json_schema", at)
+    return {"begin": tag.get("begin"), "schema": content.get("json_schema"), "end": tag.get("end")}
+
+
 def _response_format(value: Any, at: str) -> GrammarRequest:
     kind = value["type"]
+    if kind == "structural_tag":
+        return _structural_tag(value, at)
     if kind == "json_object":
         return GrammarRequest("json_object")
     inner = want(value.get("json_schema"), dict, "an object", f"{at}.json_schema")
@@ -55,6 +100,7 @@ _STRUCTURED: dict[str, Reader] = {
     "choice": _choice,
     "grammar": _text("ebnf"),
     "json_object": _json_object,
+    "structural_tag": _structural_tag,
 }
 _FIELDS: dict[str, Reader] = {
     "response_format": _response_format,
@@ -65,6 +111,8 @@ _FIELDS: dict[str, Reader] = {
     "json_schema": _schema,
     "regex": _text("regex"),
     "ebnf": _text("ebnf"),
+    "structural_tag": _structural_tag,
+    "guided_structural_tag": _structural_tag,
 }
 
 WORDS = [name.encode() for name in ("structured_outputs", "tool", "function", *_FIELDS)]
@@ -101,7 +149,7 @@ def _is_given(name: str, value: Any) -> bool:
         return value not in (None, "", {}, [])
     want(value, dict, "an object", name)
     kind = value.get("type")
-    if kind not in ("text", "json_object", "json_schema"):
-        message = f"response_format.type must be text, json_object or json_schema, not {shown(kind)}"
+    if kind not in ("text", "json_object", "json_schema", "structural_tag"):
+        message = f"response_format.type must be text, json_object, json_schema or structural_tag, not {shown(kind)}"
         raise InvalidRequest(message, "response_format")
     return kind != "text"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from itertools import accumulate
+from types import UnionType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -11,6 +14,7 @@ from starlette.requests import Request
 
 from fwk.errors import EngineDead, FwkError, NotServed
 from fwk.interfaces.dialect import Dialect, DialectContext, OutputDelta
+from fwk.types import TokenLogprobs
 from fwk_server._common import body
 from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.answers import Answer
@@ -42,6 +46,8 @@ class Running:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.num_output_tokens = 0
+        self.scores: list[TokenLogprobs] = []  # of the answer's tokens, where they were asked for
+        self._unplaced: list[TokenLogprobs] = []  # of tokens whose text is held back
 
     async def news(self) -> AsyncGenerator[tuple[dict[str, Any], OutputDelta], None]:
         """What each delta adds, as the ``delta`` of OpenAI's chunks. Closing it aborts the request."""
@@ -51,7 +57,24 @@ class Running:
                     self.num_output_tokens = delta.num_output_tokens
                     if delta.finish_reason is not None:
                         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-                    yield self.answer.take(delta), delta
+                    added = self.answer.take(delta)
+                    self._place(added, delta)
+                    yield added, delta
+
+    def _place(self, added: Mapping[str, Any], delta: OutputDelta) -> None:
+        """Scores belong to the answer when their tokens' text does; those of thinking, calls and marks are dropped."""
+        if delta.logprobs is None:
+            return
+        self._unplaced += delta.logprobs
+        if content := added.get("content", "").encode():
+            ends = list(accumulate(len(self.frontend.text.token_bytes(entry.token_id)) for entry in self._unplaced))
+            text = b"".join(self.frontend.text.token_bytes(entry.token_id) for entry in self._unplaced)
+            start = max(text.find(content), 0)
+            first, last = bisect_right(ends, start), bisect_left(ends, start + len(content)) + 1
+            self.scores += self._unplaced[first:last]
+            self._unplaced = self._unplaced[last:]
+        elif added:
+            self._unplaced = []
 
     async def whole(self) -> dict[str, Any]:
         """Run to the end: the message."""
@@ -81,7 +104,7 @@ class ChatDialect(Dialect):
         path: str,
         endpoint: Endpoint,
         *,
-        reply: type[BaseModel] = Reply,
+        reply: type[BaseModel] | UnionType = Reply,
         error: type[BaseModel] = ErrorReply,
         stream: str = "",
         method: str = "POST",

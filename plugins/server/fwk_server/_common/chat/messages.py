@@ -24,6 +24,9 @@ ROLES = {
 
 _MEDIA = ("image", "audio", "video", "file")
 
+_SWITCHES = ("enable_thinking", "thinking")
+"""What templates call the switch of their thinking: Qwen3 and GLM the first, DeepSeek, Granite and Kimi the second."""
+
 # What render_chat passes itself, and what would change how a template is found or run.
 _OUR_ARGUMENTS = frozenset(
     {
@@ -95,8 +98,12 @@ def template_kwargs(body: ChatFields) -> dict[str, Any] | None:
     for name in kwargs:
         if name in _OUR_ARGUMENTS or name.startswith("_"):
             raise InvalidRequest(f"chat_template_kwargs may not set {shown(name)}", "chat_template_kwargs")
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    effort = body.reasoning_effort
+    if effort is not None:
+        if not kwargs.keys() & _SWITCHES:
+            kwargs |= dict.fromkeys(_SWITCHES, effort != "none")
+        if effort != "none":
+            kwargs.setdefault("reasoning_effort", effort)
     if kwargs and len(orjson.dumps(kwargs)) > MAX_TEMPLATE_KWARGS_BYTES:
         raise InvalidRequest(
             f"chat_template_kwargs holds more than {MAX_TEMPLATE_KWARGS_BYTES} bytes", "chat_template_kwargs"

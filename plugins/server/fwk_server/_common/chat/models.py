@@ -15,9 +15,13 @@ from fwk.types import Service
 from fwk.types.request import MAX_DEADLINE
 from fwk.types.sampling import (
     MAX_BAD_WORDS,
+    MAX_COUNT,
     MAX_GRAMMAR_LENGTH,
     MAX_N,
+    MAX_PATTERN_LENGTH,
+    MAX_PATTERN_SIZE,
     MAX_STOP_LENGTH,
+    MAX_STOP_PATTERNS,
     MAX_TOKEN_IDS,
 )
 from fwk_server._common.caller import Caller
@@ -51,6 +55,8 @@ Ids = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 
 Stop = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string", "maxLength": MAX_STOP_LENGTH}, STOP_STRINGS]})]
+_PATTERN = {"type": "string", "maxLength": MAX_PATTERN_LENGTH}
+Patterns = Annotated[Any, WithJsonSchema({"anyOf": [_PATTERN, array(_PATTERN, MAX_STOP_PATTERNS)]})]
 _BIAS = {"type": "number", "minimum": -100, "maximum": 100}
 Bias = Annotated[Any, WithJsonSchema({"type": "object", "additionalProperties": _BIAS, "maxProperties": MAX_TOKEN_IDS})]
 MESSAGES = array({"type": "object", "x-limit": CONTEXT}, MAX_MESSAGES, minItems=1)
@@ -102,6 +108,17 @@ _Grammar = Annotated[Any, bounded("string", _GRAMMAR)]
 _Choice = Annotated[Any, bounded("array", _GRAMMAR, items={"type": "string", "x-limit": _GRAMMAR})]
 
 
+class Repetition(RequestFields):
+    """A text that says the same ``min_count`` times in a row ends."""
+
+    max_pattern_size: Annotated[int, Field(ge=1, le=MAX_PATTERN_SIZE)]
+    min_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN_SIZE)] | None = None
+    min_count: Annotated[int, Field(ge=2, le=MAX_COUNT)]
+
+
+_Repetition = Annotated[Repetition | None, WithJsonSchema(Repetition.model_json_schema())]
+
+
 class GenerateRequest(Standing):
     """Fields that chat completions and completions share. None means "not given"."""
 
@@ -110,6 +127,11 @@ class GenerateRequest(Standing):
     stream_options: _StreamOptions = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    use_beam_search: bool | None = Field(None, description="vLLM's: best_of beams, of which n are returned.")
+    length_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    early_stopping: Annotated[
+        Any, WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "string", "enum": ["never"]}]})
+    ] = None
     max_tokens: Annotated[int, ranged("max_tokens", CONTEXT)] | None = None
     min_tokens: Annotated[int, ranged("min_tokens", "max_tokens")] | None = None
     temperature: Annotated[float, ranged("temperature")] | None = None
@@ -124,7 +146,9 @@ class GenerateRequest(Standing):
     bad_words: Words | None = None
     seed: Annotated[int, ranged("seed")] | None = None
     stop: Stop = None
+    stop_regex: Patterns = Field(None, description="SGLang's: patterns that end the text as stop does.")
     stop_token_ids: Annotated[Ids, WithJsonSchema(array(TOKEN_ID, MAX_TOKEN_IDS))] | None = None
+    repetition_detection: _Repetition = Field(None, description="vLLM's; sizes are numbers of tokens.")
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = Field(None, description="SGLang's name of include_stop_str_in_output.")
@@ -151,6 +175,8 @@ class GenerateRequest(Standing):
     json_schema: _Schema = Field(None, description="SGLang's names of the same.")
     regex: _Grammar = None
     ebnf: _Grammar = None
+    structural_tag: _Schema = Field(None, description="Free text with JSON after triggers.")
+    guided_structural_tag: _Schema = None
 
     @property
     def has_usage(self) -> bool:
@@ -165,7 +191,13 @@ class CompletionRequest(GenerateRequest):
     """``POST /v1/completions``."""
 
     prompt: Prompt
+    suffix: Annotated[str, bounded("string", CONTEXT)] | None = Field(
+        None, description="What comes after the text that is wanted."
+    )
     logprobs: Annotated[int, ranged("logprobs")] | None = None
+    token_healing: bool | None = Field(
+        None, description="LightLLM's: the prompt's last token is chosen again, so that the text may go on within it."
+    )
 
 
 class EmbeddingRequest(Standing):
@@ -192,7 +224,9 @@ class ChatFields(RequestFields):
         ]
         | None
     ) = None
-    reasoning_effort: Label | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="Given to the chat template; none turns thinking off where the template can, others on."
+    )
 
 
 _CHOICE_WORD = {"type": "string", "enum": ["none", "auto", "required"]}
@@ -217,6 +251,10 @@ class TokenizeRequest(ChatFields):
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
     messages: Annotated[Any, WithJsonSchema({"anyOf": [MESSAGES, {"type": "null"}]})] = None
     prompt: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
+    content: Annotated[str, Field(max_length=MAX_TEXT)] | None = Field(
+        None, description="llama.cpp's prompt: special tokens are added if add_special says so."
+    )
+    add_special: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

@@ -94,14 +94,11 @@ _REFUSED: dict[str, tuple[Sequence[Any], str]] = {
     "audio_data": ((), "this server's model reads text only"),
     "mm_processor_kwargs": ((), "this server's model reads text only"),
     "media_io_kwargs": ((), "this server's model reads text only"),
-    "repetition_detection": ((), _CANNOT),
-    "structural_tags": ((), "tools with tool_choice are supported"),
+    "structural_tags": ((), "the field is structural_tag"),
     "guided_whitespace_pattern": ((), "whitespace is the server's choice: --constrained-json-whitespace-pattern"),
-    "guided_structural_tag": ((), "tools with tool_choice are supported"),
     "chat_template_content_format": ((), "contents are always given to the template as text"),
     "bad_words_ids": ((), "bad_words takes texts"),
     "input_extra": ((), "this route completes a prompt; /infill fills in the middle"),
-    "token_healing": ((), _CANNOT),
 }
 
 _FINE: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -121,11 +118,9 @@ _NOT_DONE = {
     "audio": "this server generates text only",
     "moderation": "this server has no moderation",
     "web_search_options": "this server has no web search",
-    "suffix": "this server's model does not fill in the middle",
+    "token_healing": "chat prompts end where a message does; /v1/completions heals",
+    "suffix": "chat answers; /v1/completions fills in the middle",
     "guided_decoding_backend": "the grammar backend is the server's choice (--grammar-backend)",
-    "structural_tag": "structural_tag is not supported; tools with tool_choice are",
-    "stop_regex": "stop is for strings here; stop_regex is not supported",
-    "use_beam_search": "this server has no beam search",
     "chat_template": "the model's own chat template is used; a request cannot bring one",
     "documents": "documents are not supported: put their text into a message",
     "truncate_prompt_tokens": "inputs are not truncated: send a shorter one",
@@ -148,7 +143,6 @@ def _is_text_only(value: Any) -> bool:
 # Fine with one value, refused with any other.
 _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
     "modalities": (_is_text_only, "this server generates text only: modalities must be ['text']"),
-    "length_penalty": (lambda value: value == 1, "length_penalty belongs to beam search, which this server has not"),
     "spaces_between_special_tokens": (lambda value: value is True, "special tokens are always spaced by the tokeniser"),
 }
 
@@ -192,11 +186,11 @@ def fields_of(models: Sequence[type[BaseModel]]) -> set[str]:
     return {field.alias or name for model in models for name, field in model.model_fields.items()}
 
 
-def refuse_unknown(raw: Mapping[str, Any], models: Sequence[type[BaseModel]]) -> None:
-    """For ``--strict-requests``: raise for a field that is neither read nor documented anywhere."""
+def refuse_unknown(raw: Mapping[str, Any], models: Sequence[type[BaseModel]], where: str = "--strict-requests") -> None:
+    """Raise for a field that is neither read nor documented anywhere, because of ``where``."""
     known = fields_of(models) | _SAME.keys() | _REFUSED.keys() | _FINE.keys() | _HINTS | _NOT_DONE.keys() | _ONLY.keys()
     for name in raw:
         if name not in known:
             near = get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise InvalidRequest(f"the field {shown(name)} is unknown (--strict-requests){hint}", name[:256])
+            raise InvalidRequest(f"the field {shown(name)} is unknown ({where}){hint}", name[:256])

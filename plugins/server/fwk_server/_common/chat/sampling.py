@@ -9,7 +9,7 @@ from typing import Any
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput, ModelCard
 from fwk.types import SamplingParams
-from fwk.types.sampling import MAX_LOGPROBS
+from fwk.types.sampling import MAX_LOGPROBS, RepetitionDetection
 from fwk_server._common.body import shown, want
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.models import GenerateRequest
@@ -47,7 +47,13 @@ def sampling_params(body: GenerateRequest, defaults: Mapping[str, Any], **ours: 
         if value is not None:
             fields[name] = value
     if body.stop is not None:
-        fields["stop"] = _stop(body.stop)
+        fields["stop"] = _stop(body.stop, "stop")
+    if body.stop_regex is not None:
+        fields["stop_regex"] = _stop(body.stop_regex, "stop_regex")
+    if body.repetition_detection is not None:
+        given = body.repetition_detection
+        least = given.min_pattern_size or 1
+        fields["repetition_detection"] = RepetitionDetection(given.max_pattern_size, given.min_count, least)
     if body.logit_bias is not None:
         fields["logit_bias"] = _logit_bias(body.logit_bias)
     if body.include_stop_str_in_output or body.no_stop_trim:
@@ -58,8 +64,10 @@ def sampling_params(body: GenerateRequest, defaults: Mapping[str, Any], **ours: 
 
 def check_generate(body: GenerateRequest) -> None:
     """Rules between fields that both routes share."""
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise InvalidRequest("best_of must equal n: every choice made is returned, none is ranked", "best_of")
+    if body.best_of is not None and body.best_of < (body.n or 1):
+        raise InvalidRequest(f"best_of must be at least n ({body.n or 1}), not {body.best_of}", "best_of")
+    if body.early_stopping not in (None, True, False, "never"):
+        raise InvalidRequest("early_stopping must be true, false or 'never'", "early_stopping")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
     if body.prompt_logprobs is not None and body.stream:
@@ -78,11 +86,11 @@ def truncated(body: GenerateRequest, card: ModelCard, token_ids: list[int]) -> l
     return token_ids[-most:]
 
 
-def _stop(value: Any) -> list[str]:
+def _stop(value: Any, name: str) -> list[str]:
     if isinstance(value, str):
         return [value]
-    want(value, list, "a string or an array of strings", "stop")
-    return [want(text, str, "a string", f"stop[{i}]") for i, text in enumerate(value)]
+    want(value, list, "a string or an array of strings", name)
+    return [want(text, str, "a string", f"{name}[{i}]") for i, text in enumerate(value)]
 
 
 def _logit_bias(value: Any) -> dict[int, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -18,7 +20,10 @@ class UnknownModel(HTTPException):
     code = "model_not_found"
 
     def __init__(self, name: str, card: ModelCard) -> None:
-        super().__init__(404, f"the model {shown(name)} is not served here; {card.name!r} is")
+        names = " and ".join(repr(one) for one in (card.name, *card.peer_names))
+        super().__init__(
+            404, f"the model {shown(name)} is not served here; {names} {'are' if card.peer_names else 'is'}"
+        )
 
 
 def check_model(name: str | None, card: ModelCard) -> None:
@@ -76,4 +81,18 @@ def model_body(frontend: Frontend, name: str | None = None) -> dict[str, Any]:
         "max_model_len": card.max_model_len,
         "task": card.task,
         "capabilities": capabilities(frontend),
+    }
+
+
+def anthropic_body(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A model, listed as Anthropic's API does."""
+    created = datetime.fromtimestamp(model["created"], UTC)
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": model["max_model_len"],
+        "max_tokens": model["max_model_len"],
     }

@@ -1,13 +1,15 @@
+import { $, element, get, headers, keepKey, problem, themes } from "/playground/api.js";
 import { render } from "/playground/markdown.js";
+import { Charts, why } from "/playground/server.js";
 
-const $ = (id) => document.getElementById(id);
 const PANELS = ["settings", "server"];
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 // A chat is a tree: an edit or another try is a sibling, and each node knows which of its children is shown.
 const root = { children: [], shown: 0 };
 let running = null; // AbortController of the stream under way
-let model = null;
+let model = null, models = new Map();
+const charts = new Charts($("charts"));
 
 function path() {
   const nodes = [];
@@ -25,27 +27,6 @@ function add(parent, node) {
 }
 
 // The API
-
-function headers() {
-  const key = $("key").value.trim();
-  return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
-}
-
-async function problem(reply) {
-  let said = "";
-  try {
-    const body = await reply.json();
-    said = body.error?.message ?? body.error ?? "";
-  } catch { /* no JSON */ }
-  if (reply.status === 401) return "The server wants an API key: enter it in the settings.";
-  return `${reply.status}: ${said || reply.statusText}`;
-}
-
-async function get(url) {
-  const reply = await fetch(url, { headers: headers() });
-  if (!reply.ok) throw new Error(await problem(reply));
-  return reply.json();
-}
 
 function parsed(id, wanted) {
   const text = $(id).value.trim();
@@ -152,13 +133,6 @@ async function answer(parent) {
 
 // The page
 
-function element(name, settings = {}, ...children) {
-  const made = document.createElement(name);
-  Object.assign(made, settings);
-  made.append(...children);
-  return made;
-}
-
 function button(text, action) {
   return element("button", { type: "button", textContent: text, onclick: action, disabled: running !== null });
 }
@@ -253,40 +227,32 @@ function show() {
   $("stop").hidden = running === null;
 }
 
-function table(rows, head) {
-  const made = element("table", {}, element("tr", {}, ...head.map((text) => element("th", { textContent: text, scope: "col" }))));
-  for (const row of rows) made.append(element("tr", {}, ...row.map((cell) => element("td", {}, cell))));
-  return made;
-}
-
-async function facts() {
-  try {
-    const info = await get("/server_info");
-    const rows = Object.entries(info.chosen ?? {}).sort().map(([family, name]) => {
-      const others = Object.entries(info.refused?.[family] ?? {}).map(([other, why]) => element("li", { textContent: `${other}: ${why}` }));
-      const why = element("details", {}, element("summary", { textContent: `${others.length}` }), element("ul", {}, ...others));
-      return [family, name, others.length ? why : ""];
-    });
-    $("facts").replaceChildren(
-      element("p", { textContent: `Context: ${info.max_model_len ?? "?"} tokens` }),
-      table(rows, ["family", "in use", "refused"]),
-      ...(info.reasons ?? []).map((text) => element("p", { className: "hint", textContent: text })),
-    );
-  } catch (error) {
-    $("facts").replaceChildren(element("p", { className: "error", textContent: error.message }));
-  }
-}
-
 async function connect() {
   try {
     const { data } = await get("/v1/models");
-    model = data[0].id;
-    $("model").textContent = model;
-    $("state").textContent = data[0].max_model_len ? `${data[0].max_model_len} tokens of context` : "";
+    const usable = data.filter((one) => (one.task ?? "generate") === "generate");
+    const kept = $("model").value;
+    models = new Map((usable.length ? usable : data).map((one) => [one.id, one]));
+    $("model").replaceChildren(...[...models.keys()].map((id) => element("option", { value: id, textContent: id })));
+    if (models.has(kept)) $("model").value = kept;
+    choose();
   } catch (error) {
     $("state").textContent = error.message;
     setTimeout(() => { if (!model) connect(); }, 3000);
   }
+}
+
+function choose() {
+  model = $("model").value;
+  const length = models.get(model)?.max_model_len;
+  $("state").textContent = length ? `${length} tokens of context` : "";
+  if (!$("server").hidden) look();
+}
+
+function look() {
+  charts.values = charts.values.map(() => []);
+  charts.start(models.get(model)?.root ?? model);
+  why($("facts"), model);
 }
 
 function panel(name) {
@@ -295,7 +261,8 @@ function panel(name) {
       $(one).hidden = one !== name || !$(one).hidden;
       $(`show-${one}`).ariaExpanded = String(!$(one).hidden);
     }
-    if (name === "server" && !$(name).hidden) facts();
+    if ($("server").hidden) charts.stop();
+    else look();
   };
 }
 
@@ -313,15 +280,15 @@ $("input").onkeydown = (event) => {
 };
 $("stop").onclick = () => running?.abort();
 $("new").onclick = () => { root.children = []; show(); $("input").focus(); };
-$("theme").onclick = () => {
-  const isDark = (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  document.documentElement.dataset.theme = isDark ? "light" : "dark";
-};
 for (const [id, wanted] of [["schema", "object"], ["tools", "array"]]) {
   $(id).onchange = () => { try { parsed(id, wanted); } catch { /* it is shown */ } };
 }
-$("key").value = sessionStorage.getItem("fwk-key") ?? "";
-$("key").onchange = () => { sessionStorage.setItem("fwk-key", $("key").value); connect(); };
+document.onkeydown = (event) => {
+  if (event.key === "Escape" && running) running.abort();
+};
+$("model").onchange = choose;
+themes();
+keepKey(connect);
 PANELS.forEach(panel);
 connect();
 $("input").focus();
