@@ -2,154 +2,223 @@
 
 from __future__ import annotations
 
-import http.client
+import contextlib
 import json
+import os
 import sys
-import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fwk.cli.common import note, read_options
 from fwk.cli.option_parsing import Parser
-from fwk.errors import FwkError, RequestFailed
+from fwk.errors import FwkError
 from fwk.process.log import set_up_log
 from fwk.types import SamplingParams
-from fwk_kit.cli.generate import add_sampling_flags
+from fwk_kit.cli.remote_chat import remote
 
 Messages = list[dict[str, str]]
-Answer = Callable[[Messages], Iterator[str]]
+Sampling = dict[str, Any]
+Answer = Callable[[Messages, Sampling], Iterator[str]]
 
-HELP = "commands: /clear forget the conversation, /system TEXT set a system message, /exit leave"
+WITHOUT_ADVICE = {"temperature": 0.7, "top_p": 0.95}
+"""Sampling for a model loaded here whose makers recommend none; a server has its own."""
+
+NUMBERS: dict[str, type[int] | type[float]] = {
+    "temperature": float, "top_p": float, "top_k": int, "min_p": float, "max_tokens": int, "seed": int,
+}  # fmt: skip
+
+MAX_HISTORY = 1000
+
+HELP = """commands:
+  /help             this
+  /clear            forget the conversation
+  /system TEXT      set a system message (none: without), and begin anew
+  /set NAME VALUE   set temperature, top_p, top_k, min_p, max_tokens or seed (no VALUE: the default again)
+  /show             show the settings and the conversation's length
+  /retry            answer the last message again
+  /undo             take the last message and its answer back
+  /save FILE        write the conversation as JSON
+  /exit             leave, as Ctrl-D does
+A line that ends with \\ goes on in the next. Ctrl-C cuts an answer short."""
 
 
 def run(argv: Sequence[str]) -> int:
     """Talk until the input ends."""
     parser = Parser("fwk chat", description="Talk to a model in the terminal.", allow_abbrev=False)
+    parser.add_argument("bare_model", nargs="?", default=None, metavar="MODEL", help="folder, file, hub id or name")
     parser.add_argument("--url", help="a running server, such as http://127.0.0.1:8000; else a model is loaded here")
     parser.add_argument("--key", help="API key of that server")
     parser.add_argument("--system", help="system message")
-    add_sampling_flags(parser, None)
+    group = parser.add_argument_group("sampling")
+    for name, kind in NUMBERS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, help="default: what the model's makers recommend")
     if any(word == "--url" or word.startswith("--url=") for word in argv):
         arguments = parser.parse_args(argv)
-        return converse(_remote(arguments), arguments.system)
+        answer = remote(arguments.url, arguments.key, arguments.bare_model)
+        return _converse(Chat(answer, arguments.system, _given(arguments)))
     plugins, config, arguments = read_options(parser, argv)
     set_up_log("warning")
     from fwk.engine.llm import LLM  # noqa: PLC0415 - torch comes with it
 
     with LLM.from_config(config, plugins, note) as llm:
+        advice = llm.default_sampling or WITHOUT_ADVICE
 
-        def answer(messages: Messages) -> Iterator[str]:
-            yield from llm.stream(llm.text.chat_ids(messages), _sampling(arguments))
+        def answer_here(messages: Messages, sampling: Sampling) -> Iterator[str]:
+            yield from llm.stream(llm.text.chat_ids(messages), SamplingParams(**{**advice, **sampling}))
 
-        return converse(answer, arguments.system)
+        return _converse(Chat(answer_here, arguments.system, _given(arguments)))
 
 
-def converse(answer: Answer, system: str | None) -> int:
+def _given(arguments: Any) -> Sampling:
+    return {name: value for name in NUMBERS if (value := getattr(arguments, name)) is not None}
+
+
+@dataclass(slots=True)
+class Chat:
+    """A conversation and its settings."""
+
+    answer: Answer
+    system: str | None = None
+    sampling: Sampling = field(default_factory=dict[str, Any])
+    messages: Messages = field(default_factory=list[dict[str, str]])
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def say(self, text: str) -> None:
+        """Send a message and print the answer; an error takes the message back."""
+        self.messages.append({"role": "user", "content": text})
+        reply = ""
+        try:
+            for piece in self.answer(self.messages, self.sampling):
+                reply += piece
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            pass
+        except FwkError as error:
+            note(f"error: {error}")
+            self.messages.pop()
+            return
+        print()
+        self.messages.append({"role": "assistant", "content": reply})
+
+    def command(self, line: str) -> bool:
+        """Carry out a command; returns whether to go on."""
+        name, _, rest = line.partition(" ")
+        rest = rest.strip()
+        match name:
+            case "/exit" | "/quit":
+                return False
+            case "/clear":
+                self.clear()
+            case "/system":
+                self.system = rest or None
+                self.clear()
+            case "/set":
+                self._set(rest)
+            case "/show":
+                settings = " ".join(f"{one}={value}" for one, value in self.sampling.items())
+                note(
+                    f"{len(self.messages)} messages; system: {self.system or 'none'}; {settings or 'default sampling'}"
+                )
+            case "/retry" | "/undo":
+                text = self._undo()
+                if text is None:
+                    note("there is no message yet")
+                elif name == "/retry":
+                    self.say(text)
+            case "/save":
+                self._save(rest)
+            case _:
+                note(HELP)
+        return True
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.replace("=", " ").partition(" ")
+        name = name.replace("-", "_")
+        if name not in NUMBERS:
+            note(f"/set NAME VALUE, where NAME is one of {', '.join(NUMBERS)}")
+            return
+        self.sampling.pop(name, None)
+        if value.strip():
+            try:
+                self.sampling[name] = NUMBERS[name](value)
+            except ValueError:
+                note(f"{name} must be a number, not {value.strip()!r}")
+
+    def _undo(self) -> str | None:
+        """Take the last exchange back; returns what was said."""
+        for index in range(len(self.messages) - 1, -1, -1):
+            if self.messages[index]["role"] == "user":
+                text = self.messages[index]["content"]
+                del self.messages[index:]
+                return text
+        return None
+
+    def _save(self, name: str) -> None:
+        if not name:
+            note("/save FILE")
+            return
+        try:
+            Path(name).expanduser().write_text(json.dumps(self.messages, indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            note(f"error: {name}: {error.strerror}")
+
+
+def _converse(chat: Chat) -> int:
     """The dialogue itself."""
     is_terminal = sys.stdin.isatty()
-    if is_terminal:
-        note(HELP)
-    messages = _fresh(system)
+    with _line_editing() if is_terminal else contextlib.nullcontext():
+        if is_terminal:
+            note("/help lists the commands")
+        while (text := _read("> " if is_terminal else "")) is not None:
+            if text.startswith("/"):
+                if not chat.command(text):
+                    break
+            elif text:
+                chat.say(text)
+    return 0
+
+
+def _read(prompt: str) -> str | None:
+    """A message, of several lines where they end with a backslash; None at the end."""
+    lines: list[str] = []
     while True:
         try:
-            text = input("> " if is_terminal else "").strip()
+            line = input(prompt if not lines else "." * (len(prompt) - 1) + " " * bool(prompt))
         except EOFError:
-            return 0
-        if not text:
-            continue
-        if text in ("/exit", "/quit"):
-            return 0
-        if text == "/clear":
-            messages = _fresh(system)
-            continue
-        if text.startswith("/system"):
-            system = text.removeprefix("/system").strip() or None
-            messages = _fresh(system)
-            continue
-        if text.startswith("/"):
-            note(HELP)
-            continue
-        messages.append({"role": "user", "content": text})
-        _reply(answer, messages)
+            return "\n".join(lines).strip() if lines else None
+        except KeyboardInterrupt:
+            print()
+            return ""
+        if not line.endswith("\\"):
+            return "\n".join([*lines, line]).strip()
+        lines.append(line[:-1])
 
 
-def _reply(answer: Answer, messages: Messages) -> None:
-    """Print one answer as it comes and remember it; Ctrl-C cuts it short, an error takes the question back."""
-    reply = ""
+@contextlib.contextmanager
+def _line_editing() -> Iterator[None]:
+    """Arrow keys, Ctrl-R, and the lines of earlier sessions, where Python has readline."""
     try:
-        for piece in answer(messages):
-            reply += piece
-            print(piece, end="", flush=True)
-    except KeyboardInterrupt:
-        pass
-    except FwkError as error:
-        note(f"error: {error}")
-        messages.pop()
+        import readline  # noqa: PLC0415 - not in every build of Python
+    except ImportError:
+        yield
         return
-    print()
-    messages.append({"role": "assistant", "content": reply})
-
-
-def _fresh(system: str | None) -> Messages:
-    return [{"role": "system", "content": system}] if system else []
-
-
-def _sampling(arguments: Any) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=arguments.max_tokens,
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        top_k=arguments.top_k,
-        seed=arguments.seed,
-    )
-
-
-def _remote(arguments: Any) -> Answer:
-    """Answers from a server that speaks OpenAI's API."""
-    url = urllib.parse.urlsplit(arguments.url if "//" in arguments.url else f"http://{arguments.url}")
-    connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-
-    def answer(messages: Messages) -> Iterator[str]:
-        body: dict[str, Any] = {"messages": messages, "stream": True, "temperature": arguments.temperature}
-        for name in ("max_tokens", "seed"):
-            if getattr(arguments, name) is not None:
-                body[name] = getattr(arguments, name)
-        if arguments.top_p != 1.0:
-            body["top_p"] = arguments.top_p
-        if arguments.top_k:
-            body["top_k"] = arguments.top_k
-        headers = {"content-type": "application/json"}
-        if arguments.key:
-            headers["authorization"] = f"Bearer {arguments.key}"
-        connection = connect(url.netloc, timeout=600)
-        try:
-            path = url.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
-            connection.request("POST", path, json.dumps(body), headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise RequestFailed(_error_of(response.read()) or f"HTTP {response.status}")
-            yield from _pieces(response)
-        except OSError as error:
-            raise RequestFailed(f"{arguments.url}: {error}") from None
-        finally:
-            connection.close()
-
-    return answer
-
-
-def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
-    for line in response:
-        if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
-            continue
-        event = json.loads(line[5:])
-        if "error" in event:
-            raise RequestFailed(event["error"].get("message", "the server reported an error"))
-        for choice in event.get("choices", []):
-            yield choice["delta"].get("content") or ""
-
-
-def _error_of(body: bytes) -> str | None:
+    state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "fwk"
+    file = state / "chat_history"
+    with contextlib.suppress(OSError):
+        readline.read_history_file(file)
+    readline.set_history_length(MAX_HISTORY)
     try:
-        return json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return None
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a home that cannot be written to costs the history alone
+            state.mkdir(parents=True, exist_ok=True)
+            file.touch(mode=0o600)
+            readline.write_history_file(file)

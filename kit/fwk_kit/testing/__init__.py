@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fwk_kit.testing.base import PluginSuite
     from fwk_kit.testing.batches import block_tables, make_batch
     from fwk_kit.testing.caches import CacheTierSuite, PrefixCacheSuite
+    from fwk_kit.testing.devices import DeviceSuite
     from fwk_kit.testing.dialects import DialectSuite
     from fwk_kit.testing.executors import ExecutorSuite
     from fwk_kit.testing.grammar import GrammarBackendSuite
@@ -69,6 +70,7 @@ __all__ = [
     "AttentionSuite",
     "CacheTierSuite",
     "Call",
+    "DeviceSuite",
     "DialectSuite",
     "ExecutorSuite",
     "GrammarBackendSuite",

@@ -68,7 +68,9 @@ class FakeWorker(Worker):
         window: int = 0,
         num_state_places: int | None = None,
     ) -> None:
-        self.table = SequenceTable(num_slots, max_len, block_size, 1 + num_window_groups)
+        has_states = num_state_places is not None
+        self.table = SequenceTable(num_slots, max_len, block_size, 1 + num_window_groups, has_states=has_states)
+        self.num_lookahead = NUM_LOOKAHEAD  # 0: drafts are not a model's
         self.window = window
         self.states = np.zeros(num_slots, np.int64)
         self.kept = None if num_state_places is None else np.zeros(num_state_places, np.int64)
@@ -115,6 +117,7 @@ class FakeWorker(Worker):
         results: list[SequenceResult] = []
         for s in batch.sequences:
             end = starts[s.slot] + s.num_new_tokens
+            before = self.states[s.slot]
             seen = self.memory[self._slots(s.slot, 0, end)].tolist()
             self._advance_state(s, table.token_ids[s.slot, :end], starts[s.slot])
             first = max(0, starts[s.slot] - self.window + 1)
@@ -128,12 +131,14 @@ class FakeWorker(Worker):
                 picked = [next_token(seen[: end - count + i]) for i in range(count + 1)]
                 tokens = accepted(s.draft_token_ids, picked)
             table.finish(s, tokens)
+            if table.is_undone(s, tokens):
+                self.states[s.slot] = before
             if s.samples:
                 known = table.token_ids[s.slot, : table.num_tokens[s.slot]].tolist()
                 room = table.token_ids.shape[1] - 1 - len(known)
                 drafts = self.draft(known)[: min(max(room, 0), NUM_LOOKAHEAD)] if self.draft else []
                 end = min(len(known) - 1 + len(drafts), int(table.num_blocks[s.slot]) * table.block_size)
-                if end > len(known) - 1:  # a draft model writes here
+                if end > len(known) - 1 and self.num_lookahead:  # a draft model writes here
                     self.memory[self._slots(s.slot, len(known) - 1, end)] = UNWRITTEN
                 results.append(SequenceResult(s.slot, tokens, draft_token_ids=drafts))
         return StepResult(batch.step, results)
@@ -237,6 +242,7 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
     now: Callable[[], float] | None = None,
     depth: int = 1,
     draft: Draft | None = None,
+    num_lookahead: int = NUM_LOOKAHEAD,
     eos: frozenset[int] = frozenset(),
     cache_options: Mapping[str, object] | None = None,
     tiers: Callable[[CacheTierContext], list[CacheTier]] | None = None,
@@ -249,6 +255,7 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
     groups, window = limits.get("num_window_groups", 0), limits.get("window", 0)
     states = limits.get("num_state_places")
     worker = FakeWorker(num_blocks, block_size, max_running, max_len, draft, groups, window, states)
+    worker.num_lookahead = num_lookahead
     if tiers is not None:
         worker.use_tiers(tiers)
     executor = (LateExecutor if is_late else FakeExecutor)(worker, depth)
@@ -262,7 +269,7 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
         max_running=max_running,
         block_size=block_size,
         eos_token_ids=eos,
-        num_lookahead=NUM_LOOKAHEAD if draft else 0,
+        num_lookahead=num_lookahead if draft else 0,
         **{"check_blocks": True, **limits},
     )
     clock = itertools.count()

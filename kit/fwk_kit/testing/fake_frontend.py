@@ -158,10 +158,11 @@ class FakeFrontend(Frontend):
             self.num_finished += ended
             self.num_aborted += not ended
 
-    def check_embed(self, item: EmbedInput) -> None:
+    def check_embed(self, item: EmbedInput) -> EmbedInput:
         if not item.token_ids:
             raise InvalidRequest("the input is empty", "input")
         check_token_ids(item.token_ids, VOCAB_SIZE, "input", MAX_MODEL_LEN)
+        return item
 
     async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
         """Of each input: its length, its first and its last token, and a number float32 cannot hold exactly."""

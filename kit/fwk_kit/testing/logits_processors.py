@@ -106,6 +106,16 @@ class LogitsProcessorSuite(ServedSuite):
                 else:
                     torch.testing.assert_close(out[at], self.alone(item, *rows[i], logits[i]))
 
+    def test_who_reads_no_history_finds_none(self, item: Registered) -> None:
+        """Where ``reads_history`` is False, the newest tokens may not have come yet: they change nothing."""
+        params = self.settings()[0]
+        if self.processor(item).reads_history:
+            pytest.skip("it reads the history, and is given all of it")
+        for seed, text in enumerate(TEXTS):
+            logits = self.logits(1, seed)[0]
+            unknown = [text[0], *(0 for _ in text[1:])]
+            assert torch.equal(self.alone(item, params, text, logits), self.alone(item, params, unknown, logits))
+
     def test_rows_of_drafts_have_their_own_texts(self, item: Registered) -> None:
         """A sequence whose drafts are verified has several rows, each with more of its text."""
         params = self.settings()[0]

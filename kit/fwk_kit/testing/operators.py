@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fwk.interfaces.declaration import Facts
+from fwk.interfaces.moe import Routing
 from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered
@@ -19,6 +20,14 @@ DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [1, 15, 16, 17, 576]
 NUM_ROWS = [0, 1, 33]
 EPS = 1e-5
+
+ROUTINGS = [
+    Routing(8, 2),
+    Routing(128, 8, normalises=True),
+    Routing(33, 4, normalises=True, is_sigmoid=True, scale=2.5),
+    Routing(16, 3, num_groups=4, top_groups=2),
+    Routing(64, 6, True, 1.5, num_groups=8, top_groups=3, is_sigmoid=True, has_correction=True),
+]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda x: x / (1 + (-x).exp()),
@@ -184,6 +193,21 @@ class OperatorsSuite(ServedSuite):
             assert torch.equal(found, torch.cat(parts, -1))
             assert found.is_contiguous()
             assert torch.equal(operators.join(parts[:1]), parts[0])
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+    def test_choose_experts(self, item: Registered, dtype: torch.dtype, routing: Routing) -> None:
+        operators = self.operators(item, dtype)
+        for num_tokens in NUM_ROWS:
+            order = random(num_tokens, routing.num_experts).argsort(-1)
+            logits = (order / 16 - 4).to(dtype)  # no two of a token are equal
+            correction = random(routing.num_experts, seed=3) if routing.has_correction else None
+            ids, weights = operators.choose_experts(logits, routing, correction)
+            wanted_ids, wanted = routing.choose(logits.float(), correction)
+            assert (ids.dtype, weights.dtype) == (torch.int64, torch.float32)
+            mine, wanted_order = ids.argsort(-1), wanted_ids.argsort(-1)
+            assert torch.equal(ids.gather(-1, mine), wanted_ids.gather(-1, wanted_order))
+            close(weights.gather(-1, mine), wanted.gather(-1, wanted_order).double(), torch.float32)
 
     def test_a_row_depends_on_no_other(self, item: Registered) -> None:
         """Alone or among others, on one thread or on some: the same bits."""

@@ -180,7 +180,7 @@ class _Nothing:
     """The view of an engine that has nothing to do."""
 
     num_running = num_waiting = 0
-    num_free_blocks = 64
+    num_free_blocks = num_blocks = 64
     num_reserved_blocks = 0
     block_size = 16
     now = 0.0
