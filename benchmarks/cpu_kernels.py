@@ -19,11 +19,13 @@ import numpy as np
 import torch
 
 from fwk.interfaces.attention import AttentionContext, AttentionLayer
+from fwk.interfaces.device import DeviceContext
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
 from fwk.types import ForwardBatch
 from fwk.types.batch import KVGroup
 from fwk.worker.kv_cache import allocate
+from fwk_devices.cpu.device import Cpu
 
 BLOCK = 16
 STEPS: dict[str, tuple[Sequence[int], Sequence[int]]] = {
@@ -100,7 +102,7 @@ def main() -> None:
         for name, backend in backends.items():
             layers = [AttentionLayer(i, heads, kv_heads, size, size**-0.5) for i in range(arguments.layers)]
             num_blocks = int(batch.kv_groups[0].block_table_np.max()) + 1
-            allocate(backend, layers, num_blocks, context.device)
+            allocate(backend, [layers], num_blocks, Cpu(DeviceContext()), context.device)
             runs[name] = (backend, layers)
         best = {name: [float("inf")] * 2 for name in names}
         with torch.inference_mode():
