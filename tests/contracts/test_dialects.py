@@ -42,6 +42,17 @@ class TestTGI(DialectSuite):
     wrong = (Call("POST", "/generate", {"inputs": 3}), Call("POST", "/generate", {}))
 
 
+class TestLlamaCpp(DialectSuite):
+    plugin = "llamacpp"
+    generates = (Call("POST", "/completion", {"prompt": "Hi"}), Call("POST", "/completions", {"prompt": [72, "i"]}))
+    streams = (Call("POST", "/completion", {"prompt": "Hi", "stream": True}),)
+    wrong = (
+        Call("POST", "/completion", {}),
+        Call("POST", "/completion", {"prompt": "Hi", "n_predict": -3}),
+        Call("POST", "/infill", {"input_prefix": "a", "input_suffix": "b"}),
+    )
+
+
 class TestResponses(DialectSuite):
     plugin = "openai-responses"
     generates = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.helpers.redis_server import RedisServer
 
 from fwk_kit.testing import (
     CacheTierSuite,
+    DeviceSuite,
     ExecutorSuite,
     LoRABackendSuite,
     LoRASourceSuite,
@@ -25,6 +28,10 @@ from fwk_kit.testing import (
 
 class TestTorchExperts(MoERunnerSuite):
     plugin = "torch"
+
+
+class TestCpuExperts(MoERunnerSuite):
+    plugin = "cpu"
 
 
 class TestTorchLoRA(LoRABackendSuite):
@@ -91,6 +98,43 @@ class TestFile(CacheTierSuite):
     def tier_options(self) -> dict[str, object]:
         # In a process of its own the suite has no fixtures.
         return {"hicache_storage_dir": getattr(self, "place", None) or tempfile.mkdtemp()}
+
+    def selected(self, item: Any) -> dict[str, Any]:
+        return {**super().selected(item), **self.tier_options()}
+
+
+class TestCpuDevice(DeviceSuite):
+    plugin = "cpu"
+
+
+class TestCudaDevice(DeviceSuite):
+    plugin = "cuda"
+
+
+class TestRocmDevice(DeviceSuite):
+    plugin = "rocm"
+
+
+class TestXpuDevice(DeviceSuite):
+    plugin = "xpu"
+
+
+class TestMpsDevice(DeviceSuite):
+    plugin = "mps"
+
+
+class TestRedis(CacheTierSuite):
+    plugin = "redis"
+
+    @pytest.fixture(autouse=True)
+    def place(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        server = RedisServer()
+        monkeypatch.setenv("TEST_REDIS_URL", server.url)  # for the suite in a process of its own, too
+        yield
+        server.close()
+
+    def tier_options(self) -> dict[str, object]:
+        return {"hicache_redis_url": os.environ["TEST_REDIS_URL"]}
 
     def selected(self, item: Any) -> dict[str, Any]:
         return {**super().selected(item), **self.tier_options()}

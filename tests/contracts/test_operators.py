@@ -6,6 +6,7 @@ import pytest
 from tests.helpers.isas import isa_params
 
 from fwk import native
+from fwk.plugins import Registered
 from fwk_kit.testing import OperatorsSuite
 
 SETTINGS = isa_params(f"{native.isas()[-1]}, 3 threads")
@@ -13,6 +14,16 @@ SETTINGS = isa_params(f"{native.isas()[-1]}, 3 threads")
 
 class TestTorch(OperatorsSuite):
     plugin = "torch"
+
+
+class TestTriton(OperatorsSuite):
+    """In Triton's interpreter."""
+
+    plugin = "triton"
+
+    @pytest.mark.slow
+    def test_serves_a_tiny_model(self, item: Registered) -> None:
+        super().test_serves_a_tiny_model(item)
 
 
 class TestCpu(OperatorsSuite):

@@ -130,9 +130,9 @@ def test_the_sample_has_each_feature_four_times() -> None:
     assert len(sampled) < len(PAIRS) / 4
 
 
-def test_at_least_nine_of_ten_pairs_run() -> None:
+def test_at_least_92_of_100_pairs_run() -> None:
     assert set(REFUSED) <= set(PAIRS)
-    assert len(REFUSED) <= len(PAIRS) / 10
+    assert len(REFUSED) <= 0.08 * len(PAIRS)
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -142,11 +142,11 @@ def test_the_page_is_up_to_date() -> None:
 def test_the_core_contains_no_features_name() -> None:
     """Whatever a plugin is called, core knows families only."""
     everyday = {"none", "torch", "local", "file", "host", "hub", "cpu"}
-    everyday |= {"dummy", "json", "log", "openai", "priority", "processes", "random", "session", "wheel"}
+    everyday |= {"dummy", "json", "log", "openai", "priority", "processes", "random", "session", "suffix", "wheel"}
     kit = ("testing", "templates")  # they use libraries and number formats of which plugins have their names
     names = {item.name for item in discover().all() if item.family != "logits_processors"} - everyday
-    # Not compilers' words for instructions, such as "-mamx-int8".
-    pattern = re.compile(rf"(?<!-mamx-)\b({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
+    # Not compilers' words for instructions, such as "-mamx-int8", nor --disable-cuda-graph, which core's own option is.
+    pattern = re.compile(rf"(?<!-mamx-)(?<!--disable-)\b({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
     found = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sorted((ROOT / "core/fwk").rglob("*.py"))

@@ -43,3 +43,7 @@ class TestDfsWeight(SchedulePolicySuite):
 
 class TestLof(SchedulePolicySuite):
     plugin = "lof"
+
+
+class TestReserve(SchedulePolicySuite):
+    plugin = "reserve"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 from fwk_kit.testing import LoadBalancerSuite, ObserverSuite
 
 
@@ -13,12 +16,21 @@ class TestShortestQueue(LoadBalancerSuite):
     plugin = "shortest_queue"
 
 
+class TestWeightedRoundRobin(LoadBalancerSuite):
+    plugin = "wrr"
+
+
 class TestPrometheus(ObserverSuite):
     plugin = "prometheus"
 
 
 class TestLog(ObserverSuite):
     plugin = "log"
+
+
+class TestCrashDump(ObserverSuite):
+    plugin = "crash_dump"
+    options = {"crash_dump_folder": str(Path(tempfile.gettempdir()) / "fwk-crash-dumps")}
 
 
 class TestOtel(ObserverSuite):

@@ -50,6 +50,11 @@ class TestDynamicTemperature(LogitsProcessorSuite):
     asks = ({"extra": {"dynatemp_range": 0.5}},)
 
 
+class TestMirostat(LogitsProcessorSuite):
+    plugin = "mirostat"
+    asks = ({"extra": {"mirostat": 2, "mirostat_tau": 0.5}},)
+
+
 class TestWatermark(LogitsProcessorSuite):
     plugin = "watermark"
     asks = ({"extra": {"watermark": True}},)

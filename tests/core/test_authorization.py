@@ -112,7 +112,7 @@ def test_where_routes_for_administrators_come_from() -> None:
             admission=AdmissionController(ServerOptions(), 100),
             admin_routes=[lambda app: app.add_api_route("/admin/core", nothing)],
         )
-        door: Any = app.user_middleware[0].kwargs["guard"]
+        door: Any = app.user_middleware[0].kwargs["guards"][0]
         found: dict[str, set[str]] = {}
         for route in app.router.routes:
             path: str = getattr(route, "path")  # noqa: B009

@@ -66,7 +66,7 @@ def test_a_runner_of_experts_is_settled_with_the_quantizer(tmp_path: Path) -> No
     with fwk.LLM(path, plugins=plugins, quantization="none", **SMALL) as llm:
         assert llm.engine.info.chosen["moe"] == "fused"
     with fwk.LLM(path, plugins=plugins, quantization="int8", **SMALL) as llm:
-        assert llm.engine.info.chosen["moe"] == "torch"
+        assert llm.engine.info.chosen["moe"] == "cpu"
         assert llm.engine.info.reasons == [told]
         assert llm.engine.info.refused["moe"] == {"fused": "it serves quant none only, not int8: fused"}
     with pytest.raises(PluginError, match=f"--strict: {told}"):

@@ -11,8 +11,12 @@ import pytest
 import torch
 
 from fwk.interfaces.attention import AttentionLayer, BlockFormat
+from fwk.interfaces.device import DeviceContext
 from fwk.native import huge_pages
-from fwk.worker.kv_cache import ALIGNMENT, allocate, unused
+from fwk.worker.kv_cache import allocate, scratch_kv_cache
+from fwk_devices.cpu.device import ALIGNMENT, Cpu
+
+DEVICE = (Cpu(DeviceContext()), torch.device("cpu"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="as Linux tells of pages")
@@ -42,7 +46,7 @@ class Odd:
 
 def test_caches_of_layers_lie_one_after_another() -> None:
     layers = [AttentionLayer(i, 1, 1, 8, 1.0) for i in range(3)]
-    allocate(Odd(), [layers], 7, torch.device("cpu"))  # type: ignore[arg-type]
+    allocate(Odd(), [layers], 7, *DEVICE)  # type: ignore[arg-type]
     caches = [layer.kv_cache for layer in layers]
     for number, cache in enumerate(caches):
         assert tuple(cache.shape) == (7, 3, 1)
@@ -98,8 +102,8 @@ def test_pages_are_taken_before_they_are_written_to() -> None:
 @pytest.mark.parametrize("has_memory", [True, False])
 def test_a_cache_that_was_not_used_yet_is_zeros(has_memory: bool) -> None:
     layers = [AttentionLayer(i, 1, 1, 8, 1.0) for i in range(3)]
-    memory = allocate(Odd(), [layers], 7, torch.device("cpu"))  # type: ignore[arg-type]
-    with unused(memory if has_memory else None, layers):
+    memory = allocate(Odd(), [layers], 7, *DEVICE)  # type: ignore[arg-type]
+    with scratch_kv_cache(memory if has_memory else None, layers):
         for layer in layers:
             assert layer.kv_cache is not None
             layer.kv_cache[2] = 5

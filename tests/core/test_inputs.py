@@ -4,21 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fwk.interfaces.device import Device, DeviceContext
 from fwk.types import Batch, ForwardBatch, NewSequence, SamplingParams, ScheduledSequence
 from fwk.worker.inputs import InputBuffers, StepRows
 from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.staging import StagingRing
 
 BLOCK, NUM_SLOTS, LONGEST = 4, 6, 60
 
 
+class Host(Device):
+    """The host, as far as inputs go."""
+
+    kind = "cpu"
+    collective = "gloo"
+    is_host = True
+
+    def missing(self) -> str | None: ...
+    def host(self) -> Any: ...
+    def count(self) -> int | None: ...
+    def take(self, index: int) -> Any: ...
+    def memory(self, device: torch.device, num_sharers: int) -> Any: ...
+    def defaults(self, stored_dtype: str, max_running_requests: int) -> Any: ...
+
+
+def ring() -> StagingRing:
+    return StagingRing(Host(DeviceContext()), torch.device("cpu"), 3)
+
+
 def tables() -> tuple[SequenceTable, InputBuffers]:
     table = SequenceTable(NUM_SLOTS, LONGEST, BLOCK)
-    return table, InputBuffers(table, 64, NUM_SLOTS, torch.device("cpu"))
+    return table, InputBuffers(table, 64, NUM_SLOTS, ring())
 
 
 def numbers(forward: ForwardBatch, rows: StepRows) -> dict[str, object]:
@@ -91,7 +113,7 @@ def test_a_place_further_is_as_built_anew() -> None:
         forward, rows = inputs.prepare(batch)
         num_again += forward is last
         last = forward
-        anew = InputBuffers(table, 64, NUM_SLOTS, torch.device("cpu")).prepare(batch)
+        anew = InputBuffers(table, 64, NUM_SLOTS, ring()).prepare(batch)
         assert numbers(forward, rows) == numbers(*anew)
         take_in(table, batch)
     assert num_again >= 14
@@ -119,7 +141,7 @@ def test_other_steps_are_built_anew(change: str) -> None:
     table.begin(batch)
     forward, rows = inputs.prepare(batch)
     assert forward is not first
-    assert numbers(forward, rows) == numbers(*InputBuffers(table, 64, NUM_SLOTS, torch.device("cpu")).prepare(batch))
+    assert numbers(forward, rows) == numbers(*InputBuffers(table, 64, NUM_SLOTS, ring()).prepare(batch))
 
 
 def test_other_inputs_in_between_are_noticed() -> None:
@@ -133,7 +155,7 @@ def test_other_inputs_in_between_are_noticed() -> None:
     inputs.prepare_one(np.array([1]), np.array([42]), np.array([2]))
     batch = plans.decode([0, 1])
     table.begin(batch)
-    anew = InputBuffers(table, 64, NUM_SLOTS, torch.device("cpu")).prepare(batch)
+    anew = InputBuffers(table, 64, NUM_SLOTS, ring()).prepare(batch)
     assert numbers(*inputs.prepare(batch)) == numbers(*anew)
 
 
@@ -166,7 +188,7 @@ def test_hidden_states_are_asked_for_where_somebody_needs_them(case: str) -> Non
         getattr(table, name)[0] = value
     batch = Batch(2, [], [], [ScheduledSequence(0, 5, samples, [], [])])
     for prunes_last_layer in (True, False):
-        inputs = InputBuffers(table, 64, NUM_SLOTS, torch.device("cpu"), prunes_last_layer=prunes_last_layer)
+        inputs = InputBuffers(table, 64, NUM_SLOTS, ring(), prunes_last_layer=prunes_last_layer)
         forward, _ = inputs.prepare(batch)
         found = None if forward.hidden_indices is None else forward.hidden_indices.tolist()
         wanted = (hidden_indices, logits_indices) if prunes_last_layer else (None, [4] * samples)

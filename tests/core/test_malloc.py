@@ -73,3 +73,30 @@ def test_a_thread_that_read_a_large_text_keeps_nothing_of_it() -> None:
 
     assert growth("bounded") <= 4
     assert growth("left alone") >= 20
+
+
+LOADING = """
+import ctypes, os
+from fwk.process.malloc import large_blocks_returned
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+def mapped(num_bytes):
+    before = open("/proc/self/statm").read().split()[0]
+    block = libc.malloc(num_bytes)
+    libc.free(block)
+    kept = libc.malloc(64)  # above a block of the heap it would keep it
+    return int(open("/proc/self/statm").read().split()[0]) - int(before) < num_bytes // 8192
+
+libc.free(libc.malloc(30 << 20))
+with large_blocks_returned():
+    print(all(mapped(8 << 20) for _ in range(3)))
+print(mapped(40 << 20))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's bounds")
+def test_a_load_gives_large_blocks_back_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["True", "True"]

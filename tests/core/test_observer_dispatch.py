@@ -37,6 +37,9 @@ class Hearing(Observer):
     def step_finished(self, stats: EngineStats) -> None:
         self.heard.append(stats.steps)
 
+    def engine_died(self, reason: str) -> None:
+        self.heard.append(reason)
+
     def close(self) -> None:
         self.heard.append("closed")
 
@@ -76,13 +79,14 @@ async def test_everything_is_told_in_order_on_a_thread_of_its_own() -> None:
         observers.tokens_received(mine, 1, 0.5)
     observers.request_finished(mine)
     observers.step_finished(EngineStats(steps=7))
+    observers.engine_died("killed")
     await listener.settle()
     observers.close()
     assert [entry[0] for entry in hearing.heard[:2]] == ["arrived", 1]
     assert hearing.heard[0][1].num_output_tokens == 0, "a record is as it was then"
     assert hearing.heard[1:500] == [(i, 1, 0.5) for i in range(1, 500)]
     assert hearing.heard[500] == ("finished", mine)
-    assert hearing.heard[501:] == [7, "closed"]
+    assert hearing.heard[501:] == [7, "killed", "closed"]
     assert hearing.threads.isdisjoint({threading.get_ident()})
 
 

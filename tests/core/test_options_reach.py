@@ -25,6 +25,7 @@ DERIVED = {
     "grammar": ("fwk_grammar.llguidance", "--grammar-backend"),
     "tool_parsers": ("fwk_parsers.hermes", "--tool-call-parser"),
     "reasoning_parsers": ("fwk_parsers.think", "--reasoning-parser"),
+    "devices": ("fwk_devices.cpu", "--device"),
     "executors": ("fwk_executors.inprocess", "--executor"),
     "load_balancers": ("fwk_balancers.round_robin", "--load-balance-method"),
     "loaders": ("fwk_loaders.dummy", "--load-format"),

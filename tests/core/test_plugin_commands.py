@@ -75,7 +75,11 @@ def test_list_says_what_comes_from_where_and_what_it_costs(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "refused", "reason"),
     [
-        (["--with", "--dtype", "bfloat16", "--kv-cache-dtype", "int8"], "flashinfer", "keeps K/V as auto, not int8"),
+        (
+            ["--with", "--dtype", "bfloat16", "--kv-cache-dtype", "int8"],
+            "flashinfer",
+            "keeps K/V as auto, fp8_e4m3, not int8",
+        ),
         (["--dtype", "float16"], "cpu", "this run in float16"),
         ([], "flashinfer", "this run in float32"),
     ],
@@ -159,10 +163,13 @@ def test_doctor_finds_nothing_wrong_here() -> None:
     assert [finding for finding in told["findings"] if finding["level"] != "note"] == []
 
 
+BUSY = "import time\nend = time.thread_time() + 0.05\nwhile time.thread_time() < end:\n    pass\n"
+
+
 def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     plugin(tmp_path, "bad", before="raise OSError('no rocket')\n")
     plugin(tmp_path, "over", override=True)
-    plugin(tmp_path, "slow", before="import time; time.sleep(0.05)\n")
+    plugin(tmp_path, "slow", before=BUSY)
     plugin(tmp_path, "needy", more=', needs=Needs(packages=("rocket>=3",))', before="from fwk import Needs\n")
     plugin(tmp_path, "twice")
     write_metadata(tmp_path, "acme-twice", {}, version="2.0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
@@ -125,3 +126,10 @@ def test_while_one_of_them_is_exchanged_core_does_their_work() -> None:
     made.add(NewSequence(0, [1, 2], 2, 0, [], SamplingParams(temperature=1.0), 7))
     made.sample(torch.zeros(1, 4), rows_of([0]))
     assert recorder.logits.tolist() == [[1.0] * 4]
+
+
+def test_a_name_that_is_no_field_is_told_with_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"SamplingParams has no field 'max_token': did you mean max_tokens\?"):
+        SamplingParams(max_token=5)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match=r"there are max_tokens, .*extra"):
+        SamplingParams(zzz=5)  # pyright: ignore[reportCallIssue]

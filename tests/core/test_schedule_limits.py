@@ -11,9 +11,7 @@ from tests.helpers.scheduling import ask, batches, finish, step
 
 from fwk.engine.core import Engine
 from fwk.errors import ConfigError, InvalidRequest
-from fwk.interfaces.declaration import Host
 from fwk.interfaces.dialect import EmbedInput, GenerateInput
-from fwk.native import cpu_flags
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
 from fwk.setup import resolve
@@ -50,6 +48,14 @@ def test_a_step_with_enough_prompt_tokens_starts_no_further_prompt() -> None:
         ask(engine, name, length, 2)
     finish(engine)
     assert new_tokens(engine) == [[4, 4], [1, 1, 6], [1, 29], [11], [1, 3], [1]], "decoding does not count"
+
+
+def test_a_step_with_enough_prompts_starts_no_further_one() -> None:
+    engine = make_engine(step_tokens=30, chunk_tokens=6, max_prompts=2, cache="none")
+    for name, length in (("a", 4), ("b", 9), ("c", 2), ("d", 3)):
+        ask(engine, name, length, 2)
+    finish(engine)
+    assert new_tokens(engine) == [[4, 6], [1, 3, 2], [1, 1, 3], [1]], "begun ones count, decoding does not"
 
 
 def test_chunked_prefill_size_bounds_a_prompts_part_of_a_step() -> None:
@@ -183,6 +189,7 @@ def test_how_many_tokens_a_step_has_unless_it_is_said(
 ) -> None:
     plugins = discover()
     config = build_config(plugins, {"model": str(tiny_folder), "load_format": "dummy", **given})
-    monkeypatch.setattr(resolve, "detect_host", lambda _: Host(device, (9, 0), cpu_flags()))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: device == "cuda")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     setup = resolve.resolve(config, open_model(config, plugins, print), plugins)
     assert (setup.max_step_tokens, setup.max_start_tokens) == (expected, start)

@@ -17,6 +17,7 @@ from fwk.server import replicas as module
 from fwk.server.frontend import ServerFrontend
 from fwk.server.observer_dispatch import Observers
 from fwk.server.replicas import Replicas
+from fwk.text.prompt_limits import PromptLimits
 from fwk.types import AdapterInfo, GrammarRequest
 
 
@@ -71,7 +72,7 @@ def engines(clients: list[Client]) -> Replicas:
 
 @pytest.fixture
 def frontend(engines: Replicas) -> Any:
-    text: Any = SimpleNamespace()
+    text: Any = SimpleNamespace(limits=PromptLimits())
     grammars: Any = SimpleNamespace(kinds=frozenset(), check=lambda grammar: None, use=lambda name: None)
     plugins: Any = SimpleNamespace(family=lambda name: [])
     frontend = ServerFrontend(

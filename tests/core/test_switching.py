@@ -22,6 +22,7 @@ from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, Sampli
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import Resolution
 from fwk.plugins.options import build_config
+from fwk.server.engine_sleep import EngineSleep
 from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.observer_dispatch import Observers
@@ -218,7 +219,12 @@ def replicas(*clients: Engines) -> Replicas:
     found = Replicas.__new__(Replicas)
     found._clients = list(clients)  # type: ignore[arg-type]
     found._switched = {}
+    found.sleep = EngineSleep(nothing, nothing, lambda: False)
     return found
+
+
+async def nothing() -> Any:
+    """Engines that always run."""
 
 
 async def test_all_engines_switch_or_none() -> None:

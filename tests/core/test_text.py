@@ -21,6 +21,7 @@ from fwk.text.lengths import max_characters
 from fwk.text.stop_strings import StopMatcher
 from fwk.text.vocabulary import Vocabulary, byte_of_char
 from fwk.types import SamplingParams, TokenEvent
+from fwk.types.sampling import RepetitionDetection
 from fwk_jinja import sandbox
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 
@@ -238,6 +239,41 @@ def test_min_tokens_come_before_stop_strings() -> None:
     ids = [BYTES.token_to_id(c) for c in "abab"]
     assert stream(BYTES, ids, stop=["b"]) == ("a", 2)
     assert stream(BYTES, ids, stop=["b"], min_tokens=3) == ("aba", 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "left"),
+    [
+        ({"stop_regex": [r"\d+"]}, "abc 42 d", "abc "),
+        ({"stop_regex": [r"\n\s*\n"]}, "a\nb\n \nc", "a\nb"),
+        ({"stop_regex": ["a.*z"], "stop": ["q"]}, "1a2q3z", "1a2"),
+        ({"stop_regex": ["a.*z"], "stop": ["q"]}, "1a2z3q", "1"),
+        ({"stop_regex": ["b.d"], "stop": ["cd"]}, "abcd", "a"),  # both end there: the one that begins first
+        ({"stop_regex": ["b.d"], "stop": ["cd"], "include_stop_str_in_output": True}, "abcde", "abcd"),
+        ({"stop_regex": ["a.*z"]}, "1a2", "1a2"),  # what was held comes at the end
+    ],
+)
+def test_patterns_end_a_text_as_strings_do(given: dict[str, object], text: str, left: str) -> None:
+    ids = [token for char in text for token in BYTES.encode(char).ids]
+    assert stream(BYTES, ids, **given)[0] == left
+    assert stream(BYTES, ids, [3, 5], **given)[0] == left
+
+
+def test_a_text_that_repeats_itself_ends() -> None:
+    ids = [token for char in "abcdcdcdcd" for token in BYTES.encode(char).ids]
+    twice = RepetitionDetection(3, 3)
+    assert stream(BYTES, ids, repetition_detection=twice) == ("abcdcdcd", 8)
+    assert stream(BYTES, ids, repetition_detection=twice, min_tokens=10) == ("abcdcdcdcd", 10)
+    assert stream(BYTES, ids, repetition_detection=twice, stop=["dx"]) == ("abcdcdcd", 8)  # nothing stays held back
+    assert stream(BYTES, ids, repetition_detection=RepetitionDetection(1, 3)) == ("abcdcdcdcd", 10)
+
+
+def test_text_that_may_be_of_a_pattern_is_held_back() -> None:
+    text = SequenceText(BYTES, Vocabulary(BYTES), SamplingParams(stop_regex=["b+c"]))
+    assert text.feed(TokenEvent("r", 0, BYTES.encode("abb").ids))[0] == "a"
+    assert text.feed(TokenEvent("r", 0, BYTES.encode("d").ids))[0] == "bbd"
+    assert text.feed(TokenEvent("r", 0, BYTES.encode("bbc").ids))[0] == ""
+    assert text.stop_string == "b+c"
 
 
 CHATML = (

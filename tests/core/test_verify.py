@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from tests.helpers.statistics import chi_squared
 
 from fwk.interfaces.sampling import SamplingContext, SamplingRows
+from fwk.interfaces.speculative import Acceptance
 from fwk.worker.acceptance import accepted, rejection_logits, uniform_draws
 from fwk.worker.draft_tree import DraftTree
 from fwk_sampling.torch_sampler.sampler import TorchSampler
 
 SAMPLES = 20_000
+
+
+def round_up(p: float) -> float:
+    """The rate at which a draft of probability p is kept with a single threshold of 0.3."""
+    return 1.0 if p >= 0.29 else p
 
 
 def test_a_chain_is_kept_up_to_the_first_difference() -> None:
@@ -42,6 +50,31 @@ def test_drawn_drafts_leave_the_targets_distribution(sharpness: float) -> None:
     kept = float((picked == drafts.numpy()).mean())
     overlap = float(np.minimum(p, proposal.numpy()).sum())
     assert kept == pytest.approx(overlap, abs=0.02)  # the paper's acceptance rate: 1 - total variation
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "expected"),
+    [
+        (Acceptance(), lambda p: p),
+        (Acceptance(scale=0.5), lambda p: min(1, 2 * p)),
+        (Acceptance(single=0.29), round_up),
+    ],
+)
+@pytest.mark.parametrize("draft", [0, 1, 2])
+def test_relaxed_acceptance_keeps_as_often_as_it_says(
+    acceptance: Acceptance, expected: Callable[[float], float], draft: int
+) -> None:
+    p = np.array([0.6, 0.3, 0.1])
+    certain = torch.nn.functional.one_hot(torch.full((SAMPLES,), draft), 3).float()
+    draws = torch.from_numpy(uniform_draws(np.arange(SAMPLES, dtype=np.uint64), np.full(SAMPLES, 3)))
+    logits = torch.from_numpy(np.log(p)).float().expand(SAMPLES, -1)
+    rest = rejection_logits(logits, torch.full((SAMPLES,), draft), certain, draws, acceptance)
+    kept = (torch.softmax(rest, 1)[:, draft] == 1).numpy()
+    assert kept.mean() == pytest.approx(expected(p[draft]), abs=0.012)
+    if not kept.all():  # a rejected place has the others, in the target's proportions
+        others = np.delete(p, draft)
+        left = np.delete(torch.softmax(rest, 1).numpy()[~kept][0], draft)
+        assert left == pytest.approx(others / others.sum(), abs=1e-5)
 
 
 def test_draws_are_uniform_and_independent_of_place_and_seed() -> None:

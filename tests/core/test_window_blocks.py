@@ -8,8 +8,10 @@ from tests.helpers.engine_machine import assert_idle, prompts, request, run
 
 from fwk.engine.window_blocks import WindowBlocks, WindowCache
 from fwk.interfaces.attention import AttentionLayer, BlockFormat, KVSpec
+from fwk.interfaces.device import DeviceContext
 from fwk.types import EngineStats
 from fwk.worker.kv_cache import allocate, form_groups
+from fwk_devices.cpu.device import Cpu
 from fwk_kit.testing.fake_engine import make_engine, reference
 
 GROUPS = {"block_size": 4, "num_window_groups": 2, "window": 7}
@@ -182,10 +184,18 @@ def test_groups_have_as_many_layers_as_see_everything(kinds: str, groups: str) -
     formed = form_groups(Backend(), given)  # type: ignore[arg-type]
     assert "".join(str(layer.kv_group) for layer in given) == groups
     assert sorted(layer.index for group in formed for layer in group) == list(range(len(kinds)))
-    allocate(Backend(), formed, 3, torch.device("cpu"))  # type: ignore[arg-type]
+    allocate(Backend(), formed, 3, Cpu(DeviceContext()), torch.device("cpu"))  # type: ignore[arg-type]
     for group in formed[1:]:
         for layer, first in zip(group, formed[0], strict=False):
             assert layer.kv_cache is first.kv_cache
+
+
+def test_layers_that_draft_join_the_first_group() -> None:
+    given, drafting = layers("wfwf"), layers("wff")
+    groups = form_groups(Backend(), given, drafting)  # type: ignore[arg-type]
+    assert groups == [[given[1], given[3], *drafting], [given[0], given[2]]]
+    assert [layer.kv_group for layer in drafting] == [0, 0, 0]
+    assert form_groups(Backend(), given[1:2], drafting) == [[given[1], *drafting]]  # type: ignore[arg-type]
 
 
 def test_layers_that_store_something_else_stay_in_one_group() -> None:

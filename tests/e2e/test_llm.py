@@ -197,6 +197,13 @@ def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny_llm: Tiny) -> No
             PluginError,
             "--strict: dtype (bfloat16|float32) instead of the checkpoint's float16",
         ),
+        ({"port": 9}, ConfigError, "--port is for fwk serve: fwk.LLM has no server"),
+        ({"tool_call_parser": "hermes"}, ConfigError, "--tool-call-parser is for fwk serve"),
+        (
+            {"mem_fraction_static": 0.5, "max_total_tokens": 256},
+            ConfigError,
+            "--mem-fraction-static: .* does nothing beside --max-total-tokens",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_before_serving(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
 ]
+AXE = Path(os.environ.get("AXE_CORE", Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js"))
 IDLE = "document.getElementById('stop').hidden"
 NUM_ANSWERS = "document.querySelectorAll('.message.assistant').length"
 SLOW_STREAM = r"""
@@ -32,7 +34,7 @@ ENTER = "\ue007"
 def page(tiny: Server) -> Iterator[Browser]:
     with browser() as found:
         found.open(tiny.url)
-        found.wait("document.getElementById('model').textContent === 'tiny'")
+        found.wait("document.getElementById('model').value === 'tiny'")
         found.click("#show-settings")
         found.type("#max_tokens", "20")
         found.type("#temperature", "0")
@@ -109,9 +111,49 @@ def test_what_the_server_says_is_shown(page: Browser) -> None:
     assert "400: top_p" in page.text(".message.assistant .error")
     page.run("document.getElementById('top_p').value = ''")
     page.click("#show-server")
-    page.wait("document.querySelectorAll('#facts tr').length > 5")
+    page.wait("document.querySelectorAll('.why li').length > 5")
     assert "attention" in page.text("#facts")
     assert page.run("return document.getElementById('settings').hidden")
+
+
+def test_charts_follow_the_metrics(page: Browser) -> None:
+    page.click("#show-server")
+    page.wait("document.querySelectorAll('.chart').length === 6")
+    page.type("#input", "Hello." + ENTER)
+    answered(page, 1)
+    was_busy = "(one) => /Tokens out.*at most (?!0 )/.test(one.textContent)"
+    page.wait(f"[...document.querySelectorAll('.chart title')].some({was_busy})")
+    page.run("document.querySelector('.why .chip.off summary').click()")
+    assert len(page.run("return document.querySelector('.why .chip.off[open]').textContent")) > 20, "why it was refused"
+
+
+def test_the_page_of_the_api(page: Browser, tiny: Server) -> None:
+    page.open(f"{tiny.url}/docs")
+    page.wait("document.querySelectorAll('.route').length > 20")
+    page.type("#filter", "post /v1/completions")
+    assert page.run("return document.querySelectorAll('.route:not([hidden])').length") == 1
+    page.click(".route summary", "/v1/completions")
+    page.wait("document.querySelector('.route[open] .fields')")
+    assert "prompt" in page.text(".route[open] .fields")
+    page.type(".route[open] textarea", '{"prompt": "x", "max_tokens": 3}')
+    page.click(".route[open] .trial button")
+    page.wait("document.querySelector('.route[open] pre').textContent.startsWith('200')")
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: npm install axe-core")
+def test_axe_finds_no_violation(page: Browser, tiny: Server) -> None:
+    page.type("#input", "Hello." + ENTER)
+    answered(page, 1)
+    assert page.violations(AXE) == [], "settings"
+    page.click("#show-server")
+    page.wait("document.querySelectorAll('.chart').length === 6")
+    assert page.violations(AXE) == [], "server"
+    page.click("#theme")
+    assert page.violations(AXE) == [], "the other colours"
+    page.open(f"{tiny.url}/docs")
+    page.wait("document.querySelectorAll('.route').length > 20")
+    page.click(".route summary", "/v1/completions")
+    assert page.violations(AXE) == [], "docs"
 
 
 def test_texts_are_never_read_as_html(page: Browser) -> None:

@@ -121,9 +121,18 @@ def test_larger_steps_than_asked_for_are_not_replayed(folders: dict[str, Path]) 
 
 
 def test_a_model_that_cannot_be_recorded_says_which_operator(folders: dict[str, Path]) -> None:
-    _, how, steps = serve(folders["MoE"])
+    _, how, steps = serve(folders["MoE"], moe_runner_backend="torch")
     assert how.startswith("eager (torch computes aten.")
     assert steps.replayed == 0
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_experts_are_captured(folders: dict[str, Path], quantization: str) -> None:
+    options: dict[str, Any] = {"quantization": quantization, "dtype": "bfloat16"}
+    captured, how, steps = serve(folders["MoE"], **options)
+    assert how == "captured"
+    assert steps.replayed == len(steps.sizes)
+    assert captured == serve(folders["MoE"], **options, disable_cuda_graph=True)[0]
 
 
 def test_how_many_sequences_are_captured_is_checked() -> None:

@@ -22,9 +22,10 @@ from tests.helpers.http import NO_TLS
 from tests.helpers.rig import FAKE, Server, assert_no_leak, until
 from tests.helpers.servers import Start
 
+PAGE_FILES = ("api.js", "app.js", "docs.js", "markdown.js", "server.js", "style.css")
 KEY = "sk-the-key-of-the-tests"
 ADMIN_KEY = "sk-the-key-of-the-administrator"
-PAGE = {"/", "/playground/app.js", "/playground/markdown.js", "/playground/style.css"}
+PAGE = {"/", "/docs"} | {f"/playground/{name}" for name in PAGE_FILES}
 PUBLIC = {"/health", "/ready"} | PAGE
 ADMIN = {f"{start}/{verb}_lora_adapter" for start in ("/v1", "") for verb in ("load", "unload")} | {"/plugins/switch"}
 NUM_STREAMS = 64

@@ -42,7 +42,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]
         ({"executor": "processes", "tensor_parallel_size": 2}, 4, ""),
         ({"disable_hybrid_swa_memory": True}, 1, "--disable-hybrid-swa-memory"),
         ({"prefix_cache": "hierarchical"}, 1, "cache hierarchical keeps blocks in tiers"),
-        ({"speculative_algorithm": "ngram"}, 1, "speculation"),
+        ({"speculative_algorithm": "ngram"}, 4, ""),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
@@ -59,7 +59,8 @@ def test_tokens_are_those_of_transformers(
             assert [one.token_ids for one in llm.generate(PROMPTS, GREEDY)] == wanted
         stats = llm.engine.stats()
         assert stats.cached_prompt_tokens > 0
-        assert stats.preemptions > 0
+        # Accepted drafts end sequences before the pool is full.
+        assert stats.preemptions > 0 or "speculative_algorithm" in options
         assert stats.num_held_blocks == 0
 
 

@@ -89,7 +89,7 @@ async def goes_on_sending(server: Server, head: bytes, more: bytes) -> bytes:
 
 LINE = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 REFUSED = {
-    431: (LINE, b"".join(b"x-%d: y\r\n" % i for i in range(10_000))),
+    431: (LINE, b"".join(b"x-%d: y\r\n" % i for i in range(800))),  # past the limit after some writes
     400: (LINE + b"no colon\r\n\r\n", b"x" * 4096),
     413: (HEAD.replace(b"content-length: ", b"content-length: 1000"), b"x" * 4096),
     501: (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
@@ -66,8 +67,8 @@ async def test_a_second_signal_ends_it_at_once(spawn: Start) -> None:
     assert not server.leftovers
 
 
-async def test_a_dead_engine_is_started_again(spawn: Start) -> None:
-    server = spawn(*SLOW, "--health-monitor")
+async def test_a_dead_engine_is_started_again(spawn: Start, tmp_path: Path) -> None:
+    server = spawn(*SLOW, "--health-monitor", "--crash-dump-folder", str(tmp_path))
     async with connect(server) as client:
         streams, running = await begin(client, 12)
         await asyncio.to_thread(until, lambda: server.stats()["generation_tokens"] > 60, 10, "something to count")
@@ -79,7 +80,12 @@ async def test_a_dead_engine_is_started_again(spawn: Start) -> None:
     assert before > 40
     assert status(server, "/ready") == 503
     serves_again(server)
-    (death,) = [line for line in server.log.splitlines() if " ERROR " in line]
+    death, dump = [line for line in server.log.splitlines() if " ERROR " in line]
+    assert str(tmp_path) in dump
+    [file] = tmp_path.iterdir()
+    died, *dumped = map(json.loads, file.read_text().splitlines())
+    assert "SIGKILL" in died["reason"]
+    assert sum(request["event"] == "under_way" for request in dumped) == 12
     for part in (
         "was killed by signal 9 (SIGKILL)",
         "12 requests ended with an error",

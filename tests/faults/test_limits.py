@@ -32,6 +32,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/api/chat": {"messages": MESSAGES, "options": {"num_predict": 1}},
+    "/completion": {"prompt": "Hi", "max_tokens": 1},
+    "/infill": {"input_prefix": "Hi", "input_suffix": "there", "max_tokens": 1},
+    "/apply-template": {"messages": [{"role": "user", "content": "Hi"}]},
     "/api/generate": {"prompt": "Hi", "options": {"num_predict": 1}},
     "/api/embed": {"input": "Hi"},
     "/api/embeddings": {"prompt": "Hi"},
@@ -45,7 +48,11 @@ GOOD["/rerank"] = GOOD["/v2/rerank"] = GOOD["/v1/rerank"]
 GOOD["/score"] = GOOD["/v1/score"]
 GOOD["/load_lora_adapter"] = GOOD["/v1/load_lora_adapter"]
 GOOD["/unload_lora_adapter"] = GOOD["/v1/unload_lora_adapter"]
+GOOD["/completions"] = GOOD["/completion"]
 GOOD["/generate_stream"] = GOOD["/"] = GOOD["/generate"]
+
+NEEDED = {"repetition_detection": {"max_pattern_size": 2, "min_count": 2}}
+"""What an object of a request has to hold at the least."""
 
 LONG = "A" * (CONTEXT + 1)
 LONG_GRAMMAR = "a" * (256 * 1024 + 1)
@@ -146,11 +153,12 @@ def with_value(path: str, limit: Limit, value: Any) -> dict[str, Any]:
         body = {"messages": MESSAGES}
     if name == "max_completion_tokens":
         del body["max_tokens"]
-    body |= {"top_logprobs": {"logprobs": True}, "tool_choice": HERMES, "best_of": {"n": 128}}.get(name, {})
+    flag = {} if path == "/v1/responses" else {"logprobs": True}
+    body |= {"top_logprobs": flag, "tool_choice": HERMES, "best_of": {"n": 128}}.get(name, {})
     place = body
     *outer, last = name.split(".")
     for part in outer:
-        place = place[part]
+        place = place.setdefault(part, dict(NEEDED.get(part, {})))
     place[last] = placed(limit, value)
     return body
 
@@ -160,7 +168,10 @@ def server(spawn: Start, tmp_path_factory: pytest.TempPathFactory) -> Server:
     template = tmp_path_factory.mktemp("template") / "all.jinja"
     template.write_text("{{ tools }}{{ x }}{% for m in messages %}{{ m.content }}{% endfor %}")
     flags = ("--tool-call-parser", "hermes", "--chat-template", str(template), "--max-body-bytes", str(64 * 2**20))
-    server = spawn(*flags, "--admin-api-key", ADMIN_KEY)
+    infill = template.with_name("infill.json")
+    names = ("fim_begin_token", "fim_middle_token", "fim_end_token")
+    infill.write_text(json.dumps(dict(zip(names, "abc", strict=True)) | {"fim_position": "end"}))
+    server = spawn(*flags, "--admin-api-key", ADMIN_KEY, "--completion-template", str(infill))
     for path in ("/tokenize", "/detokenize"):  # what the largest bodies take stays reserved, once
         for limit in limits_of(dict(ROUTES)[path].requests[path]):
             for value in past(limit):

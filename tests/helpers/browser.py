@@ -74,6 +74,12 @@ class Browser:
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._ask("GET", "/screenshot")))
 
+    def violations(self, axe: Path) -> list[str]:
+        """What axe-core, a script of that name, finds wrong for people with a screen reader or a keyboard."""
+        self.run(axe.read_text())
+        check = "const done = arguments[0]; axe.run().then((found) => done(found.violations.map((one) => one.help)))"
+        return self._ask("POST", "/execute/async", {"script": check, "args": []})
+
     def log(self) -> list[str]:
         """Errors that the browser reported."""
         found = self._ask("POST", "/se/log", {"type": "browser"})

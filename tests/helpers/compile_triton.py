@@ -1,12 +1,18 @@
-"""Compile the Triton kernels for a GPU that need not be there; prints the shared memory each takes, in bytes.
+"""Compile the Triton kernels for a GPU that need not be there; prints a line of JSON about the machine code of each.
 
-``python -m tests.helpers.compile_triton CC DTYPE plain|int8|fp8 full|tree|latent short|long``, without
-TRITON_INTERPRET: the interpreter takes the place of the compiler for good.
+``python -m tests.helpers.compile_triton CC DTYPE plain|int8|fp8 full|tree|latent short|long`` for attention,
+``python -m tests.helpers.compile_triton CC DTYPE operators``, both without TRITON_INTERPRET: the interpreter takes the
+place of the compiler for good.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -16,15 +22,62 @@ from triton.compiler import ASTSource
 from fwk_attention.triton_paged.kernels import attend_tiles, join_parts
 from fwk_attention.triton_paged.plan import device_sizes, power_of_two
 from fwk_attention.triton_paged.rows import store_rows
+from fwk_operators.triton_ops import kernels as operators
 
 BLOCK_SIZE = 16
 
 
-def shared_memory(kernel: Any, cc: int, types: dict[str, str], constants: dict[str, Any], **options: Any) -> int:
+DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+INSTRUCTIONS = {
+    "local_loads": r"\bLDL\b",
+    "local_stores": r"\bSTL\b",
+    "matrix_products": r"\b(HGMMA|HMMA|UTCHMMA)",
+    "hopper_matrix_products": r"\bHGMMA",
+    "loads_of_128_bits": r"\b(LDG|LDGSTS)[.\w]*\.128",
+}
+
+NOT_DIVISIBLE = ("num_heads", "num_tokens", "num_rows", "table_stride", "tree_stride")
+"""Arguments whose values Triton knows nothing of; others it takes to be multiples of 16, as they are."""
+
+
+def report(kernel: Any, cc: int, types: dict[str, str], constants: dict[str, Any], **options: Any) -> None:
+    """Compile and print."""
     names = kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
-    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
-    return triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options).metadata.shared
+    known = [name for name, kind in types.items() if kind != "fp32" and name not in NOT_DIVISIBLE]
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in known}
+    source = ASTSource(
+        kernel, signature, {(names.index(name),): value for name, value in constants.items()}, attributes
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        command = [str(DISASSEMBLER), "-sass", file.name]
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    counts = {name: len(re.findall(pattern, code)) for name, pattern in INSTRUCTIONS.items()}
+    print(json.dumps({"name": kernel.__name__, "shared": made.metadata.shared, **counts}))
+
+
+def compile_operators(cc: int, dtype: str) -> None:
+    """Those of a model of 4,096 numbers, with heads of 128, and of their norms."""
+    number, strides = f"*{dtype}", {"x_token_stride": "i32", "x_head_stride": "i32"}
+    given = {"IS_INTERPRETED": False}
+    norm = {"x": number, **strides, "residual": number, "weight": number, "weight_head_stride": "i32", "out": number}
+    norm |= {"num_rows": "i32", "eps": "fp32"}
+    for heads, size, rows, adds in ((1, 4096, 1, True), (8, 128, 8, False)):
+        sizes = {"HEADS": heads, "SIZE": size, "WIDTH": size, "ROWS": rows, "ADDS": adds, "ROUNDS_LAST": False}
+        report(operators.norm_rows, cc, norm, {**sizes, **given}, num_warps=16 if adds else 4)
+    turn = {"x": number, **strides, "cos": number, "cos_stride": "i32", "sin": number, "sin_stride": "i32"}
+    sizes = {"HEADS": 8, "HALF": 64, "WIDTH": 64, "ROWS": 16}
+    report(operators.rotate_rows, cc, {**turn, "num_rows": "i32"}, {**sizes, **given})
+    rows = {"SIZE": 4096, "WIDTH": 1024}
+    gate = {"x": number, "x_stride": "i32", "out": number}
+    for activation in range(5):
+        report(operators.gate_rows, cc, gate, {**rows, "ACTIVATION": activation, **given})
+    table = {"table": number, "table_stride": "i32", "indices": "*i64", "out": number, "scale": "fp32"}
+    report(operators.table_rows, cc, table, {**rows, "SCALES": True, **given})
 
 
 def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
@@ -43,10 +96,7 @@ def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
     layout = {"ROW": row, "BLOCK_SIZE": BLOCK_SIZE, "BLOCK_STRIDE": block_stride, "FORMAT": code}
     width = power_of_two(size + rest, 16)
     store = {"x": number, **strides, **cache, "slot_mapping": "*i64", "num_tokens": "i32", "part_offset": "i32"}
-    print(
-        1
-        + shared_memory(store_rows, cc, store, {"SIZE": size + rest, **layout, "TOKENS": sizes.tokens, "WIDTH": width})
-    )
+    report(store_rows, cc, store, {"SIZE": size + rest, **layout, "TOKENS": sizes.tokens, "WIDTH": width})
     work = {"out": number, "parts": "*fp32", "part_stats": "*fp32", "num_heads": "i32"}
     tile = {"GROUP": group, "HEADS": heads, "SIZE": size, "WIDTH": power_of_two(size, 16), "ROWS": rows}
     attend = {
@@ -76,10 +126,14 @@ def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
         "KEYS": sizes.keys,
         "IS_INTERPRETED": False,
     }
-    print(shared_memory(attend_tiles, cc, attend, constants, num_stages=2))
+    report(attend_tiles, cc, attend, constants, num_stages=2)
     if length == "short":
-        print(shared_memory(join_parts, cc, {**work, "joins": "*i32"}, tile))
+        report(join_parts, cc, {**work, "joins": "*i32"}, tile)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    compute_capability, number_type, *words = sys.argv[1:]
+    if words == ["operators"]:
+        compile_operators(int(compute_capability), number_type)
+    else:
+        main(int(compute_capability), number_type, *words)

@@ -11,7 +11,7 @@ from fwk.engine.core import Engine
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.types import Request, SamplingParams, Service
 from fwk_kit.testing.base import installed
-from fwk_kit.testing.fake_engine import VOCAB, make_engine, make_policy, next_token, reference
+from fwk_kit.testing.fake_engine import NUM_LOOKAHEAD, VOCAB, make_engine, make_policy, next_token, reference
 
 OPTIONS: dict[str, dict[str, object]] = {"random": {"random_order_seed": 7}}  # what hypothesis finds, it finds again
 
@@ -98,6 +98,7 @@ class EngineMachine(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         step_tokens=st.integers(1, 40),
         drafts=st.booleans(),
+        num_lookahead=st.sampled_from([NUM_LOOKAHEAD, NUM_LOOKAHEAD, 0]),  # 0: forced tokens, without a decoder
         chunk_tokens=st.sampled_from([None, 3, 32]),
         conservativeness=st.sampled_from([0.0, 1.0, 5.0]),
         is_mixed=st.booleans(),
@@ -110,8 +111,8 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def start(self, num_blocks, block_size, cache, policy, depth, step_tokens, drafts, **limits) -> None:  # type: ignore[no-untyped-def]
         rng = random.Random(num_blocks)
-        if limits["num_state_places"] is not None:  # neither drafts nor windows go with recurrent layers
-            drafts, limits["num_window_groups"] = False, 0
+        if limits["num_state_places"] is not None:  # windows do not go with recurrent layers
+            limits["num_window_groups"] = 0
 
         def draft(tokens: list[int]) -> list[int]:
             return [next_token(tokens)][: rng.randint(0, 1)] + [rng.randrange(VOCAB)] * rng.randint(0, 2)

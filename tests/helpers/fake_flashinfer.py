@@ -1,78 +1,114 @@
 """Stands in for FlashInfer where there is none: its paged wrappers as their documentation describes them, in float64.
 
-Written from that documentation, not from the adapter, so that the two can disagree. ``PLANS`` records every plan.
+Written from that documentation, not from the adapter, so that the two can disagree. ``PLANS`` records every plan,
+``MADE`` every wrapper. tests/plugins/attention compares the signatures with the package's, where it is installed.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 PLANS: list[dict[str, Any]] = []
+MADE: list[Any] = []
 
 
 class _Wrapper:
-    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", **settings: Any) -> None:
+    def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
         assert float_workspace_buffer.dtype == torch.uint8
         assert float_workspace_buffer.numel() >= 128 * 2**20
-        self.layout, self.settings = kv_layout, settings
-        self.planned: dict[str, Any] = {}
+        assert not float_workspace_buffer[:: 2**12].any(), "must be initialized to 0 for its first use"
+        assert backend in ("fa2", "fa3"), "what auto takes differs from version to version"
+        self.backend, self.planned = backend, dict[str, Any]()
+        MADE.append(self)
 
     def _keep(self, **planned: Any) -> None:
-        for name in ("qo_indptr", "indptr", "indices", "last_page_len"):
+        for name in ("qo_indptr", "indptr", "indices"):
             assert planned[name].dtype == torch.int32, name
         assert planned["indptr"].device.type == planned["qo_indptr"].device.type == "cpu"
         assert len(planned["indices"]) == planned["indptr"][-1]
-        assert len(planned["last_page_len"]) == len(planned["indptr"]) - 1 == len(planned["qo_indptr"]) - 1
-        assert (planned["last_page_len"] >= 1).all()
-        assert (planned["last_page_len"] <= planned["page_size"]).all()
+        assert len(planned["indptr"]) == len(planned["qo_indptr"])
         self.planned = planned
-        PLANS.append({"wrapper": type(self).__name__, **self.settings, **planned})
+        PLANS.append({"wrapper": type(self).__name__, "made": self, **planned})
 
-    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
+    def _seen(self, i: int, n: int, kv_len: int) -> Tensor:
+        """[n, kv_len] bool: what the new tokens of sequence i see."""
+        place, key = torch.arange(kv_len - n, kv_len)[:, None], torch.arange(kv_len)[None]
+        return key <= place if self.planned["causal"] else torch.ones(n, kv_len, dtype=torch.bool)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, soft_cap: float | None) -> tuple[Tensor, Tensor]:
+        """q: [n, heads, size]; k, v: [len, kv_heads, size], whole pages: what lies behind the sequence's end gets no
+        weight, but nothing says that it is not read. Returns the outcome and the sums' logarithms to base 2."""
+        seen = torch.nn.functional.pad(seen, (0, k.shape[0] - seen.shape[1]))
+        group = q.shape[1] // k.shape[1]
+        outs, sums = list[Tensor](), list[Tensor]()
+        for head in range(q.shape[1]):
+            scores = q[:, head].double() @ k[:, head // group].T * self.planned["sm_scale"]
+            if soft_cap:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            scores = scores.masked_fill(~seen, float("-inf"))
+            outs.append(torch.softmax(scores, -1) @ v[:, head // group])  # zeros behind the end
+            sums.append(torch.logsumexp(scores, -1) / math.log(2.0))
+        return torch.stack(outs, 1), torch.stack(sums, 1).float()
+
+
+class _Paged(_Wrapper):
+    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", backend: str = "auto") -> None:
+        super().__init__(float_workspace_buffer, backend)
+        assert kv_layout == "HND"
+
+    def _keep(self, **planned: Any) -> None:
+        last = planned["last_page_len"]
+        assert last.dtype == torch.int32
+        assert len(last) == len(planned["indptr"]) - 1
+        assert (last >= 1).all()
+        assert (last <= planned["page_size"]).all()
+        super()._keep(**planned)
+
+    def run(
+        self,
+        q: Tensor,
+        paged_kv_cache: Tensor,
+        *,
+        out: Tensor | None = None,
+        return_lse: bool = False,
+        sinks: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """HND: [max_num_pages, 2, num_kv_heads, page_size, head_dim]"""
         p = self.planned
-        assert self.layout == "HND"
+        assert sinks is None, "fa2 and fa3 do not read it"
         shape = (2, p["num_kv_heads"], p["page_size"], p["head_dim"])
         assert paged_kv_cache.shape[1:] == shape
         assert q.shape == (p["qo_indptr"][-1], p["num_qo_heads"], p["head_dim"])
         assert q.dtype == p["q_data_type"]
         assert paged_kv_cache.dtype == p["kv_data_type"]
-        out = torch.zeros(q.shape, dtype=torch.float64)
-        taken = 0
+        assert self.backend == "fa2" or (p["custom_mask"] is None and q.dtype == paged_kv_cache.dtype)
+        out = torch.empty_like(q) if out is None else out
+        assert (out.shape, out.dtype) == (q.shape, q.dtype)
+        lse, taken = torch.empty(q.shape[:2]), 0
         for i in range(len(p["qo_indptr"]) - 1):
             pages = p["indices"][p["indptr"][i] : p["indptr"][i + 1]].long()
             kv_len = (len(pages) - 1) * p["page_size"] + int(p["last_page_len"][i])
-            # Whole pages: what lies behind the sequence's end gets no weight, but nothing says that it is not read.
             k, v = paged_kv_cache[pages].double().permute(1, 0, 3, 2, 4).flatten(1, 2)
             rows = slice(int(p["qo_indptr"][i]), int(p["qo_indptr"][i + 1]))
-            queries = q[rows].double()
-            n = len(queries)
-            place, key = torch.arange(kv_len - n, kv_len)[:, None], torch.arange(kv_len)[None]
-            seen = torch.ones(n, kv_len, dtype=torch.bool)
+            n = rows.stop - rows.start
+            seen = self._seen(i, n, kv_len)
             if p["custom_mask"] is not None:
                 seen = p["custom_mask"][taken : taken + n * kv_len].view(n, kv_len)
                 taken += n * kv_len
-            elif p["causal"]:
-                seen = key <= place
             if p["window_left"] >= 0:
+                place, key = torch.arange(kv_len - n, kv_len)[:, None], torch.arange(kv_len)[None]
                 seen = seen & (key >= place - p["window_left"])
-            seen = torch.nn.functional.pad(seen, (0, k.shape[0] - kv_len))
-            group = p["num_qo_heads"] // p["num_kv_heads"]
-            for head in range(p["num_qo_heads"]):
-                scores = queries[:, head] @ k[:, head // group].T * p["sm_scale"]
-                if p["logits_soft_cap"]:
-                    scores = p["logits_soft_cap"] * torch.tanh(scores / p["logits_soft_cap"])
-                weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), -1)  # zeros behind the end
-                out[rows, head] = weights @ v[:, head // group]
+            out[rows], lse[rows] = self._attend(q[rows], k, v, seen, p["logits_soft_cap"])
         if p["custom_mask"] is not None:
             assert taken == len(p["custom_mask"])
-        return out.to(q.dtype)
+        return (out, lse) if return_lse else out
 
 
-class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
+class BatchPrefillWithPagedKVCacheWrapper(_Paged):
     def plan(
         self,
         qo_indptr: Tensor,
@@ -92,6 +128,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         q_data_type: Any = "float16",
         kv_data_type: Any = None,
     ) -> None:
+        """Any number of queries for each sequence."""
+        # A mask once given is never taken away again: the real wrapper would go on masking.
+        assert custom_mask is not None or self.planned.get("custom_mask") is None
         self._keep(
             qo_indptr=qo_indptr,
             indptr=paged_kv_indptr,
@@ -111,7 +150,17 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         )
 
 
-class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
+class BatchDecodeWithPagedKVCacheWrapper(_Paged):
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_tensor_cores: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(float_workspace_buffer, kv_layout, backend)
+        self.use_tensor_cores = use_tensor_cores
+
     def plan(
         self,
         indptr: Tensor,
@@ -146,3 +195,56 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
             q_data_type=q_data_type,
             kv_data_type=kv_data_type,
         )
+
+
+class BatchMLAPagedAttentionWrapper(_Wrapper):
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_indices: Tensor,
+        kv_len_arr: Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None:
+        assert (head_dim_ckv, head_dim_kpe) == (512, 64), "there are kernels for DeepSeek's sizes only"
+        assert kv_len_arr.dtype == torch.int32
+        self._keep(
+            qo_indptr=qo_indptr,
+            indptr=kv_indptr,
+            indices=kv_indices,
+            kv_len_arr=kv_len_arr,
+            num_heads=num_heads,
+            page_size=page_size,
+            causal=causal,
+            sm_scale=sm_scale,
+            q_data_type=q_data_type,
+            kv_data_type=kv_data_type,
+        )
+
+    def run(
+        self, q_nope: Tensor, q_pe: Tensor, ckv_cache: Tensor, kpe_cache: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        """q_nope, q_pe: [n, heads, 512 or 64]; ckv_cache, kpe_cache: [pages, page_size, 512 or 64]."""
+        p = self.planned
+        assert q_nope.shape == (p["qo_indptr"][-1], p["num_heads"], 512)
+        assert q_pe.shape == (*q_nope.shape[:2], 64)
+        assert (ckv_cache.shape[1:], kpe_cache.shape[1:]) == ((p["page_size"], 512), (p["page_size"], 64))
+        assert q_nope.dtype == q_pe.dtype == p["q_data_type"]
+        assert ckv_cache.dtype == kpe_cache.dtype == p["kv_data_type"]
+        assert {x.stride(-1) for x in (q_nope, q_pe, ckv_cache, kpe_cache)} == {1}
+        out = torch.empty_like(q_nope) if out is None else out
+        for i, kv_len in enumerate(p["kv_len_arr"].tolist()):
+            pages = p["indices"][p["indptr"][i] : p["indptr"][i + 1]].long()
+            v = ckv_cache[pages].double().flatten(0, 1).unsqueeze(1)
+            k = torch.cat((v, kpe_cache[pages].double().flatten(0, 1).unsqueeze(1)), -1)
+            rows = slice(int(p["qo_indptr"][i]), int(p["qo_indptr"][i + 1]))
+            seen = self._seen(i, rows.stop - rows.start, kv_len)
+            out[rows] = self._attend(torch.cat((q_nope, q_pe), -1)[rows], k, v, seen, None)[0]
+        return out

@@ -43,13 +43,14 @@ FILLER = [[(11 * i + k) % 250 + 20 for i in range(90)] for k in range(4)]
 """Prompts that push everybody else's blocks out of a small pool."""
 
 NUM_TOKENS = 10
-PATTERN = "[a-f]{2}( [a-f]{3}){1,8}"
+PATTERN = "[a-f]{2}(, [a-f]{3}){1,8}"
 SMALL_POOL = {"max_total_tokens": 104, "page_size": 4}
 SMALL_STEPS = {"chunked_prefill_size": 7, "max_prefill_tokens": 24}
 BASE = {
     "attention_backend": "torch",
     "operator_backend": "torch",
     "disable_cuda_graph": True,
+    "disable_jump_forward": True,
     "prefix_cache": "none",
     "dtype": "float32",
     "max_total_tokens": 2048,
@@ -130,7 +131,7 @@ def _tried_to_capture(run: Run) -> bool:
 def _has_groups(run: Run) -> bool:
     """The layers had two block tables, or one because something else moves blocks that knows of one only."""
     had = any(s.new_window_block_ids for batch in run.batches for s in batch.sequences)
-    return had != ("speculative" in run.chosen or run.chosen["cache"] == "hierarchical")
+    return had != (run.chosen["cache"] == "hierarchical")
 
 
 def _quantised(method: str, **options: Any) -> Feature:
@@ -188,6 +189,12 @@ FEATURES = [
     Feature(
         "grammar",
         lambda run: all(re.fullmatch(PATTERN, text) or len(text) >= NUM_TOKENS for text in run.texts),
+        sampling={"grammar": GrammarRequest("regex", PATTERN)},
+    ),
+    Feature(
+        "forced tokens",
+        lambda run: run.stats.accepted_draft_tokens > 0,
+        {"disable_jump_forward": False},
         sampling={"grammar": GrammarRequest("regex", PATTERN)},
     ),
     Feature(

@@ -34,14 +34,17 @@ REFUSED: dict[tuple[str, str], str] = {
     ("LoRA", "rerank"): "--enable-lora: .* is served to classify, and adapters are for models of text",
     **{
         pair: "is served to classify, and this request is to generate"
-        for pair in (("pre-emption", "rerank"), ("grammar", "rerank"), ("logprobs", "rerank"), ("rerank", "n > 1"))
+        for pair in (
+            ("pre-emption", "rerank"),
+            ("forced tokens", "rerank"),
+            ("grammar", "rerank"),
+            ("logprobs", "rerank"),
+            ("rerank", "n > 1"),
+        )
     },
     **{
-        (
-            name,
-            "state group",
-        ): f"--speculative-algorithm {option}: .* has recurrent layers, whose states cannot be taken"
-        for name, option in DECODERS
+        (name, "state group"): "asked for trees of drafts: .* has recurrent layers, which can follow a chain only"
+        for name in ("tree", "EAGLE-3")
     },
     ("gguf", "state group"): "the architecture 'lfm2' cannot be read from GGUF",
     ("sliding window", "state group"): "lfm2 has no sliding window",

@@ -237,6 +237,19 @@ def float8(per: str = "tensor", *, has_input_scale: bool = False) -> Encoder:
     return encode
 
 
+def float8_blocks(name: str) -> Encoder:
+    """e4m3 numbers with a scale for each block of 128 x 128, as DeepSeek-V3 and Qwen3-FP8 are stored."""
+
+    def encode(rng: np.random.Generator, out: int, inp: int) -> Encoded:
+        numbers = torch.from_numpy(rng.normal(0, 60, (out, inp)).astype(np.float32)).to(torch.float8_e4m3fn)
+        scale = rng.uniform(0.2, 1.8, (-(-out // 128), -(-inp // 128))).astype(np.float32) * 0.0005
+        of_values = np.kron(scale, np.ones((128, 128), np.float32))[:out, :inp]
+        tensors = {"weight": numbers, name: torch.from_numpy(scale)}
+        return Encoded(tensors, e4m3(numbers.view(torch.uint8).numpy()) * of_values)
+
+    return encode
+
+
 def e4m3(codes: Array) -> Array:
     """By the definition: sign, four bits of exponent with bias 7, three of fraction, and subnormals."""
     sign, exponent, fraction = codes >> 7, (codes >> 3) & 15, codes & 7
@@ -265,7 +278,10 @@ class Kind:
     method: str
     encoder: Encoder
     config: dict[str, Any] = field(default_factory=dict[str, Any])
+    sizes: dict[str, Any] = field(default_factory=dict[str, Any])  # of the model, where it cannot be as small as others
 
+
+WHOLE_BLOCKS = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 2, "num_key_value_heads": 2}
 
 CHECKPOINTS: dict[str, Kind] = {
     "int4-gptq": Kind("int4", gptq(), GPTQ_CONFIG),
@@ -309,13 +325,25 @@ CHECKPOINTS: dict[str, Kind] = {
     "fp8-compressed-channel": Kind(
         "fp8", float8("channel"), compressed_config("float-quantized", num_bits=8, type="float", strategy="channel")
     ),
+    "fp8-block": Kind(
+        "fp8",
+        float8_blocks("weight_scale_inv"),
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+        WHOLE_BLOCKS,
+    ),
+    "fp8-compressed-block": Kind(
+        "fp8",
+        float8_blocks("weight_scale"),
+        compressed_config("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[128, 128]),
+        WHOLE_BLOCKS,
+    ),
 }
 
 
 def checkpoint_twins(name: str, folder: Path, seed: int = 0, **changes: Any) -> Twins:
     """A quantised safetensors checkpoint (``CHECKPOINTS``) and its twin. changes: of config.json."""
     kind, rng = CHECKPOINTS[name], np.random.default_rng(seed)
-    config = {**CONFIG, **changes}
+    config = {**CONFIG, **kind.sizes, **changes}
     rest = others(config, rng)
     layers = {prefix: kind.encoder(rng, *shape) for prefix, shape in prefixes(config).items()}
     stored = {f"{prefix}.{part}": x for prefix, layer in layers.items() for part, x in layer.tensors.items()}
@@ -416,10 +444,30 @@ def random_blocks(rng: np.random.Generator, type_name: str, rows: int, columns: 
     kind = gguf.GGMLQuantizationType[type_name]
     block_size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows * columns // block_size, num_bytes), dtype=np.uint8)
-    for start in {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(type_name, (0,)):
-        size = {"Q8_0": 0.001, "Q4_K": 3e-4, "Q5_K": 3e-4, "Q6_K": 5e-5}.get(type_name, 0.01)
+    for start in {
+        "Q4_1": (0, 2),
+        "Q5_1": (0, 2),
+        "Q4_K": (0, 2),
+        "Q5_K": (0, 2),
+        "Q6_K": (208,),
+        "Q2_K": (80, 82),
+        "Q3_K": (108,),
+        "MXFP4": (),
+    }.get(type_name, (0,)):
+        size = {
+            "Q8_0": 0.001,
+            "Q4_K": 3e-4,
+            "Q5_K": 3e-4,
+            "Q6_K": 5e-5,
+            "Q2_K": 3e-3,
+            "Q3_K": 1e-3,
+            "IQ4_NL": 1e-3,
+            "IQ4_XS": 5e-5,
+        }.get(type_name, 0.01)
         factors = rng.normal(0, size, len(blocks)).astype("<f2")
         blocks[:, start : start + 2] = factors.view(np.uint8).reshape(-1, 2)
+    if type_name == "MXFP4":
+        blocks[:, 0] = rng.integers(118, 122, len(blocks))
     return blocks.reshape(rows, -1)
 
 
@@ -525,6 +573,49 @@ def gguf_of(source: Path, folder: Path, kind: str = "Q8_0") -> Twins:
         {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in tensors.items()}, plain / "model.safetensors"
     )
     return Twins("gguf", path, {"quantization": "gguf", "dtype": "float32"}, plain)
+
+
+def gguf_like(source: Path, path: Path, architecture: str, numbers: Mapping[str, str], *, interleaves: bool) -> Path:
+    """A checkpoint as llama.cpp's converter writes it in float32, by the gguf package's names.
+
+    numbers: keys of float metadata and the fields of config.json they are. interleaves: the halves of Q's and K's heads
+    take turns.
+    """
+    config = json.loads((source / "config.json").read_text())
+    tensors = {name: x.float().numpy() for name, x in load_file(source / "model.safetensors").items()}
+    writer = gguf.GGUFWriter(path, architecture)
+    rope = config["rope_parameters"]
+    _write_metadata(writer, {**config, "rope_theta": rope.get("full_attention", rope)["rope_theta"]})
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    for key, name in numbers.items():
+        writer.add_float32(f"{architecture}.{key}", float(config[name]))
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    stacked: dict[str, list[str]] = {}
+    for name in sorted(tensors, key=lambda name: [int(x) if x.isdigit() else x for x in name.split(".")]):
+        stacked.setdefault(re.sub(r"experts\.\d+\.", "experts.", name), []).append(name)
+    for name, parts in stacked.items():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        data = np.stack([tensors[part] for part in parts]) if len(parts) > 1 else tensors[parts[0]]
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            data = data + 1
+        if interleaves and re.search(r"\.[qk]_proj\.", name):
+            data = data.reshape(len(data) // head_dim, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(data.shape)
+        writer.add_tensor(stored, np.ascontiguousarray(data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def _write_metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

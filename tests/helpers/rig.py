@@ -95,7 +95,9 @@ class Server:
         if python_path is not None:
             ours["PYTHONPATH"] = python_path
         environment = {**os.environ, **ours, **(environment or {})}
-        command = [sys.executable, "-m", "fwk", "serve", str(model), "--device", "cpu"]
+        command = [sys.executable, "-m", "fwk", "serve", str(model)]
+        if "--device" not in flags:
+            flags = ("--device", "cpu", *flags)
         if "--load-format" not in flags:
             flags = ("--load-format", "dummy", *flags)
         if "--port" not in flags:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from fwk.interfaces.balance import BalanceContext, LoadBalancer, Replica
 from fwk.plugins import discover, load_object
+from fwk.types import EngineStats
+from fwk_balancers.wrr import WeightedOptions
 from fwk_kit.testing.balancers import request
 
 REQUEST = request()
@@ -42,3 +46,32 @@ def test_the_shortest_queue_is_preferred() -> None:
     assert chosen(balancer, [replicas[0], replicas[2]], 1) == [2]
     replicas[0].num_open = 0
     assert chosen(balancer, replicas, 1) == [0]
+
+
+def loaded(replicas: list[Replica], usages: list[int]) -> None:
+    for replica, held in zip(replicas, usages, strict=True):
+        replica.stats = EngineStats(num_blocks=100, num_held_blocks=held)
+
+
+def test_shares_are_those_of_free_kv_cache() -> None:
+    balancer, replicas = make("wrr")
+    loaded(replicas, [0, 50, 75])
+    found = chosen(balancer, replicas, 70)
+    assert [found.count(index) for index in range(3)] == [40, 20, 10]
+    assert max(len(list(group)) for _, group in itertools.groupby(found)) <= 2, "turns are spread"
+
+
+def test_full_engines_get_nothing_while_another_has_room() -> None:
+    balancer, replicas = make("wrr")
+    loaded(replicas, [85, 90, 10])
+    assert set(chosen(balancer, replicas, 20)) == {2}
+    loaded(replicas, [85, 90, 95])
+    found = chosen(balancer, replicas, 60)
+    assert [found.count(index) for index in range(3)] == [30, 20, 10]
+
+
+def test_shares_are_those_of_open_sequences() -> None:
+    context = BalanceContext(2, WeightedOptions.model_validate({"rank_factor": "1"}))
+    balancer, replicas = load_object(ITEMS["wrr"])(context), [Replica(0, num_open=0), Replica(1, num_open=3)]
+    found = chosen(balancer, replicas, 50)
+    assert found.count(0) == 40

@@ -15,7 +15,9 @@ import pytest
 
 from fwk.errors import ConfigError
 from fwk.interfaces.prefix_cache import CacheTierContext
-from fwk_cache.file import FileOptions, entry, tier
+from fwk_cache._common import writer
+from fwk_cache._common.sealed import HEADER_BYTES
+from fwk_cache.file import FileOptions, entry
 from fwk_cache.file.tier import FileTier
 from fwk_cache.host import HostOptions
 from fwk_cache.host.tier import HostTier
@@ -59,9 +61,9 @@ def open_tier(tiers: list[FileTier], folder: Path, *, identity: bytes = b"i" * 3
 def settle(one: FileTier) -> None:
     """Wait until all is written."""
     end = time.monotonic() + 20
-    while one._waiting and time.monotonic() < end:
+    while one._writer.waiting and time.monotonic() < end:
         time.sleep(0.002)
-    assert not one._waiting
+    assert not one._writer.waiting
 
 
 def files(folder: Path) -> list[Path]:
@@ -172,7 +174,7 @@ DAMAGES = {
     "the length": lambda raw: raw[:72] + bytes([raw[72] ^ 4]) + raw[73:],
     "another version": lambda raw: b"fwk kv 2" + raw[8:],
     "cut short": lambda raw: raw[:-1],
-    "header only": lambda raw: raw[: entry.HEADER_BYTES],
+    "header only": lambda raw: raw[:HEADER_BYTES],
     "longer": lambda raw: raw + b"\0",
     "empty": lambda _: b"",
     "zeros": lambda raw: bytes(len(raw)),
@@ -196,7 +198,7 @@ def test_any_flipped_byte_is_noticed(tiers: list[FileTier], folder: Path) -> Non
     one = fill(tiers, folder, 1)
     [path] = files(folder)
     raw = path.read_bytes()
-    for at in [*range(0, entry.HEADER_BYTES), *random.Random(1).sample(range(len(raw)), 100)]:
+    for at in [*range(0, HEADER_BYTES), *random.Random(1).sample(range(len(raw)), 100)]:
         path.write_bytes(raw[:at] + bytes([raw[at] ^ 0x10]) + raw[at + 1 :])
         assert misses(one, 0), at
 
@@ -286,7 +288,7 @@ def test_two_servers_share_a_folder(folder: Path) -> None:
 def test_a_full_disk_is_told_once(tiers: list[FileTier], folder: Path, caplog, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """Nothing is left behind, what is there can be read, and writing continues when there is room again."""
     one = fill(tiers, folder, 1)
-    monkeypatch.setattr(tier, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(writer, "PAUSE_SECONDS", 0.0)
     write = os.replace
     monkeypatch.setattr(entry.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with caplog.at_level(logging.WARNING):
@@ -324,14 +326,14 @@ def test_a_folder_removed_while_serving_costs_misses(tiers: list[FileTier], fold
 
 
 def test_no_more_waits_than_a_bounded_number_of_bytes(tiers: list[FileTier], folder: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(tier, "QUEUE_BYTES", 4 * SIZE)
+    monkeypatch.setattr(writer, "QUEUE_BYTES", 4 * SIZE)
     monkeypatch.setattr(entry, "write", lambda *_: time.sleep(0.3))
     one = open_tier(tiers, folder)
     assert [one.put(key(i), data(i)) for i in range(8)] == [True] * 4 + [False] * 4
 
 
 def test_closing_gives_up_in_time(folder: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(tier, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.2)
     monkeypatch.setattr(entry, "write", lambda *_: time.sleep(0.5))
     one = open_tier([], folder)
     for i in range(4):

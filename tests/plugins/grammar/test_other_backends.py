@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 
@@ -104,7 +105,7 @@ SCHEMAS = st.recursive(
 
 
 @pytest.mark.parametrize("name", CLASSES)
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 1000))
 def test_random_schemas_are_obeyed_or_refused(name: str, schema: dict[str, object], seed: int) -> None:
     backend = BACKENDS[name]
@@ -174,3 +175,38 @@ class TestXGrammar(GrammarBackendSuite):
 
 class TestOutlines(GrammarBackendSuite):
     plugin = "outlines"
+
+
+def object_of(name: str, kind: str) -> dict[str, object]:
+    return {"type": "object", "properties": {name: {"type": kind}}, "required": [name], "additionalProperties": False}
+
+
+STRUCTURES = {
+    "structures": [
+        {"begin": "<f=add>", "schema": object_of("a", "integer"), "end": "</f>"},
+        {"begin": "<f=say>", "schema": object_of("x", "boolean"), "end": "</f>"},
+        {"begin": "@", "schema": {"type": "null"}, "end": ""},
+    ],
+    "triggers": ["<f=", "@"],
+}
+
+
+@pytest.mark.parametrize("name", ["llguidance", "xgrammar"])
+@pytest.mark.parametrize(
+    ("text", "taken", "ends"),
+    [
+        ("hello <f> there", None, True),
+        ('a <f=add>{"a": 12}</f> and <f=say>{"x": true}</f>.', None, True),
+        ("mail @null me", None, True),
+        ("<f=sub>", "<f=s", False),
+        ('<f=add>{"b"', '<f=add>{"', False),
+        ('<f=add>{"a": 1}</g>', '<f=add>{"a": 1}</', False),
+        ('x <f=add>{"a": 1', None, False),
+    ],
+)
+def test_json_follows_what_triggers_it(name: str, text: str, taken: str | None, ends: bool) -> None:
+    """``taken``: how much of the text is allowed, if not all of it."""
+    grammar = BACKENDS[name].compile(GrammarRequest("structural_tag", json.dumps(STRUCTURES))).fork()
+    accepted = "".join(itertools.takewhile(lambda char: grammar.accept(ord(char)), text))
+    assert accepted == (text if taken is None else taken)
+    assert grammar.accept(EOS) == ends

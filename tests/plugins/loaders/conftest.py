@@ -101,10 +101,21 @@ def small_blocks(type_id: int, num_values: int, seed: int) -> bytes:
     if stored.block_size == 1:
         return rng.integers(0x3000, 0x3C00, num_values, dtype=np.uint16).tobytes()
     blocks = rng.integers(0, 256, (num_blocks, stored.block_bytes), dtype=np.uint8)
-    halves = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(stored.name, (0,))
+    halves = {
+        "Q4_1": (0, 2),
+        "Q5_1": (0, 2),
+        "Q4_K": (0, 2),
+        "Q5_K": (0, 2),
+        "Q6_K": (208,),
+        "Q2_K": (80, 82),
+        "Q3_K": (108,),
+        "MXFP4": (),
+    }.get(stored.name, (0,))
     for start in halves:
         factor = rng.normal(0, 0.05, num_blocks).astype("<f2")
         blocks[:, start : start + 2] = factor.view(np.uint8).reshape(num_blocks, 2)
+    if stored.name == "MXFP4":
+        blocks[:, 0] = rng.integers(118, 124, num_blocks)
     return blocks.tobytes()
 
 

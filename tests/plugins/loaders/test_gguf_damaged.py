@@ -116,7 +116,7 @@ CASES = {
     "product of dimensions overflows to 0": (tensor(dims=[2**32, 2**32]), "does not fit"),
     "product of dimensions overflows to 32": (tensor(dims=[32, 2**63 + 1, 2]), "does not fit"),
     "unknown storage type": (tensor(type=77), "unknown storage type 77; supported: F32"),
-    "known but unread storage type": (tensor(type=10), "Q2_K, which is not supported"),
+    "known but unread storage type": (tensor(type=17), "IQ2_XS, which is not supported"),
     "row not a multiple of the block": (tensor(dims=[33], type=3), "not a multiple of 32"),
     "offset beyond the file": (tensor(offset=2**40), "does not fit"),
     "offset all ones": (tensor(offset=ALL_ONES), "does not fit"),

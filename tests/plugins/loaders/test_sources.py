@@ -69,6 +69,12 @@ def local(name: str, folder: Path) -> Path | None:
     return LocalSource(LoaderContext()).fetch(name, None, folder, print)
 
 
+def test_a_local_path_has_no_revision(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"--revision v2: .* is on this machine and has none"):
+        LocalSource(LoaderContext()).fetch(str(tmp_path), "v2", tmp_path, print)
+    assert LocalSource(LoaderContext()).fetch("org/name", "v2", tmp_path, print) is None
+
+
 def test_local_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file.gguf").write_bytes(b"")

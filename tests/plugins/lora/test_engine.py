@@ -186,8 +186,9 @@ def test_requests_under_way_finish_on_an_unloaded_adapter(
     """Its slot and its weights stay until the last of them ends, and a new one of its name is another."""
     llm = fresh(max_loras_per_batch=1, max_running_requests=2)
     info = llm.load_adapter("mine", str(folders / "wide"))
-    keys = [llm._submit(item)[0] for item in llm._inputs(PROMPTS[:4], GREEDY, 1, "mine")]
-    following = dict(keys)
+    following = {
+        key: entry for item in llm.inputs(PROMPTS[:4], GREEDY, 1, "mine") for key, entry in llm.submit(item).items()
+    }
     open_ = set(following)
     for event in llm.engine.step():
         llm._take(event, following, open_)
@@ -247,3 +248,10 @@ def test_stored_in_other_precisions(fresh: Serve, folders: Path, tmp_path: Path)
         llm.load_adapter(name, str(tmp_path / name))
     one, other = (llm.generate(PROMPTS, GREEDY, adapter=name) for name in ("half", "whole"))
     assert ids(one) == ids(other)
+
+
+def test_a_file_that_is_too_large_is_not_read(fresh: Serve, folders: Path) -> None:
+    size = (folders / "narrow/adapter_model.safetensors").stat().st_size
+    fresh(max_lora_model_size=size).load_adapter("fits", str(folders / "narrow"))
+    with pytest.raises(InvalidRequest, match=f"has {size} bytes, more than --max-lora-model-size {size - 1}"):
+        fresh(max_lora_model_size=size - 1).load_adapter("large", str(folders / "narrow"))

@@ -105,7 +105,6 @@ def test_a_recurrent_model_continues_from_a_kept_state(name: str, tmp_path: Path
 def test_what_recurrent_models_cannot_have_is_refused(tmp_path: Path) -> None:
     write(tmp_path, *ARCHITECTURES["lfm2"])
     for options, message in (
-        ({"speculative_algorithm": "ngram"}, "--speculative-algorithm ngram: .* has recurrent layers, whose states"),
         ({"prefix_cache": "hierarchical"}, "--prefix-cache hierarchical: .* has recurrent layers"),
         ({"max_mamba_cache_size": 3, "max_running_requests": 4}, "--max-mamba-cache-size 3: each of"),
     ):

@@ -143,7 +143,7 @@ def test_a_runner_for_a_model_without_experts_is_refused(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="--moe-runner-backend torch: this model has no layers of experts"):
         fwk.LLM(str(tmp_path), moe_runner_backend="torch")
     make_checkpoint(tmp_path, "qwen3_moe")
-    with pytest.raises(PluginError, match=r"unknown MoE runner 'trton'.*installed: torch"):
+    with pytest.raises(PluginError, match=r"unknown MoE runner 'trton'.*installed: cpu, torch"):
         fwk.LLM(str(tmp_path), moe_runner_backend="trton")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import subprocess
@@ -129,6 +130,17 @@ def test_the_end_has_totals(lines: Any) -> None:
     observer.request_finished(finished())
     observer.close()
     assert "1 requests, 8 prompt tokens, 11 output tokens" in lines()[-1][0]
+
+
+def test_long_garbage_collections_are_warned_of(lines: Any) -> None:
+    observer = observer_with(gc_warning_threshold_secs=1e-9)
+    gc.collect()
+    observer.close()
+    gc.collect()
+    found = [fields for _, fields in lines() if fields["event"] == "garbage_collection"]
+    assert found
+    assert found[-1]["generation"] == 2
+    assert len([fields for fields in found if fields["generation"] == 2]) == 1
 
 
 def test_other_servers_flags_mean_the_same() -> None:

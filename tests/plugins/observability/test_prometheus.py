@@ -1,5 +1,9 @@
 """The Prometheus observer: what is counted, and how it is written."""
 
+import base64
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -185,3 +189,113 @@ async def test_two_observers_share_nothing(observer):
 def test_buckets_are_checked(bounds):
     with pytest.raises(ValidationError):
         PrometheusOptions(bucket_time_to_first_token=bounds)
+
+
+@pytest.mark.parametrize(
+    ("rule", "bounds"),
+    [
+        (["custom", "30", "10", "20", "10"], (10, 20, 30)),
+        (["tse", "100", "2", "6"], (92, 96, 98, 100, 102, 104, 108)),
+        (["tse", "3", "2", "4"], (1, 3, 5, 7)),
+        ([5, 9], (5, 9)),
+    ],
+)
+def test_buckets_of_tokens_by_rule(rule, bounds):
+    assert PrometheusOptions(prompt_tokens_buckets=rule).prompt_tokens_buckets == bounds
+    default = PrometheusOptions.model_fields["generation_tokens_buckets"].default
+    assert PrometheusOptions(generation_tokens_buckets="default").generation_tokens_buckets == default
+
+
+async def test_tokens_are_counted_in_the_buckets_given():
+    observer = PrometheusObserver(ObserverContext(MODEL, PrometheusOptions(prompt_tokens_buckets=("custom", 99, 100))))
+    observer.request_finished(request(finished=1001.0))
+    found = await samples(observer)
+    counts = {key[1]: value for key, value in found.items() if key[0] == "fwk:request_prompt_tokens_bucket"}
+    assert counts == {"99.0": 0, "100.0": 1, "+Inf": 1}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"prompt_tokens_buckets": ("tse", 100, 1, 4)},
+        {"prompt_tokens_buckets": ("tse", 100, 2)},
+        {"metric_gateway": "ftp://host"},
+        {"metric_gateway": "http://user:word@host:9091"},
+        {"metric_gateway": "host:9091", "metric_gateway_grouping_key": ("job=x",)},
+        {"metric_gateway": "host:9091", "metric_gateway_grouping_key": ("a=x", "a=y")},
+        {"metric_gateway": "host:9091", "metric_gateway_credential": "nobody"},
+    ],
+)
+def test_what_cannot_be_pushed_or_counted_is_refused(given):
+    with pytest.raises(ValidationError):
+        PrometheusOptions(**given)
+
+
+def test_metrics_are_pushed_to_a_gateway(gateway):
+    address, received = gateway
+    options = PrometheusOptions(
+        metric_gateway=address.removeprefix("http://"),
+        metric_gateway_job_name="chat",
+        metric_gateway_grouping_key=("instance=a/1",),
+        metric_gateway_push_interval=3600,
+        metric_gateway_credential="me:se:cret",
+    )
+    observer = PrometheusObserver(ObserverContext(MODEL, options))
+    observer.step_finished(EngineStats(num_running=3, generation_tokens=7))
+    observer.close()
+    [(method, path, authorization, body)] = received
+    assert (method, path) == ("PUT", "/metrics/job/chat/instance@base64/YS8x")
+    assert base64.b64decode(authorization.removeprefix("Basic ")) == b"me:se:cret"
+    pushed = {sample.name: sample.value for family in parse_text(body) for sample in family.samples}
+    assert (pushed["fwk:num_requests_running"], pushed["fwk:generation_tokens_total"]) == (3, 7)
+
+
+def test_a_gateway_that_is_away_is_warned_of_once(gateway, caplog):
+    address, received = gateway
+    options = PrometheusOptions(metric_gateway=address, metric_gateway_push_interval=3600)
+    observer = PrometheusObserver(ObserverContext(MODEL, options))
+    received.is_refusing = True
+    for _ in range(3):
+        observer._push.push()
+    received.is_refusing = False
+    observer.close()
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text.split(":")[0] for text in texts] == ["metrics cannot be pushed to http", "metrics are pushed to http"]
+    assert len(received) == 1
+
+
+class Received(list):
+    is_refusing = False
+
+
+@pytest.fixture
+def gateway():
+    """A server that takes what is pushed, as a push gateway does."""
+    received = Received()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self):
+            body = self.rfile.read(int(self.headers["content-length"])).decode()
+            if not received.is_refusing:
+                received.append((self.command, self.path, self.headers.get("authorization", ""), body))
+            self.send_response(503 if received.is_refusing else 200)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", received
+        server.shutdown()
+        thread.join()
+
+
+async def test_drafts_are_counted_by_position(observer):
+    observer.step_finished(EngineStats(verifications=4, accepted_by_position=(3, 1)))
+    observer.step_finished(EngineStats(verifications=1, accepted_by_position=(1,)))  # of an engine that began again
+    found = await samples(observer)
+    assert found[("fwk:num_drafts_total",)] == 5
+    assert found[("fwk:num_accepted_tokens_per_pos_total", "0")] == 4
+    assert found[("fwk:num_accepted_tokens_per_pos_total", "1")] == 1

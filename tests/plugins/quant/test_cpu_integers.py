@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fwk import native
 from fwk.native.thread_pool import ThreadPool
+from fwk_quant._linear_cpu import integers
 from fwk_quant._linear_cpu.integers import IntegerKernel, Integers, Nested, rounded_together
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
@@ -229,3 +230,25 @@ def test_zeros_and_tiny_numbers_give_zeros(kernel: IntegerKernel) -> None:
 )
 def test_groups_the_kernel_does(bits: int, columns: int, group: int, together: int | None) -> None:
     assert rounded_together(bits, columns, group) == together
+
+
+@pytest.mark.parametrize("bits", [8, 6, 5, 4])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_slices_of_rows_are_packed_as_the_whole(bits: int, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = IntegerKernel(ThreadPool(2))
+    matrix = matrix_of(bits, (130, 512, 64), scheme)
+    whole = kernel.pack(matrix)
+    asked: list[tuple[int, int]] = []
+
+    def rows(start: int, stop: int) -> Integers:
+        asked.append((start, stop))
+        return matrix.rows(start, stop)
+
+    monkeypatch.setattr(integers, "PACKED_AT_ONCE", 33 * 512)
+    sliced = kernel.pack_slices(130, 512, rows)
+    assert asked == [(0, 32), (32, 64), (64, 96), (96, 128), (128, 130)]
+    assert len(sliced.scales) == len(whole.scales)
+    for mine, wanted in zip((sliced.words, *sliced.scales), (whole.words, *whole.scales), strict=True):
+        assert torch.equal(mine, wanted)
+    x = torch.randn(3, 512, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(kernel.apply(sliced, x, None), kernel.apply(whole, x, None))

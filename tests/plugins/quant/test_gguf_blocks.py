@@ -43,6 +43,8 @@ def test_crafted_blocks(layout: str) -> None:
         rng = np.random.default_rng(seed)
         factors = (rng.choice([-1, 1], len(data)) * 2.0 ** rng.uniform(-24, 10, len(data))).astype("<f2")
         data[:, start : start + 2] = factors.view(np.uint8).reshape(-1, 2)
+    if kind.exponent is not None:
+        data[:, kind.exponent] = np.arange(len(data)) % 252  # larger ones overflow float32
     wanted = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name])
     np.testing.assert_array_equal(unpacked(kind, data), wanted)
 
@@ -67,3 +69,6 @@ def test_infinite_factors_are_refused(layout: str) -> None:
             blocks[1, 0, start : start + 2] = torch.from_numpy(np.array([value], "<f2").view(np.uint8))
             with pytest.raises(ModelLoadError, match="layer: the scale of a block is infinite or not a number"):
                 method.finish({"weight": blocks}, shape)
+    if kind.exponent is not None:
+        with pytest.raises(ModelLoadError, match="layer: the scale of a block is infinite or not a number"):
+            method.finish({"weight": torch.full((2, 1, kind.num_bytes), 255, dtype=torch.uint8)}, shape)

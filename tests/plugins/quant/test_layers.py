@@ -38,7 +38,7 @@ class Rank(ParallelGroup):
         return x
 
 
-GGUF_TYPES = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K"]
+GGUF_TYPES = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
 EVERY = [*CHECKPOINTS, *(f"online-{name}" for name in ONLINE), *(f"gguf-{name}" for name in GGUF_TYPES)]
 
 
@@ -289,6 +289,8 @@ def held(weights: Any) -> int:
 
 BYTES_PER_VALUE = {"int8": 1.0, "fp8": 1.0, "int4": 0.5, "Q8_0": 34 / 32, "Q4_0": 18 / 32, "Q4_1": 20 / 32}
 BYTES_PER_VALUE |= {"Q5_0": 22 / 32, "Q4_K": 144 / 256, "Q5_K": 176 / 256, "Q6_K": 210 / 256}
+BYTES_PER_VALUE |= {"Q2_K": 0.5 + 2 / 16 + 4 / 256, "Q3_K": 0.5 + 1 / 16 + 2 / 256}  # of the kernel's four bits
+BYTES_PER_VALUE |= {"IQ4_NL": 34 / 32, "IQ4_XS": 1 + 1 / 32 + 2 / 256, "MXFP4": 5 / 8 + 4 / 32}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -300,8 +302,8 @@ def test_weights_stay_packed(name: str, twins: Any) -> None:
     layer = RowParallelLinear(layer_context, f"{MLP}.down_proj", inner, hidden)
     layer(random(40, inner, dtype=torch.bfloat16))
     kind = name.removeprefix("online-").removeprefix("gguf-")
-    least = BYTES_PER_VALUE[kind if kind.startswith("Q") else kind.split("-")[0]]
-    room = 0.0 if kind.startswith("Q") else 0.13
+    least = BYTES_PER_VALUE[kind if name.startswith("gguf") else kind.split("-")[0]]
+    room = 0.0 if name.startswith("gguf") else 0.13
     if "act-order" in name:
         room += 8 / hidden  # the group of each input
     if kind in ("Q4_K", "Q5_K"):

@@ -40,3 +40,13 @@ def test_pages_are_taken_ahead_from_the_second_slab_on(monkeypatch: pytest.Monke
     assert not taken  # all that a tiny model needs
     piece = pages.empty((SLAB + 1,), torch.uint8)
     assert taken == [(piece.data_ptr(), SLAB + fwk.native.huge_pages.HUGE)]
+
+
+def test_large_pieces_leave_the_slab_to_small_ones() -> None:
+    pages = HugePages()
+    small = pages.empty((64,), torch.uint8)
+    for _ in range(3):
+        pages.empty((SLAB,), torch.uint8)
+        after = pages.empty((64,), torch.uint8)
+        assert after.data_ptr() == small.data_ptr() + 64
+        small = after

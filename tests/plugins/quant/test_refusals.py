@@ -99,10 +99,20 @@ DAMAGES: dict[str, tuple[str, Callable[[Any, Any], Any], str]] = {
         lambda t, c: t[f"{Q}.weight"].view(torch.uint8)[0].fill_(0x7F),
         "infinite or not numbers",
     ),
-    "scales in blocks": (
-        "fp8",
-        lambda t, c: c.update(weight_block_size=[128, 128]),
-        "stored as fp8:block, which no installed",
+    "blocks of another size": (
+        "fp8-block",
+        lambda t, c: c.update(weight_block_size=[64, 128]),
+        r"scales in blocks of \[64, 128\] are not read, only of \[128, 128\]",
+    ),
+    "blocks without a scale": (
+        "fp8-block",
+        lambda t, c: t.pop(f"{Q}.weight_scale_inv"),
+        "weight_scale_inv' is missing",
+    ),
+    "scales of fewer blocks": (
+        "fp8-block",
+        lambda t, c: t.update({f"{Q}.weight_scale_inv": t[f"{Q}.weight_scale_inv"][:1]}),
+        r"weight_scale_inv has the shape \(1, 2\).* needs \(2, 2\)",
     ),
 }
 

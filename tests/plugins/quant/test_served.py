@@ -86,9 +86,11 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
+)
 def test_gguf_blocks(kind: str, is_tied: bool, tmp_path: Path) -> None:
-    changes = WIDE if kind.endswith("K") else {}
+    changes = WIDE if kind.endswith(("K", "XS")) else {}
     assert check(gguf_twins(kind, tmp_path, tie_word_embeddings=is_tied, **changes), "gguf") == []
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fwk import native
-from fwk.interfaces.sampling import SamplingContext, SamplingRows
+from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
 from fwk.native.thread_pool import ThreadPool
 from fwk_sampling._common.uniform import uniform
 from fwk_sampling.cpu_sampler.sampler import CpuSampler
@@ -222,3 +222,27 @@ def test_numbers_are_uniform_and_neighbours_unrelated(along: str) -> None:
     pairs = (numbers[:-1] * 14).astype(int) * 14 + (numbers[1:] * 14).astype(int)
     assert chi_square_is_plausible(np.bincount(pairs, minlength=196), np.full(196, len(pairs) / 196))
     assert 0.0 < numbers.min() < numbers.max() < 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", [TorchSampler, needs_compiler(CpuSampler)])
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 1000, 8192, 20_001])
+@pytest.mark.parametrize("mixed", [0.0, 0.02, 1.0])
+def test_what_a_mask_has_no_bit_for_is_minus_infinity_and_nothing_else(
+    kind: Callable[[SamplingContext], Sampler], vocab_size: int, mixed: float, dtype: torch.dtype
+) -> None:
+    rng = np.random.default_rng(vocab_size)
+    masks = rng.integers(-(2**31), 2**31, (5, -(-vocab_size // 32))).astype(np.int32)
+    masks[rng.random(masks.shape) >= mixed] = -1
+    masks[1][rng.random(masks.shape[1]) >= mixed] = 0
+    masks[0, 0] = 2**31 - 1
+    sampler = kind(SamplingContext(vocab_size, 8, torch.device("cpu"), (), threads=ThreadPool(2)))
+    for rows in (np.arange(5), np.array([6, 0, 3, 2, 4])):
+        wide = torch.from_numpy(rng.standard_normal((len(rows) + 3, vocab_size + 5), np.float32)).to(dtype)
+        logits = wide[:5, :vocab_size] if rows[0] == 0 else wide[:, :vocab_size]
+        wanted = wide.clone()
+        for row, mask in zip(rows.tolist(), masks, strict=True):
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size]
+            wanted[row, :vocab_size][torch.from_numpy(bits == 0)] = -INF
+        sampler.mask(logits, rows, masks)
+        assert torch.equal(wide, wanted)

@@ -17,6 +17,7 @@ from fwk_kit.testing import LogitsProcessorSuite
 from fwk_kit.testing.base import installed
 from fwk_sampling.zoo.dry import Dry, run_lengths
 from fwk_sampling.zoo.dynamic_temperature import DynamicTemperature
+from fwk_sampling.zoo.mirostat import Mirostat
 from fwk_sampling.zoo.truncations import TopA, TopNSigma, Typical
 from fwk_sampling.zoo.watermark import Watermark, favoured
 from fwk_sampling.zoo.xtc import Xtc
@@ -94,6 +95,7 @@ def test_truncations_keep_what_the_definition_keeps(
         (TopA, {"top_a": 0.9}),
         (Xtc, {"xtc_probability": 1.0}),
         (DynamicTemperature, {"dynatemp_range": 0.5}),
+        (Mirostat, {"mirostat": 2}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -212,6 +214,94 @@ def test_a_watermark_is_detected_and_plain_text_is_not(make_context: Any, make_v
     assert abs(z["plain"]) < 4
 
 
+class _Mirostat:
+    """llama.cpp's two functions, a sequence at a time."""
+
+    def __init__(self, version: int, tau: float, eta: float, temperature: float) -> None:
+        self.version, self.tau, self.eta, self.temperature = version, tau, eta, temperature
+        self.mu = 2 * tau
+
+    def kept(self, row: np.ndarray) -> np.ndarray:
+        """[vocab_size] float64: the distribution to pick from."""
+        p = softmax(row / self.temperature)
+        order = sorted(range(len(p)), key=lambda i: -p[i])
+        if self.version == 1:
+            some = [p[i] for i in order[:100] if p[i] > 0]
+            t = [math.log((i + 2) / (i + 1)) for i in range(len(some) - 1)]
+            b = [math.log(some[i] / some[i + 1]) for i in range(len(some) - 1)]
+            s_hat = sum(x * y for x, y in zip(t, b, strict=True)) / sum(x * x for x in t)
+            epsilon = s_hat - 1
+            k = (epsilon * 2**self.mu / (1 - len(p) ** -epsilon)) ** (1 / s_hat)
+            left = order[: max(int(min(k, len(p))), 1)]
+        else:
+            left = [i for i in order if p[i] > 0 and -math.log2(p[i]) <= self.mu] or order[:1]
+        out = np.zeros(len(p))
+        out[left] = p[left]
+        return out / out.sum()
+
+    def picked(self, kept: np.ndarray, token: int) -> None:
+        self.mu -= self.eta * (-math.log2(kept[token]) - self.tau)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_is_that_of_the_paper_and_steers_to_its_surprise(
+    make_context: Any, make_view: Any, version: int
+) -> None:
+    generator = np.random.default_rng(version)
+    wrong = 0
+    for sequence, (tau, temperature) in enumerate([(1.0, 1.0), (2.0, 0.7), (3.0, 1.5), (2.5, 1.0)] * 5):
+        extra = {"mirostat": version, "mirostat_tau": tau, "mirostat_eta": 0.1}
+        processor = Mirostat(make_context(VOCAB))
+        assert processor.add(5, SamplingParams(temperature=temperature, extra=extra))
+        reference, text, surprises = _Mirostat(version, tau, 0.1, temperature), [1], list[float]()
+        for _ in range(250):
+            logits = torch.from_numpy(generator.normal(size=(1, VOCAB)).astype(np.float32) * 2)
+            logits[0, generator.random(VOCAB) < 0.05] = -torch.inf
+            kept = reference.kept(logits[0].double().numpy())
+            out = processor.apply(logits, make_view([text]))[0].numpy()
+            wrong += int((np.isfinite(out) != (kept > 0)).any())
+            token = int(generator.choice(VOCAB, p=kept))
+            reference.picked(kept, token)
+            surprises.append(-math.log2(kept[token]))
+            processor.ends(5, [token])
+            text.append(token)
+        assert processor._states[5].bound == pytest.approx(reference.mu, abs=1e-3), sequence
+        assert np.mean(surprises[50:]) == pytest.approx(tau, abs=0.2)
+    assert wrong <= 2  # of 5,000 rows: a token at the very edge
+
+
+def test_mirostat_follows_drafts_and_comes_back_after_a_pre_emption(make_context: Any, make_view: Any) -> None:
+    settings = SamplingParams(extra={"mirostat": 2, "mirostat_tau": 1.5, "mirostat_eta": 0.3})
+    rows = random_rows(3)[:12]
+    step_by_step, at_once = Mirostat(make_context(VOCAB)), Mirostat(make_context(VOCAB))
+    for processor in (step_by_step, at_once):
+        processor.add(5, settings)
+    text, wanted = [4, 2], list[torch.Tensor]()
+    for row in rows:
+        wanted.append(step_by_step.apply(row[None].clone(), make_view([text]))[0])
+        text.append(int(wanted[-1].argmax()))
+        step_by_step.ends(5, text[-1:])
+        step_by_step.remove(5)  # it leaves its slot and comes back
+        step_by_step.add(5, settings)
+    view = make_view([text])
+    for start, end, stand in ((0, 3, 2), (2, 6, 4), (6, 12, 6)):  # some drafts do not stand
+        view.slots = np.full(end - start, 5)
+        view.num_tokens = np.arange(start, end) + 2
+        out = at_once.apply(rows[start:end].clone(), view)
+        for place in range(start, end):
+            assert torch.equal(out[place - start], wanted[place]), place
+        at_once.ends(5, text[start + 2 : start + 2 + stand])
+    assert at_once._states[5].bound == pytest.approx(_bound_of(rows, wanted, text[2:], 1.5, 0.3), abs=1e-4)
+
+
+def _bound_of(rows: torch.Tensor, kept: list[torch.Tensor], tokens: list[int], tau: float, eta: float) -> float:
+    bound = 2 * tau
+    for row, left, token in zip(rows, kept, tokens, strict=True):
+        assert row[token] == left[token]
+        bound -= eta * (-float(left.double().log_softmax(-1)[token]) / math.log(2) - tau)
+    return bound
+
+
 def test_fields_out_of_range_are_refused() -> None:
     params = {
         name: field
@@ -257,3 +347,11 @@ class TestDynamicTemperature(LogitsProcessorSuite):
 class TestWatermark(LogitsProcessorSuite):
     plugin = "watermark"
     asks = ({"extra": {"watermark": True}}, {"extra": {"watermark": True, "watermark_delta": 5.0}})
+
+
+class TestMirostat(LogitsProcessorSuite):
+    plugin = "mirostat"
+    asks = (
+        {"extra": {"mirostat": 2, "mirostat_tau": 0.5}},
+        {"extra": {"mirostat": 1, "mirostat_tau": 0.5, "mirostat_eta": 0.5}},
+    )

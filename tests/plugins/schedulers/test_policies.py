@@ -39,6 +39,7 @@ class View:
     num_lookups: int = 0
     num_running: int = 0
     num_waiting: int = 0
+    num_blocks: int = 100
     num_free_blocks: int = 100
     block_size: int = 16
 

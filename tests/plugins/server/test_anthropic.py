@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import anthropic
 import pytest
 from fastapi import FastAPI
@@ -75,6 +77,20 @@ async def test_an_answer_that_begins_with_the_last_message(sdk, frontend):
     assert bytes(token for token in frontend.items[0].prompt_token_ids if token < 256).rstrip().endswith(b"Well,")
 
 
+async def test_effort_and_format_of_the_answer(sdk, frontend):
+    frontend.grammar_kinds = frozenset({"json_schema"})
+    schema = {"type": "object", "properties": {"on": {"type": "boolean"}}}
+    config = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
+    keeps_all = {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}
+    asked = {"model": "tiny", "max_tokens": 9, "messages": HI, "extra_body": keeps_all}
+    await sdk.messages.create(**asked, output_config=config, thinking={"type": "adaptive"})
+    wanted = {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}
+    assert frontend.text.seen.kwargs == wanted
+    assert json.loads(frontend.items[0].sampling.grammar.source)["properties"] == schema["properties"]
+    await sdk.messages.create(**asked, output_config={"effort": "high"})
+    assert frontend.text.seen.kwargs == {"reasoning_effort": "high"}
+
+
 async def test_tokens_are_counted(sdk, frontend):
     counted = await sdk.messages.count_tokens(model="tiny", messages=HI)
     whole = await sdk.messages.create(model="tiny", max_tokens=9, messages=HI)
@@ -93,6 +109,14 @@ async def test_tokens_are_counted(sdk, frontend):
         ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError, "there are no tools"),
         ({"thinking": {"type": "maybe"}}, anthropic.BadRequestError, "thinking.type"),
         ({"system": [{"type": "image"}]}, anthropic.BadRequestError, "reads text only"),
+        ({"output_config": {"effort": "some"}}, anthropic.BadRequestError, "output_config.effort"),
+        ({"output_config": {"format": {"type": "xml"}}}, anthropic.BadRequestError, "must be json_schema"),
+        ({"extra_body": {"output_config": {"tone": "kind"}}}, anthropic.BadRequestError, "output_config.tone"),
+        (
+            {"extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}},
+            anthropic.BadRequestError,
+            "nothing is cleared",
+        ),
     ],
 )
 async def test_what_is_refused(sdk, fields, error, said):

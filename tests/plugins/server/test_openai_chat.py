@@ -175,6 +175,24 @@ async def test_template_options_reach_the_template(api, frontend):
     assert frontend.text.decode(frontend.items[-1].prompt_token_ids) == "[user]Hi"
 
 
+async def test_an_effort_switches_the_thinking(api, frontend):
+    """Templates call the switch one of two names; those that have none ignore both."""
+    for effort, switch in (("none", False), ("minimal", True), ("high", True)):
+        await api.chat(reasoning_effort=effort)
+        wanted = {"enable_thinking": switch, "thinking": switch} | ({"reasoning_effort": effort} if switch else {})
+        assert frontend.text.seen.kwargs == wanted
+    error = await api.refused(
+        "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "much"}
+    )
+    assert error["param"] == "reasoning_effort"
+
+
+async def test_the_service_tier_is_told(api):
+    assert "service_tier" not in await api.chat()
+    assert (await api.chat(service_tier="auto"))["service_tier"] == "default"
+    assert {chunk["service_tier"] for chunk in await api.chat_stream(service_tier="flex")} == {"flex"}
+
+
 async def test_the_last_message_can_be_continued_and_echoed(api, frontend):
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
     body = {"messages": messages, "continue_final_message": True, "echo": True}

@@ -31,7 +31,10 @@ async def test_tokenize_and_back(api):
         "token_strs": ["<bos>", "H", "\ufffd", "\ufffd"],
     }
     back = (await api.post("/detokenize", {"tokens": reply["tokens"]})).json()
-    assert back == {"prompt": "<bos>Hé"}
+    assert back == {"prompt": "<bos>Hé", "content": "<bos>Hé"}
+    as_llama = {"content": "H", "add_special": True}
+    assert (await api.post("/tokenize", as_llama)).json()["tokens"] == [256, 72]
+    assert (await api.post("/tokenize", {"content": "H"})).json()["tokens"] == [72]
     assert (await api.post("/tokenize", {"prompt": "H", "add_special_tokens": False})).json()["tokens"] == [72]
     assert (await api.post("/tokenize", {"prompt": ""})).json()["count"] == 1
 

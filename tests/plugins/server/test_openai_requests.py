@@ -193,11 +193,29 @@ async def test_numbers_at_and_past_their_limits(api, name):
             assert error["param"] == name, f"{name}={value}: {error}"
 
 
-async def test_best_of_must_equal_n(api):
+async def test_patterns_may_stop_a_text(api, frontend):
+    await api.complete(stop_regex="a+b")
+    assert frontend.items[-1].sampling.stop_regex == ["a+b"]
+    await api.chat(stop_regex=["a+b", "c"])
+    assert frontend.items[-1].sampling.stop_regex == ["a+b", "c"]
+    assert (await api.refused(COMPLETIONS, {"prompt": "Hi", "stop_regex": [3]}))["param"] == "stop_regex[0]"
+
+
+async def test_a_text_that_repeats_itself_may_end(api, frontend):
+    await api.chat(repetition_detection={"max_pattern_size": 20, "min_count": 4})
+    found = frontend.items[-1].sampling.repetition_detection
+    assert (found.max_pattern_size, found.min_pattern_size, found.min_count) == (20, 1, 4)
+    for wrong in ({"max_pattern_size": 20}, {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2}, 3):
+        error = await api.refused(COMPLETIONS, {"prompt": "Hi", "repetition_detection": wrong})
+        assert error["param"].startswith("repetition_detection")
+
+
+async def test_best_of_is_n_at_least(api):
     assert (await api.complete(best_of=1))["choices"]
     assert len((await api.complete(best_of=3, n=3))["choices"]) == 3
-    for best_of in (0, 2, 129, -1, 2**63):
-        assert (await api.refused(COMPLETIONS, {"prompt": "Hi", "best_of": best_of}))["param"] == "best_of"
+    for best_of in (0, 1, 129, -1, 2**63):
+        error = await api.refused(COMPLETIONS, {"prompt": "Hi", "n": 2, "best_of": best_of})
+        assert error["param"] == "best_of"
 
 
 REFUSED = [
@@ -256,7 +274,7 @@ REFUSED = [
     ({"guided_json": {"type": "object"}}, "guided_json"),
     ({"guided_regex": "a"}, "guided_regex"),
     ({"regex": "a+"}, "regex"),
-    ({"use_beam_search": True}, "use_beam_search"),
+    ({"use_beam_search": 3}, "use_beam_search"),
     ({"length_penalty": 0.5}, "length_penalty"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     ({"truncate_prompt_tokens": 4096}, "truncate_prompt_tokens"),

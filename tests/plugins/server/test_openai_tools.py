@@ -14,7 +14,7 @@ from fwk_parsers.json.parser import JsonParser
 from fwk_parsers.think.parser import ThinkParser
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-KINDS = frozenset({"json_object", "json_schema", "regex", "choice", "ebnf", "tagged"})
+KINDS = frozenset({"json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag"})
 WEATHER = {
     "type": "function",
     "function": {
@@ -272,6 +272,45 @@ async def test_a_wrong_grammar_is_a_400_with_the_name_the_client_gave(api, able)
     assert able.num_blocking == 7  # never on the event loop
 
 
+STRUCTURE = {"begin": "<f>", "schema": {"type": "null"}, "end": "</f>"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "structural_tag", "structures": [STRUCTURE], "triggers": ["<"]}},
+        {"structural_tag": json.dumps({"structures": [STRUCTURE], "triggers": ["<"]})},
+        {"structured_outputs": {"structural_tag": {"structures": [STRUCTURE], "triggers": ["<"]}}},
+        {"guided_structural_tag": {"structures": [STRUCTURE], "triggers": ["<"]}},
+        {
+            "response_format": {
+                "type": "structural_tag",
+                "format": {
+                    "type": "triggered_tags",
+                    "triggers": ["<"],
+                    "tags": [
+                        {
+                            "begin": "<f>",
+                            "content": {"type": "json_schema", "json_schema": {"type": "null"}},
+                            "end": "</f>",
+                        }
+                    ],
+                },
+            }
+        },
+    ],
+    ids=lambda body: next(iter(body)),
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_json_may_be_asked_for_after_triggers(client, able, path, body):
+    start = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
+    reply = await client.post(path, json=start | body)
+    assert reply.status_code == 200, reply.text
+    grammar = able.items[-1].sampling.grammar
+    assert grammar.kind == "structural_tag"
+    assert json.loads(grammar.source) == {"structures": [STRUCTURE], "triggers": ["<"]}
+
+
 WRONG = [
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
@@ -279,6 +318,12 @@ WRONG = [
     ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
     ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice[1]"),
     ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"nothing_such": "x"}}, "structured_outputs.nothing_such"),
+    ({"structural_tag": {"triggers": ["<"]}}, "structural_tag.structures"),
+    ({"structural_tag": {"triggers": ["<"], "structures": []}}, "structural_tag"),
+    ({"structural_tag": {"triggers": [""], "structures": [STRUCTURE]}}, "structural_tag.triggers"),
+    ({"structural_tag": {"triggers": ["@"], "structures": [STRUCTURE]}}, "structural_tag.structures[0].begin"),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}}, "response_format"),
     ({"structured_outputs": {"regex": "a", "json": {"type": "object"}}}, "structured_outputs.json"),
     ({"structured_outputs": []}, None),
     ({"structured_outputs": "x"}, "structured_outputs"),

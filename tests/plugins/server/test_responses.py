@@ -72,6 +72,23 @@ async def events_of(http, **fields: Any) -> list[dict[str, Any]]:
     return found
 
 
+async def test_scores_are_those_of_the_answer(http, frontend, fake):
+    """Thinking has none, and what is held back is scored when it is told."""
+    frontend.reasoning_parser = lambda tail="": ThinkParser(ParserContext((), tail))
+    frontend.script = lambda item: [[delta] for delta in fake.deltas_of(item, "<think>hm</think>Yes.")]
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    found = await events_of(http, **asked)
+    whole = (await http.post("/v1/responses", json={"input": "Hi", **asked})).json()
+    for response in (found[-1]["response"], whole):
+        [part] = response["output"][-1]["content"]
+        assert "".join(score["token"] for score in part["logprobs"]) == "Yes."
+        assert all(len(score["top_logprobs"]) == 2 for score in part["logprobs"])
+    streamed = [
+        score for event in found if event["type"] == "response.output_text.delta" for score in event["logprobs"]
+    ]
+    assert streamed == part["logprobs"]
+
+
 async def test_a_response_whole_and_streamed(sdk, http, frontend):
     whole = await sdk.responses.create(input="Hi", instructions="Be kind.", max_output_tokens=64, metadata={"a": "b"})
     Response.model_validate(whole.model_dump(by_alias=True), strict=True)
@@ -209,8 +226,8 @@ async def test_the_length_limit_and_a_failure(sdk, http, frontend, fake):
         ({"tool_choice": "required"}, "there are no tools", "tool_choice"),
         ({"truncation": "auto"}, "nothing is left out", "truncation"),
         ({"conversation": "conv_1"}, "conversations are not kept", "conversation"),
-        ({"top_logprobs": 2}, "chat completions only", "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "include[0]"),
+        ({"top_logprobs": -1}, "top_logprobs", "top_logprobs"),
+        ({"include": ["web_search_call.results"]}, "include", "include[0]"),
         ({"stream": True, "background": True}, "not streamed", "background"),
         ({"store": False, "background": True}, "background needs store", "background"),
         ({"text": {"format": {"type": "grammar"}}}, "json_schema, not 'grammar'", "text.format"),

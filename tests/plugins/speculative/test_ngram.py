@@ -104,3 +104,34 @@ def test_who_accepts_nothing_rests() -> None:
         depth.observe(Verified(slots, np.array([1, 4]), np.array([0, 4])))
     depth.reset([0])
     assert depth.of(slots).tolist() == [4, 4]
+
+
+def test_outputs_of_earlier_requests_are_searched_where_there_is_no_match() -> None:
+    maker = decoder(speculative_num_draft_tokens=3, speculative_ngram_capacity=20)
+    propose(maker, [1, 2, 3])
+    view_of = propose(maker, [1, 2, 3, 60, 61, 62])
+    assert view_of.token_ids == [[]]
+    maker.forget([0])
+    assert propose(maker, [9, 60]).token_ids == [[61, 62]]  # from its first output token to its last
+    assert propose(maker, [9, 2]).token_ids == [[]]  # a prompt is not kept
+    assert propose(maker, [60, 7, 60]).token_ids == [[7, 60]]  # its own text comes first
+    without = decoder(speculative_num_draft_tokens=3)
+    propose(without, [1, 2, 3])
+    propose(without, [1, 2, 3, 60, 61, 62])
+    without.forget([0])
+    assert propose(without, [9, 60]).token_ids == [[]]
+
+
+def test_branches_are_bounded_and_ranked() -> None:
+    text = [1, 30, 31, 32, 1, 30, 33, 34, 1, 50, 51, 1]
+    newest = decoder(speculative_num_draft_tokens=6, speculative_ngram_branch_length=2)
+    assert propose(newest, text).token_ids == [[50, 51]]
+    frequent = decoder(speculative_num_draft_tokens=6, speculative_ngram_match_type="PROB")
+    assert propose(frequent, text).token_ids == [[30, 33, 34, 1, 50, 51]]
+    wide = {"speculative_ngram_max_bfs_breadth": 3, "speculative_ngram_max_match_window_size": 2}
+    long = [8, 1, 40, 8, 1, 50, 8, 1]  # a match of the longest length
+    assert propose(decoder(**wide, speculative_num_draft_tokens=2), long).token_ids == [[50, 8]]
+    both = decoder(**wide, speculative_num_draft_tokens=2, speculative_ngram_min_bfs_breadth=2)
+    assert propose(both, long).token_ids == [[50, 40]]
+    with pytest.raises(ConfigError, match="min-bfs-breadth 4 is larger than"):
+        decoder(**wide, speculative_ngram_min_bfs_breadth=4)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext
+from fwk_speculative._common.matches import longest_match
+from fwk_speculative._common.outputs import OutputStore
 from fwk_speculative.suffix import SuffixOptions
-from fwk_speculative.suffix.decoder import OutputStore, SuffixDecoder, longest_match
+from fwk_speculative.suffix.decoder import SuffixDecoder
 
 SLOTS, LENGTH = 4, 200
 

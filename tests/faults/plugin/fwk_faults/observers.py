@@ -26,6 +26,14 @@ TICK = 0.02
 """Seconds between two looks at the clock of the event loop."""
 
 
+def _queued_seconds() -> float:
+    """How long this thread has waited for a core, ready to run; 0 where the kernel does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
+
+
 class Stats(Observer):
     """All of ``EngineStats`` at /faults/stats, all routes at /faults/routes, the API process at /faults/process."""
 
@@ -38,13 +46,15 @@ class Stats(Observer):
         self._start_clock()
 
     def _start_clock(self) -> None:
-        self._computed = time.process_time()
+        self._computed, self._queued = time.process_time(), _queued_seconds()
         self._due = self._loop.time() + TICK
         self._timer = self._loop.call_at(self._due, self._tick)
 
     def _tick(self) -> None:
-        self._late.append(self._loop.time() - self._due)
-        self._busy.append(time.process_time() - self._computed)
+        late = self._loop.time() - self._due
+        self._late.append(late)
+        had_core = TICK + late - (_queued_seconds() - self._queued)
+        self._busy.append(max(0.0, min(time.process_time() - self._computed, had_core)))
         self._start_clock()
 
     def _process(self) -> dict[str, float]:
@@ -52,7 +62,8 @@ class Stats(Observer):
 
         late: the most it was behind. busy, busy_p99: the most that this process computed between two of its turns, and
         what 99 of 100 times stayed within: its own work, and that of threads that keep the interpreter from it. Other
-        processes that want the same core have no part in these.
+        processes that want the same core have no part in these, nor has the time in which the loop waits for a core
+        while threads compute on another one.
         """
         late, busy = max(self._late, default=0.0), sorted(self._busy) or [0.0]
         self._late, self._busy = [], []

@@ -1,0 +1,252 @@
+"""A tiny model on a pretended device: the CPU's tokens, and nothing that a real device would trip over."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers.pretend_cuda import JOURNAL, pretended
+from tests.helpers.pretend_cuda.device import PretendedEvent
+
+import fwk
+from fwk import SamplingParams
+from fwk.worker.in_flight import InFlight
+from fwk.worker.inputs import InputBuffers
+from fwk.worker.staging import StagingRing
+from fwk.worker.worker import LocalWorker
+from fwk_kit.testing.serving import TINY
+from fwk_sampling.processors.penalties import Penalties
+
+PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75))]
+"""Of several steps each that choose no token: nothing waits for those."""
+TORCH = {name: "torch" for name in ("attention_backend", "operator_backend", "sampling_backend")}
+OPTIONS: dict[str, Any] = {
+    "load_format": "dummy",
+    "max_total_tokens": 2048,
+    "max_running_requests": 8,
+    "chunked_prefill_size": 6,
+    "dtype": "float32",
+    "check_blocks": True,
+    **TORCH,
+}
+GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tiny")
+    (made / "config.json").write_text(json.dumps(TINY))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def on_cpu(folder: Path) -> list[list[int]]:
+    """What the same operators say on the CPU."""
+    return tokens_on_cpu(folder, GREEDY)
+
+
+def tokens_on_cpu(folder: Path, sampling: SamplingParams, **options: Any) -> list[list[int]]:
+    with fwk.LLM(str(folder), device="cpu", **OPTIONS | options) as llm:
+        return [done.token_ids for done in llm.generate(PROMPTS, sampling)]
+
+
+def elsewhere(folder: Path, sampling: SamplingParams = GREEDY, **options: Any) -> list[list[int]]:
+    """The same on the pretended device; what happened while it generated is in the journal."""
+    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **OPTIONS | options) as llm:
+        assert llm.engine.info.chosen["devices"] == "pretended"
+        JOURNAL.clear()
+        return [done.token_ids for done in llm.generate(PROMPTS, sampling)]
+
+
+def test_the_tokens_are_the_cpus(folder: Path) -> None:
+    assert elsewhere(folder) == on_cpu(folder)
+    assert JOURNAL.faults == []
+    assert sum(JOURNAL.launches.values()) > 50, "nothing ran there"
+
+
+def test_inputs_come_from_pinned_memory(folder: Path) -> None:
+    elsewhere(folder)
+    staged = {where for kind, where in JOURNAL.copies if "staging" in where}
+    assert staged
+    assert not [where for where in JOURNAL.of_kind("pageable") if "staging" in where]
+
+
+@pytest.fixture
+def ring_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = StagingRing.__init__
+    monkeypatch.setattr(StagingRing, "__init__", lambda self, device, where, size: real(self, device, where, 1))
+
+
+@pytest.mark.usefixtures("ring_of_one")
+def test_a_ring_of_one_without_events_is_overwritten_too_early(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the journal is for: it sees what the numbers, which the CPU holds, do not show."""
+    monkeypatch.setattr(StagingRing, "sent", lambda self: None)
+    assert elsewhere(folder) == on_cpu(folder)
+    assert any("worker/staging.py" in fault for fault in JOURNAL.faults)
+
+
+@pytest.mark.usefixtures("ring_of_one")
+def test_a_ring_of_one_is_waited_for_in_every_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch)
+    assert elsewhere(folder) == on_cpu(folder)
+    assert JOURNAL.faults == []
+    assert sum(steps.waits("launch")) >= len(steps.waits("launch")) - 1
+
+
+def test_one_buffer_for_the_tokens_of_two_steps_is_not_enough(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = InFlight.__init__
+    monkeypatch.setattr(InFlight, "__init__", lambda self, *parts, **more: real(self, *parts, **more | {"size": 1}))
+    with contextlib.suppress(OverflowError):  # ids that are no tokens are nothing to decode
+        assert elsewhere(folder) != on_cpu(folder)
+
+
+def test_mixed_devices_are_refused(folder: Path) -> None:
+    with pretended():
+        there = torch.ones(3, device="privateuseone")
+        with pytest.raises(RuntimeError, match="same device"):
+            there + torch.ones(3)
+    assert JOURNAL.faults
+
+
+class Steps:
+    """Where the host waits, by half of a step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.halves: list[tuple[str, int]] = []
+        for half in ("launch", "collect"):
+            monkeypatch.setattr(LocalWorker, half, self._watched(half, getattr(LocalWorker, half)))
+
+    def _watched(self, half: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(worker: LocalWorker, argument: Any) -> Any:
+            before = JOURNAL.syncs.total()
+            found = real(worker, argument)
+            self.halves.append((half, JOURNAL.syncs.total() - before))
+            return found
+
+        return watched
+
+    def waits(self, half: str) -> list[int]:
+        return [count for name, count in self.halves if name == half]
+
+
+SAMPLED = SamplingParams(max_tokens=8, temperature=0.9, top_p=0.9, top_k=20, seed=3, ignore_eos=True)
+
+
+PENALISED = SamplingParams(
+    max_tokens=8, temperature=0.0, logit_bias={50: 3.0}, frequency_penalty=1.9, repetition_penalty=1.1, ignore_eos=True
+)
+"""Says 50 until that has been said too often: the newest token counts."""
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_launch_waits_for_nothing_and_a_collected_step_at_most_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams
+) -> None:
+    steps = Steps(monkeypatch)
+    assert elsewhere(folder, sampling) == tokens_on_cpu(folder, sampling)
+    assert JOURNAL.faults == []
+    assert steps.halves[:3] == [("launch", 0), ("launch", 0), ("collect", 1)], "two steps are in flight"
+    assert set(steps.waits("launch")) == {0}
+    assert set(steps.waits("collect")) <= {0, 1}
+    assert not JOURNAL.of_kind("blocking")
+
+
+def test_what_reads_the_history_waits_for_it_while_the_model_computes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch)
+    found = elsewhere(folder, PENALISED)
+    assert found == tokens_on_cpu(folder, PENALISED) != on_cpu(folder)
+    assert JOURNAL.faults == []
+    assert max(steps.waits("launch")) >= 1
+
+
+def test_one_that_says_it_reads_no_history_and_does_is_found_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Penalties, "reads_history", False)
+    assert elsewhere(folder, PENALISED) != tokens_on_cpu(folder, PENALISED)
+
+
+def test_tokens_read_before_their_event_are_not_the_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PretendedEvent, "wait", lambda self: None)
+    with pytest.raises(OverflowError):  # of the text, to which -77 is no token
+        elsewhere(folder)
+
+
+def test_inputs_that_forget_the_newest_tokens_say_something_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InputBuffers, "_take_newest", lambda *_: None)
+    assert elsewhere(folder) != on_cpu(folder)
+
+
+def test_log_probabilities_are_the_cpus(folder: Path) -> None:
+    """They are read while the step runs: such a step is waited for, and the next one knows its tokens."""
+    asked = SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, ignore_eos=True)
+
+    def logprobs(llm: fwk.LLM) -> list[float]:
+        first, second = llm.generate(PROMPTS, [asked, GREEDY])
+        assert (second.token_ids, second.logprobs) == (on_cpu(folder)[1], None)
+        assert [found.token_id for found in first.logprobs or []] == first.token_ids
+        return [found.logprob for found in first.logprobs or []]
+
+    with fwk.LLM(str(folder), device="cpu", **OPTIONS) as llm:
+        want = logprobs(llm)
+    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **OPTIONS) as llm:
+        assert len(want) == 6
+        assert logprobs(llm) == pytest.approx(want, abs=1e-4)
+    assert JOURNAL.faults == []
+
+
+def test_slots_change_hands_while_steps_are_in_flight(folder: Path) -> None:
+    """More requests than slots, of different lengths: a new sequence gets nothing chosen for the one before."""
+    prompts = [[n, 3 * n % 200 + 5, 7] for n in range(1, 9)]
+    params = [SamplingParams(max_tokens=1 + n % 4, temperature=0.0, ignore_eos=True) for n in range(8)]
+    few = {**OPTIONS, "max_running_requests": 2}
+    with fwk.LLM(str(folder), device="cpu", **few) as llm:
+        want = [done.token_ids for done in llm.generate(prompts, params)]
+    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **few) as llm:
+        assert [done.token_ids for done in llm.generate(prompts, params)] == want
+    assert JOURNAL.faults == []
+
+
+def test_a_preempted_sequence_goes_on_with_the_tokens_it_had(folder: Path) -> None:
+    """What a step in flight chose for it is computed again, or was taken in; never both, and never neither."""
+    prompts = [[n, 5, 9, 2 * n] for n in range(1, 7)]
+    grown = SamplingParams(max_tokens=30, temperature=0.8, seed=5, ignore_eos=True)
+    tight = {**OPTIONS, "max_total_tokens": 96, "page_size": 4, "schedule_conservativeness": 0.05}
+    with fwk.LLM(str(folder), device="cpu", **tight) as llm:
+        want = [done.token_ids for done in llm.generate(prompts, grown)]
+    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **tight) as llm:
+        assert [done.token_ids for done in llm.generate(prompts, grown)] == want
+        assert llm.engine.stats().preemptions > 0, "nothing was pre-empted"
+    assert JOURNAL.faults == []
+
+
+WITH: dict[str, dict[str, Any]] = {
+    "n-gram drafts": {"speculative_algorithm": "ngram"},
+    "n-gram trees": {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3},
+    "cache tiers": {"prefix_cache": "hierarchical"},
+    "int8 K/V": {"kv_cache_dtype": "int8"},
+    "fp8 K/V": {"kv_cache_dtype": "fp8"},
+    "int4": {"quantization": "int4"},
+    "no overlap": {"disable_overlap_schedule": True},
+}
+
+
+@pytest.mark.parametrize("options", WITH.values(), ids=WITH)
+def test_features_say_what_they_say_on_the_cpu(folder: Path, options: dict[str, Any]) -> None:
+    repeated = SamplingParams(max_tokens=8, temperature=0.0, logit_bias={50: 3.0, 51: 3.0}, ignore_eos=True)
+    assert elsewhere(folder, repeated, **options) == tokens_on_cpu(folder, repeated, **options)
+    assert JOURNAL.faults == []

@@ -1,0 +1,191 @@
+"""Files of packed weights: what is written is mapped back, and nothing else ever is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fwk.native import weights_file
+from fwk.native.thread_pool import ThreadPool
+from fwk.native.weights_file import DamagedFile, Entry, read, reserved, write
+
+KEY = "the key"
+ENTRIES: dict[str, Entry] = {
+    "first": ({"size": [3, 5]}, {"words": torch.arange(15, dtype=torch.int32).view(3, 5), "none": torch.empty(0)}),
+    "second": ({}, {"matrix": torch.randn(7, 9, generator=torch.Generator().manual_seed(0)).bfloat16()}),
+    "large": ({}, {"numbers": torch.arange(3 << 20, dtype=torch.int32)}),
+}
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from fwk.native import weights_file
+from tests.core.test_weights_file import ENTRIES, KEY
+path = Path(sys.argv[1])
+CALLS = ("pwrite", "ftruncate", "fchmod", "fsync", "replace", "close")
+for last in range(1, 200):
+    child = os.fork()
+    if child == 0:
+        left = [last]
+        def dying(function):
+            def call(*arguments):
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), 9)
+                return function(*arguments)
+            return call
+        for name in CALLS:
+            setattr(os, name, dying(getattr(os, name)))
+        with weights_file.reserved(path) as descriptor:
+            weights_file.write(descriptor, path, KEY, ENTRIES)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 0:
+        break
+    print(last, int(path.exists()), flush=True)
+"""
+"""Children that write the file, each killed at a later call of the system's than the last, until one is not."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.weights"
+
+
+@pytest.fixture
+def threads() -> ThreadPool:
+    return ThreadPool(2)
+
+
+def store(path: Path, key: str = KEY) -> None:
+    with reserved(path) as descriptor:
+        assert descriptor is not None
+        write(descriptor, path, key, ENTRIES)
+
+
+def assert_whole(path: Path, threads: ThreadPool) -> None:
+    found = read(path, KEY, threads)
+    assert list(found) == list(ENTRIES)
+    for name, (facts, tensors) in ENTRIES.items():
+        assert dict(found[name][0]) == facts
+        for label, x in tensors.items():
+            assert found[name][1][label].dtype == x.dtype
+            assert torch.equal(found[name][1][label], x)
+
+
+def test_comes_back_as_it_was(path: Path, threads: ThreadPool) -> None:
+    store(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert_whole(path, threads)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_is_mapped_and_shared(path: Path, threads: ThreadPool) -> None:
+    store(path)
+    found = read(path, KEY, threads)
+    with open("/proc/self/maps", encoding="ascii") as file:
+        mine = [line for line in file if line.rstrip().endswith(str(path))]
+    assert len(mine) == 1
+    assert mine[0].split()[1].startswith("r--")
+    low, high = (int(x, 16) for x in mine[0].split()[0].split("-"))
+    assert low <= found["large"][1]["numbers"].data_ptr() < high
+
+
+def test_another_key_is_refused(path: Path, threads: ThreadPool) -> None:
+    store(path, "another key")
+    with pytest.raises(DamagedFile, match="another model"):
+        read(path, KEY, threads)
+
+
+@pytest.mark.parametrize("others", [0o020, 0o002])
+def test_files_that_others_may_write_to_are_refused(path: Path, threads: ThreadPool, others: int) -> None:
+    store(path)
+    path.chmod(0o600 | others)
+    with pytest.raises(DamagedFile, match="other users"):
+        read(path, KEY, threads)
+
+
+def test_another_owners_is_refused(path: Path, threads: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(path)
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    with pytest.raises(DamagedFile, match="belongs to another user"):
+        read(path, KEY, threads)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.3, 0.7, 0.999])
+def test_a_truncated_one_is_refused(path: Path, threads: ThreadPool, part: float) -> None:
+    store(path)
+    os.truncate(path, int(path.stat().st_size * part))
+    with pytest.raises(DamagedFile):
+        read(path, KEY, threads)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.0001, 0.2, 0.5, 0.8, 0.9999, 0.999999])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_a_flipped_bit_is_refused(path: Path, threads: ThreadPool, part: float, bit: int) -> None:
+    store(path)
+    place = int((path.stat().st_size - 1) * part)
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1 << bit]))
+    with pytest.raises(DamagedFile):
+        read(path, KEY, threads)
+
+
+def test_two_highest_bits_of_one_lane_are_refused(path: Path, threads: ThreadPool) -> None:
+    """A sum that only multiplies would let the second cancel the first."""
+    store(path)
+    with path.open("r+b") as file:
+        for place in (1 << 20, (1 << 20) + 64):
+            file.seek(place + 7)
+            byte = file.read(1)[0]
+            file.seek(place + 7)
+            file.write(bytes([byte ^ 128]))
+    with pytest.raises(DamagedFile, match="checksum"):
+        read(path, KEY, threads)
+
+
+def test_one_writer_at_a_time(path: Path, threads: ThreadPool) -> None:
+    with reserved(path) as first:
+        assert first is not None
+        with reserved(path) as second:
+            assert second is None
+        write(first, path, KEY, ENTRIES)
+    assert_whole(path, threads)
+
+
+def test_what_was_not_finished_is_removed(path: Path) -> None:
+    with pytest.raises(RuntimeError), reserved(path):
+        raise RuntimeError
+    assert not list(path.parent.iterdir())
+
+
+def test_killed_at_any_point(path: Path, threads: ThreadPool) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", KILLED, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=True, timeout=100)
+    points = [line.split() for line in done.stdout.splitlines()]
+    assert len(points) >= 10
+    assert points[0][1] == "0"
+    assert points[-1][1] == "1"  # after it was moved into its place
+    assert_whole(path, threads)
+
+
+def test_room_is_made_by_age(tmp_path: Path, threads: ThreadPool) -> None:
+    for age, name in enumerate(("old.weights", "middle.weights", "new.weights")):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (age, age))
+    (tmp_path / "killed.weights.tmp").write_bytes(bytes(100))
+    (tmp_path / "other.txt").write_bytes(bytes(100))
+    with reserved(tmp_path / "written.weights"):
+        weights_file.make_room(tmp_path, ".weights", 200)
+        left = sorted(file.name for file in tmp_path.iterdir())
+    assert left == ["middle.weights", "new.weights", "other.txt", "written.weights.tmp"]

@@ -1,0 +1,186 @@
+"""Tensors that say they are elsewhere, and the operators on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from tests.helpers.pretend_cuda.journal import Journal
+
+KIND = "privateuseone"
+DEVICE = torch.device(KIND, 0)
+JOURNAL = Journal()
+PINNED: dict[int, Tensor] = {}
+"""Host memory that copies need not wait for, by address; kept, so that no address comes again."""
+
+aten = torch.ops.aten
+
+_NO_WORK = frozenset(
+    """view _unsafe_view slice select transpose t permute expand unsqueeze squeeze split split_with_sizes unbind
+    as_strided alias detach diagonal unfold chunk _reshape_alias view_as narrow reshape lift_fresh unsafe_split flatten
+    unflatten empty empty_like empty_strided new_empty new_empty_strided""".split()  # noqa: SIM905 - a list to be read
+)
+_WAITS = frozenset(
+    """_local_scalar_dense item equal is_nonzero nonzero masked_select _unique2 unique_dim unique_consecutive bincount
+    allclose""".split()  # noqa: SIM905
+)
+"""Operators whose result's shape or value the host must have."""
+_INDEXED = frozenset(["index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"])
+
+
+class Elsewhere(Tensor):
+    """A tensor on the pretended device; ``held`` has its numbers."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Elsewhere:
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=DEVICE,
+        )
+        made.held = held
+        return made
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"Elsewhere({self.held!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+    def tolist(self) -> Any:
+        JOURNAL.copy("to host blocking")
+        JOURNAL.wait()
+        return self.held.tolist()
+
+    def numpy(self, **_: Any) -> Any:  # type: ignore[override]
+        raise TypeError("a tensor of the pretended device has no numpy array")
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+
+class Pretending(TorchDispatchMode):
+    """Catches what makes tensors on the device out of none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+def pin(tensor: Tensor) -> Tensor:
+    """Copies from and to this memory need not be waited for."""
+    PINNED[tensor.untyped_storage().data_ptr()] = tensor
+    return tensor
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() in PINNED
+
+
+def inner(x: Any) -> Any:
+    return x.held if isinstance(x, Elsewhere) else x
+
+
+def outer(x: Any) -> Any:
+    return Elsewhere(x) if isinstance(x, Tensor) and not isinstance(x, Elsewhere) else x
+
+
+def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One operator, wherever its tensors are."""
+    name = func._schema.name.split("::")[-1]
+    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+    if name == "to":
+        return _to(func, args, kwargs)
+    device = kwargs.get("device")
+    is_here = any(isinstance(x, Elsewhere) for x in tensors)
+    is_wanted = device is not None and torch.device(device).type == KIND
+    if not is_here and not is_wanted:
+        return func(*args, **kwargs)
+    if name == "_to_copy":
+        return _to_copy(args[0], dict(kwargs), is_wanted)
+    if name == "copy_":
+        return _copy(func, args[0], args[1], args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+    if any(not isinstance(x, Elsewhere) and x.dim() for x in tensors):
+        JOURNAL.mixed(name)
+        if name not in _INDEXED:
+            raise RuntimeError(f"{name}: expected all tensors to be on the same device")
+    has_mask = name in _INDEXED and any(isinstance(x, Tensor) and x.dtype == torch.bool for x in args[1])
+    if name in _WAITS or has_mask or (name == "repeat_interleave" and len(args) < 2):
+        JOURNAL.launch(name)
+        JOURNAL.wait()
+    elif name not in _NO_WORK:
+        JOURNAL.launch(name)
+    inside = {key: torch.device("cpu") if key == "device" and is_wanted else inner(x) for key, x in kwargs.items()}
+    out = func(*tree_map(inner, args), **tree_map(inner, inside))
+    if func._schema.is_mutable:  # what was given comes back
+        given = {id(inner(x)): x for x in tensors}
+        return tree_map(lambda x: given.get(id(x), outer(x)) if isinstance(x, Tensor) else x, out)
+    return tree_map(outer, out)
+
+
+def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``Tensor.to``, which in inference mode comes as one operator."""
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    x, other = given["self"], given.get("other")
+    device, dtype = given.get("device"), given.get("dtype")
+    if other is not None:
+        device, dtype = other.device, other.dtype
+    is_same = device is None or torch.device(device).type == x.device.type
+    if is_same and dtype in (None, x.dtype) and not given.get("copy"):
+        return x
+    if is_same and not isinstance(x, Elsewhere):
+        return func(*args, **kwargs)
+    more = {"non_blocking": given.get("non_blocking", False), "device": device, "dtype": dtype}
+    return _to_copy(x, {k: v for k, v in more.items() if v is not None}, torch.device(device or x.device).type == KIND)
+
+
+def _to_copy(x: Tensor, kwargs: dict[str, Any], is_wanted: bool) -> Tensor:
+    """A copy, elsewhere or in another precision."""
+    no_wait = bool(kwargs.pop("non_blocking", False))
+    to_device = is_wanted if kwargs.pop("device", None) is not None else isinstance(x, Elsewhere)
+    kwargs.pop("pin_memory", None)
+    out = aten._to_copy.default(inner(x), **kwargs)
+    if isinstance(x, Elsewhere) and to_device:
+        JOURNAL.launch("_to_copy")
+        return Elsewhere(out)
+    if to_device:
+        if no_wait and is_pinned(x):
+            JOURNAL.copy("to device pinned", x)
+        else:
+            JOURNAL.copy(f"to device {'pinned' if is_pinned(x) else 'pageable'}{'' if no_wait else ' blocking'}")
+            if not no_wait:
+                JOURNAL.wait()
+        return Elsewhere(out)
+    JOURNAL.copy("to host blocking")  # into memory of its own, which is never pinned
+    JOURNAL.wait()
+    return out
+
+
+def _copy(func: Any, target: Tensor, source: Tensor, no_wait: bool) -> Tensor:
+    """``Tensor.copy_``."""
+    if isinstance(target, Elsewhere) and isinstance(source, Elsewhere):
+        JOURNAL.launch("copy_")
+    elif isinstance(target, Elsewhere):
+        if no_wait and is_pinned(source):
+            JOURNAL.copy("to device pinned", source)
+        else:
+            JOURNAL.copy(f"to device {'pinned' if is_pinned(source) else 'pageable'}{'' if no_wait else ' blocking'}")
+            if not no_wait:
+                JOURNAL.wait()
+    elif no_wait and is_pinned(target):
+        JOURNAL.copy("to host pinned", target, to_host=inner(source).to(target.dtype))
+        return target
+    else:
+        JOURNAL.copy("to host blocking")
+        JOURNAL.wait()
+    func(inner(target), inner(source))
+    return target

@@ -1,0 +1,60 @@
+"""The Triton operators' declaration and machine code; their numbers: tests/contracts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fwk.errors import PluginError
+from fwk.interfaces.declaration import Facts, Host
+from fwk.interfaces.operators import OperatorContext
+from fwk.plugins import build, choose, discover, find
+
+PLUGINS = discover()
+TRITON = find(PLUGINS, "operators", "triton")
+
+
+def test_never_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    for facts in (Facts(), Facts(host=Host("cuda", (9, 0)))):
+        chosen = choose(PLUGINS, "operators", "auto", facts).chosen
+        assert chosen is not None
+        assert chosen.name != "triton"
+        assert TRITON.declaration.refusal(facts) is None
+    assert "compute capability 8.0" in (TRITON.declaration.refusal(Facts(host=Host("cuda", (7, 5)))) or "")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(PluginError, match="needs a cuda device, or TRITON_INTERPRET=1 to run its kernels in"):
+        choose(PLUGINS, "operators", "triton", Facts())
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
+def test_a_residual_whose_rows_stand_apart() -> None:
+    operators = build(TRITON, OperatorContext(torch.device("cpu"), torch.float32))
+    wide = torch.randn(3, 20)
+    residual, x, weight = wide[:, :16], torch.randn(3, 16), torch.rand(16)
+    total = residual + x
+    found = operators.add_rms_norm(x, residual, weight, 1e-6)
+    torch.testing.assert_close(found, total * (total.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight)
+    torch.testing.assert_close(residual, total)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("cc", [80, 90, 100])
+def test_machine_code(cc: int, dtype: str) -> None:
+    """No numbers in local memory, and memory read 128 bits at a time."""
+    pytest.importorskip("triton.backends.nvidia")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.helpers.compile_triton", str(cc), dtype, "operators"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {code["name"] for code in found} == {"norm_rows", "rotate_rows", "gate_rows", "table_rows"}
+    for code in found:
+        assert code["local_loads"] == code["local_stores"] == 0, code
+        # Where a row of a table begins is known only when its index was read.
+        assert code["loads_of_128_bits"] > 0 or code["name"] == "table_rows", code

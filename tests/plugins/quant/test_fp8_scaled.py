@@ -1,0 +1,176 @@
+"""Products of e4m3 activations and weights, against float64 of the numbers that e4m3 has by its definition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.helpers.models import make_quantised_context
+from tests.helpers.quantised import checkpoint_twins, e4m3, online_twins
+from torch import Tensor
+
+from fwk.errors import ConfigError
+from fwk.layers import ColumnParallelLinear, Part
+from fwk_quant.fp8 import scaled
+
+LEVELS = e4m3(np.arange(127, dtype=np.uint8)).astype(np.float64)
+PREFIX = "model.layers.0.mlp"
+
+
+def rounded(x: np.ndarray, group: int | None = None, scale: float | None = None) -> np.ndarray:
+    """x [n, columns] as e4m3 numbers times their scales, in float64."""
+    groups = x.reshape(len(x), -1, group or x.shape[1]).astype(np.float32)
+    scales = np.abs(groups).max(-1, keepdims=True) / np.float32(448) if scale is None else np.float32(scale)
+    scales = np.maximum(scales, np.float32(1e-12))
+    numbers = groups / scales
+    size = np.abs(numbers)
+    right = np.clip(np.searchsorted(LEVELS, size), 1, len(LEVELS) - 1)
+    down, up = size - LEVELS[right - 1], LEVELS[right] - size
+    is_lower = (down < up) | ((down == up) & (right % 2 == 1))  # of a tie's two, the one with the last bit clear
+    nearest = np.sign(numbers) * np.where(is_lower, LEVELS[right - 1], LEVELS[right])
+    return (nearest * scales).reshape(x.shape)
+
+
+def gate_up(path: Path, dtype: torch.dtype, **options: Any) -> tuple[Any, ColumnParallelLinear]:
+    context = make_quantised_context(
+        path, dtype=dtype, plugin_options={"quant.fp8": {"fp8_activations": "8bit", **options}}, quantization="fp8"
+    )
+    parts = [Part(f"{PREFIX}.{name}_proj", context.config.intermediate_size) for name in ("gate", "up")]
+    return context, ColumnParallelLinear(context, parts, context.config.hidden_size)
+
+
+def activations(columns: int, dtype: torch.dtype) -> Tensor:
+    """Tokens of different sizes, one of zeros, and inside each some numbers far larger than others."""
+    x = torch.randn(9, columns, generator=torch.Generator().manual_seed(1))
+    x *= torch.logspace(-3, 2, 9)[:, None]
+    x[:, ::37] *= 20
+    x[4] = 0
+    return x.to(dtype)
+
+
+CASES = {
+    "fp8-block": 128,
+    "fp8-compressed-block": 128,
+    "fp8-compressed-channel": None,
+    "fp8-compressed-tensor": None,
+    "online-fp8": None,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_products(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    twins = online_twins("fp8", tmp_path) if name == "online-fp8" else checkpoint_twins(name, tmp_path)
+    context, layer = gate_up(twins.path, dtype)
+    assert layer.weights.rounds_input
+    plain = load_file(twins.plain / "model.safetensors")
+    weight = torch.cat([plain[f"{PREFIX}.{part}_proj.weight"] for part in ("gate", "up")]).double()
+    x = activations(context.config.hidden_size, dtype)
+    before = x.clone()
+    with torch.inference_mode():
+        mine, none, bias = layer(x), layer(x[:0]), torch.ones(len(weight), dtype=dtype)
+        layer.bias = bias
+        torch.testing.assert_close(layer(x), mine + bias)
+    wanted = torch.from_numpy(rounded(x.float().numpy(), CASES[name])) @ weight.T
+    assert torch.equal(x, before)
+    assert mine.dtype == dtype
+    assert none.shape == (0, len(weight))
+    error = (mine.double() - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-30)
+    assert float(error.max()) < {torch.float32: 1e-5, torch.bfloat16: 5e-3}[dtype]
+    assert not mine[4].any()
+
+
+def test_the_checkpoints_own_scale_of_activations(tmp_path: Path) -> None:
+    """Parts of a fused layer round their common input by the larger of their scales; what is beyond it is cut off."""
+    twins = checkpoint_twins("fp8", tmp_path)
+    tensors = load_file(twins.path / "model.safetensors")
+    tensors[f"{PREFIX}.up_proj.input_scale"] = torch.tensor(0.02)
+    save_file(tensors, twins.path / "model.safetensors")
+    context, layer = gate_up(twins.path, torch.float32)
+    plain = load_file(twins.plain / "model.safetensors")
+    weight = torch.cat([plain[f"{PREFIX}.{part}_proj.weight"] for part in ("gate", "up")]).double()
+    x = activations(context.config.hidden_size, torch.float32)
+    with torch.inference_mode():
+        mine = layer(x)
+    wanted = torch.from_numpy(rounded(x.numpy(), scale=0.02)) @ weight.T
+    torch.testing.assert_close(mine.double(), wanted, atol=1e-5 * float(wanted.abs().max()), rtol=0)
+
+
+def test_a_token_gets_the_same_beside_others(tmp_path: Path) -> None:
+    context, layer = gate_up(checkpoint_twins("fp8-block", tmp_path).path, torch.bfloat16)
+    x = activations(context.config.hidden_size, torch.bfloat16)
+    with torch.inference_mode():
+        alone = torch.cat([layer(x[i : i + 1]) for i in range(len(x))])
+        torch.testing.assert_close(layer(x).float(), alone.float(), atol=1e-6, rtol=2**-7)
+
+
+def test_auto_keeps_activations_on_a_cpu(tmp_path: Path) -> None:
+    path = checkpoint_twins("fp8-block", tmp_path).path
+    assert not gate_up(path, torch.bfloat16, fp8_activations="auto")[1].weights.rounds_input
+
+
+@pytest.mark.parametrize(
+    ("size", "is_block", "dtype", "device", "capability", "message"),
+    [
+        ((64, 128), False, torch.bfloat16, "cuda", (8, 9), None),
+        ((64, 128), False, torch.bfloat16, "cuda", (8, 0), "needs compute capability 8.9"),
+        ((64, 128), False, torch.float16, "cuda", (9, 0), "computes in bfloat16 on a cuda device"),
+        ((64, 128), True, torch.bfloat16, "cuda", (9, 0), None),
+        ((64, 128), True, torch.bfloat16, "cuda", (10, 0), "needs compute capability 9.0 for scales in blocks"),
+        ((64, 120), True, torch.bfloat16, "cuda", (9, 0), "has 64 outputs and 120 inputs, which are no multiples"),
+        ((8, 128), False, torch.bfloat16, "cpu", (0, 0), "has 8 outputs"),
+        ((16, 16), False, torch.float16, "cpu", (0, 0), "computes in bfloat16 or float32"),
+    ],
+)
+def test_devices_with_scaled_products(
+    size: tuple[int, int],
+    is_block: bool,
+    dtype: torch.dtype,
+    device: str,
+    capability: tuple[int, int],
+    message: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    found = scaled.why_not(*size, is_block=is_block, dtype=dtype, device=torch.device(device))
+    assert found is None if message is None else message in (found or "")
+
+
+def test_what_cannot_be_had_is_refused(tmp_path: Path) -> None:
+    path = checkpoint_twins("fp8-compressed-channel", tmp_path).path
+    with pytest.raises(ConfigError, match="--fp8-activations 8bit is not possible: the scaled product computes in"):
+        gate_up(path, torch.float16)
+
+
+@pytest.mark.parametrize("columns", [256, 640])
+def test_scales_of_blocks_stand_as_cublaslt_wants_them(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own checks of what a CUDA device would be given, on tensors without memory."""
+    given: dict[str, Tensor] = {}
+    real = scaled.scaled_mm
+
+    def on_meta(x: Tensor, numbers: Tensor, of_x: Tensor, of_numbers: Tensor, dtype: torch.dtype) -> Tensor:
+        given.update(of_x=of_x, of_numbers=of_numbers)
+        strided = (torch.empty_strided(y.shape, y.stride(), device="meta") for y in (of_x, of_numbers))
+        return real(x.as_subclass(Tensor).to("meta"), numbers.to("meta"), *strided, dtype)
+
+    class OnDevice(Tensor):
+        """Says that it is on a CUDA device."""
+
+        @property
+        def device(self) -> torch.device:
+            return torch.device("cuda")
+
+    monkeypatch.setattr(scaled, "scaled_mm", on_meta)
+    rows = 320
+    numbers = torch.zeros(rows, columns).to(torch.float8_e4m3fn)
+    scales = scaled.padded_block_scales(torch.rand(-(-rows // 128), columns // 128))
+    y = scaled.block_product(torch.randn(5, columns).to(torch.bfloat16).as_subclass(OnDevice), numbers, scales)
+    assert (y.shape, y.dtype) == ((5, rows), torch.bfloat16)
+    groups = columns // 128
+    assert (given["of_x"].shape, given["of_x"].stride()) == ((5, groups), (1, 5))
+    apart = -(-groups // 4) * 4
+    assert (given["of_numbers"].t().shape, given["of_numbers"].t().stride()) == ((3, groups), (apart, 1))
