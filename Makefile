@@ -1,7 +1,7 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 PACKAGES = core http jinja jobs kit plugins tests benchmarks examples docs
 
-.PHONY: check lint types imports test slow faults soak clients examples audit docs site format
+.PHONY: check lint types imports test slow faults soak attack clients examples audit docs site format
 
 check: lint types imports test  ## everything CI runs
 
@@ -26,6 +26,9 @@ faults:  ## every check of a running server, those too that the default suite le
 
 soak:  ## half an hour of mixed load with a fault each minute
 	$(PYTHON) -m tests.faults.soak --minutes 30 --report soak.md
+
+attack:  ## 8,000 random combinations of valid values at every route: no 5xx
+	$(PYTHON) -m tests.helpers.attack --requests 8000
 
 clients:  ## real client libraries, each in an environment of its own; needs the network
 	$(PYTHON) -m pytest -m clients -n 0 tests/clients
