@@ -4,8 +4,11 @@ Here belong the options core reads itself and what every options model is made w
 plugin; parsing the command line belongs to ``fwk.cli``, giving every plugin its options to ``fwk.plugins``.
 """
 
-from fwk.config.core import Config, EngineOptions, ModelOptions, PluginOptions, ServerOptions
+from fwk.config.core import Config, PluginOptions
+from fwk.config.engine import EngineOptions
+from fwk.config.model import ModelOptions
 from fwk.config.options import Options, Stability, aliases_of, is_secret, needs_of, option, stability_of, turned_by
+from fwk.config.server import ServerOptions
 
 __all__ = [
     "Config",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fwk.config.core import Config, EngineOptions, ModelOptions, PluginOptions, ServerOptions
+from fwk.config.core import Config, PluginOptions
+from fwk.config.engine import EngineOptions
+from fwk.config.model import ModelOptions
 from fwk.config.options import is_secret
+from fwk.config.server import ServerOptions
 
 _SECRETS = {name for name, field in ServerOptions.model_fields.items() if is_secret(field)}
 

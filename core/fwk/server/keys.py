@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fwk.config import ServerOptions
-from fwk.config.core import KEY_PATTERN
+from fwk.config.server import KEY_PATTERN
 from fwk.errors import ConfigError
 
 MAX_KEYS = 10_000

@@ -1,0 +1,244 @@
+"""Core's options about the engine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ValidationInfo, field_validator
+
+from fwk.config.options import Options, option
+
+
+class EngineOptions(Options):
+    """Device, kernels, memory and scheduling."""
+
+    device: str = option("auto", "What workers compute on; auto takes a GPU when there is one.")
+    cpu_threads: int | None = option(
+        None,
+        "Threads that compute on the CPU, in each worker (default: one for each physical core, or OMP_NUM_THREADS).",
+        ge=1,
+        le=1024,
+    )
+    executor: str = option(
+        "auto",
+        "How the engine reaches its workers; auto: in its own process if there is one, else the best for their number.",
+        stability="beta",
+    )
+    tensor_parallel_size: int = option(
+        1,
+        "Workers that share every layer's weights and heads, each with a device of its own (on a CPU: a process).",
+        aliases=["tp-size", "tp"],
+        ge=1,
+        le=1024,
+    )
+    data_parallel_size: int = option(
+        1,
+        "Engines behind the server's address, each with all of the model, its own KV cache and its own devices.",
+        aliases=["dp-size", "dp"],
+        ge=1,
+        le=64,
+    )
+    load_balance_method: str = option("auto", "Which engine serves a request, if there are several.")
+    disable_overlap_schedule: bool = option(
+        False, "Plan a step only when the one before has come back, also with an executor that could overlap the two."
+    )
+    attention_backend: str = option("auto", "Attention kernels.")
+    quantization: str = option(
+        "auto",
+        "Weight format the linear layers compute with; auto: what the checkpoint holds.",
+        aliases=["quant-type"],
+    )
+    quantization_exclude: tuple[str, ...] = option(
+        (),
+        "Layers that stay unquantised, by patterns of their names: lm_head '*.down_proj' 'model.layers.0.*'.",
+        stability="beta",
+    )
+    quantization_layers: tuple[str, ...] = option(
+        (),
+        "Weight formats of single layers: PATTERN=METHOD, as in lm_head=none; the first that matches counts.",
+        stability="beta",
+    )
+    max_mamba_cache_size: int | None = option(
+        None,
+        "States of recurrent layers in memory: one for each running request, the rest for prefixes to continue from "
+        "(default: as many of both).",
+        stability="beta",
+        ge=1,
+        le=2**20,
+    )
+    mamba_track_interval: int = option(
+        256,
+        "Generated tokens after which the state of recurrent layers is kept for the prefix cache again.",
+        stability="beta",
+        ge=1,
+        le=2**24,
+    )
+    enable_fp32_lm_head: bool = option(
+        False,
+        "Compute the last layer, which makes the logits, with float32 weights and results; on a CPU they take memory "
+        "of their own.",
+    )
+    mamba_ssm_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "Precision of the states of recurrent layers; auto: float32.", stability="beta"
+    )
+    disable_hybrid_swa_memory: bool = option(
+        False,
+        "Keep all of a sequence in layers that see a window only, too, with one block table for all layers.",
+        aliases=["disable-hybrid-kv-cache-manager"],
+    )
+    disable_cuda_graph: bool = option(
+        False,
+        "Compute every step operator by operator; otherwise steps, of prompts as of next tokens, are captured once "
+        "and replayed, on a CPU as a tape of native operators.",
+        aliases=["disable-cudagraph", "enforce-eager"],
+    )
+    cuda_graph_max_bs: int = option(
+        256,
+        "Most sequences of a step that is replayed from its capture; larger steps are computed operator by operator.",
+        aliases=["graph-max-batch-size"],
+        ge=1,
+        le=4096,
+    )
+    operator_backend: str = option("auto", "Kernels of norms, rotary positions, gates and embeddings.")
+    moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.", stability="beta")
+    sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")
+    schedule_policy: str = option(
+        "auto", "Order, admission and pre-emption of requests.", aliases=["scheduling-policy"]
+    )
+    prefix_cache: str = option("auto", "Reuse of K/V between requests with a common prefix.")
+    cache_tiers: tuple[str, ...] = option(
+        (),
+        "Stores of K/V outside the device, fastest first, for a prefix cache that uses them; its own come before.",
+        aliases=["hicache-storage-backend"],
+        stability="beta",
+    )
+    speculative_algorithm: str = option(
+        "none", "Speculative decoder that drafts tokens for the model to verify.", stability="beta"
+    )
+    enable_lora: bool = option(False, "Serve LoRA adapters alongside the model.")
+    lora_backend: str = option("auto", "LoRA kernels.", needs="enable_lora")
+    lora_paths: tuple[str, ...] = option(
+        (), "Adapters to load at the start, as NAME=FOLDER.", aliases=["lora-modules"], needs="enable_lora"
+    )
+    max_loras_per_batch: int = option(
+        8,
+        "LoRA adapters computed with at once; sequences that need another one wait.",
+        aliases=["max-loras"],
+        needs="enable_lora",
+        ge=1,
+        le=1024,
+    )
+    max_lora_rank: int = option(64, "Largest rank of a LoRA adapter.", needs="enable_lora", ge=1, le=4096)
+    max_loaded_loras: int | None = option(
+        None,
+        "LoRA adapters kept in host memory; loading more is refused (default: no limit).",
+        aliases=["max-cpu-loras"],
+        needs="enable_lora",
+        ge=1,
+    )
+    kv_cache_dtype: str = option(
+        "auto", "Precision of the KV cache: auto (the model's dtype), or a format the attention backend offers."
+    )
+    grammar_backend: str = option(
+        "auto", "Compiler of constrained output (JSON schema, regex, ...); none: such requests are refused."
+    )
+    disable_jump_forward: bool = option(
+        False,
+        "Write text that a grammar leaves no choice about one token a step, as any other; outputs are the same.",
+        stability="beta",
+    )
+    page_size: int = option(16, "Tokens per KV cache block.", aliases=["block-size"], ge=1, le=1024)
+    max_total_tokens: int | None = option(
+        None,
+        "Size of the KV cache in tokens (default: from --mem-fraction-static).",
+        aliases=["max-total-token-num"],
+        ge=1,
+        le=2**31,
+    )
+    mem_fraction_static: float | None = option(
+        None,
+        "Share of the device's free memory for weights and KV cache (default: 0.88 on a GPU; on a CPU the KV cache "
+        "alone gets a tenth of the free memory, used only as it fills).",
+        aliases=["mem-fraction", "gpu-memory-utilization"],
+        gt=0,
+        lt=1,
+    )
+    max_running_requests: int = option(
+        256,
+        "Sequences computed at once; others wait.",
+        aliases=["running-max-req-size", "max-batch-size", "max-num-seqs"],
+        ge=1,
+        le=4096,
+    )
+    max_prefill_tokens: int | None = option(
+        None,
+        "Tokens computed in one step, over all sequences (default: 2048; on a CPU 512, or two for each running "
+        "sequence, since longer steps are no cheaper there and keep others waiting).",
+        aliases=["batch-max-tokens", "max-num-batched-tokens"],
+        ge=1,
+        le=2**20,
+    )
+    max_start_tokens: int | None = option(
+        None,
+        "Tokens of prompts in a step from which it starts no further prompt, so that the first of several are answered "
+        "sooner (default: no limit; on a CPU 16, since computing more of them together is hardly cheaper there).",
+        ge=1,
+        le=2**20,
+    )
+    prefill_max_requests: int | None = option(
+        None,
+        "Prompts computed in one step, from which it starts no further one (default: no limit).",
+        aliases=["max-context-batch-size"],
+        turns={"prefill-only-one-req": 1},
+        ge=1,
+        le=4096,
+    )
+    chunked_prefill_size: int = option(
+        2048,
+        "Tokens of one prompt computed in one step; longer prompts take several. -1: a prompt is cut only if it is "
+        "longer than a step.",
+        turns={"disable-chunked-prefill": -1},
+        ge=-1,
+        le=2**20,
+    )
+    enable_mixed_chunk: bool = option(
+        True, "Compute prompts and next tokens in the same step; false: steps of the one and of the other take turns."
+    )
+    schedule_conservativeness: float = option(
+        1.0,
+        "Blocks of KV cache kept free for each running sequence when another one starts: more means fewer "
+        "pre-emptions, less means more sequences at once.",
+        ge=0,
+        le=2**20,
+    )
+    num_continuous_decode_steps: int = option(
+        1,
+        "Steps from one look at the waiting queue to the next, while sequences run: more means less scheduling, and "
+        "a longer wait for the first token.",
+        aliases=["router-max-wait-tokens"],
+        ge=1,
+        le=1024,
+    )
+    random_seed: int | None = option(None, "Seed for requests that bring none (default: a random one).", ge=0, lt=2**63)
+    check_blocks: bool = option(
+        False, "Prove the block accounting after every step (slow; for debugging plugins).", stability="beta"
+    )
+
+    @field_validator("chunked_prefill_size")
+    @classmethod
+    def _not_nothing(cls, size: int) -> int:
+        if size == 0:
+            raise ValueError("must be -1 (do not cut prompts) or at least 1")
+        return size
+
+    @field_validator("mem_fraction_static")
+    @classmethod
+    def _is_alone(cls, fraction: float | None, info: ValidationInfo) -> float | None:
+        if fraction is not None and info.data.get("max_total_tokens") is not None:
+            raise ValueError("does nothing beside --max-total-tokens, which sets the size of the KV cache: give one")
+        return fraction
+
+    @field_validator("speculative_algorithm")
+    @classmethod
+    def _lower(cls, name: str) -> str:
+        return name.lower()  # elsewhere these names are written in capitals

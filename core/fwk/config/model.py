@@ -1,0 +1,118 @@
+"""Core's options about the model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import field_validator
+
+from fwk.config.options import Options, option
+
+
+class ModelOptions(Options):
+    """Which weights to serve, and in which precision."""
+
+    model: str = option(
+        "smollm2-135m-instruct",
+        "Model to serve: a folder, a file, a hub id, or a name a model source knows.",
+        aliases=["model-path", "model-dir"],
+    )
+    revision: str | None = option(None, "Branch, tag or commit of a hub model.")
+    download_dir: str | None = option(None, "Folder for downloaded models (default: the user's cache folder).")
+    load_format: str = option("auto", "Loader that reads the weights: a loader's name, or auto.", aliases=["load-way"])
+    tokenizer_path: str | None = option(
+        None, "Folder or tokenizer.json to use instead of the model's own tokenizer.", aliases=["tokenizer"]
+    )
+    chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the model's own.")
+    completion_template: str = option(
+        "auto",
+        "How what comes before and after a gap becomes a prompt for the text in it: a format's name, SGLang's JSON "
+        "file of one, or auto: as the tokenizer's tokens say.",
+    )
+    served_model_name: tuple[str, ...] = option(
+        (),
+        "Names that requests may call the model by; the API reports the first (default: the model as given).",
+        aliases=["model-name"],
+    )
+    model_impl: str = option(
+        "auto", "Implementation of the model, by its plugin's name; auto: the best that serves the architecture."
+    )
+    task: str = option(
+        "auto",
+        "What the model is served for: generate, embed, classify, or another word that its plugin declares; auto: "
+        "embed if the checkpoint says how vectors are made (modules.json), else what its best-ranked plugin is for.",
+        stability="beta",
+    )
+    pooling_type: Literal["auto", "mean", "cls", "last", "token"] = option(
+        "auto",
+        "How a model that does not generate makes a vector of hidden states: mean, cls (the first), last, or token (a "
+        "vector of each); auto: as the checkpoint says, else the last of a decoder and the mean of an encoder.",
+        stability="beta",
+    )
+    classifier_from_token: tuple[str, ...] = option(
+        (),
+        "With --task classify, a model that generates scores by its logits of one token, or of the second less the "
+        "first: no yes.",
+        stability="beta",
+    )
+    weights_cache: str = option(
+        "auto",
+        "Folder that keeps weights as the CPU's kernels read them, so that the next start maps them; auto: "
+        "fwk/weights in the user's cache folder, for models of 600 MiB or more; none: nothing is kept.",
+        stability="beta",
+    )
+    weights_cache_size: float = option(
+        64.0,
+        "GiB that files in --weights-cache may take; those used longest ago are removed.",
+        stability="beta",
+        gt=0,
+        le=2**20,
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto",
+        "Precision of weights and activations. auto: the checkpoint's own, or the nearest this device computes fast.",
+        aliases=["data-type"],
+    )
+    context_length: int | None = option(
+        None,
+        "Longest prompt plus output, in tokens (default: the model's own limit).",
+        aliases=["max-model-len", "max-req-total-len", "max-seq-len"],
+        ge=8,
+        le=2**24,
+    )
+    max_req_input_len: int | None = option(
+        None, "Longest prompt, in tokens (default: as long as one token can follow).", ge=1, le=2**24
+    )
+    long_truncation_mode: Literal["none", "head", "center", "tail"] = option(
+        "none",
+        "What is done with prompts that are too long, alone or with max_tokens. none: refused; head, center, tail: the "
+        "beginning, the middle or the end is cut off, and usage counts what is left.",
+        turns={"allow-auto-truncate": "tail"},
+    )
+    json_model_override_args: str = option(
+        "{}", "JSON object of config.json fields to replace.", aliases=["hf-overrides"]
+    )
+
+    sampling_defaults: Literal["model", "openai"] = option(
+        "model",
+        "What sampling fields are that a request leaves out. model: as its makers recommend (generation_config.json); "
+        "openai: temperature 1, top_p 1.",
+    )
+    preferred_sampling_params: str = option(
+        "{}",
+        "JSON object of sampling fields for requests that leave them out; these go before --sampling-defaults.",
+        aliases=["override-generation-config"],
+    )
+    eos_id: tuple[int, ...] = option((), "Ids of tokens that end an answer, in addition to the model's own.")
+
+    @field_validator("served_model_name", mode="before")
+    @classmethod
+    def _several(cls, names: object) -> object:
+        return (names,) if isinstance(names, str) else names
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(names)) < len(names) or not all(name and len(name) <= 256 for name in names):
+            raise ValueError("must be different names of 1 to 256 characters")
+        return names
