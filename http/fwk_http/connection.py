@@ -62,6 +62,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     bounds: Bounds
+    is_retired = False  # of the server, or of this connection
     transport: LingeringTransport  # type: ignore[assignment]
     _timer: asyncio.TimerHandle | None = None
     _probe: asyncio.TimerHandle | None = None
@@ -70,7 +71,6 @@ class BoundedProtocol(HttpToolsProtocol):
     _is_head_alone = True  # no earlier request ended in the data that came last
     _is_complete = True  # nothing of a request has come that is not whole
     _is_refused = False
-    _is_retired = False
     _may_linger = True
     _refusal: tuple[int, str] = (400, "this is not HTTP")
 
@@ -174,7 +174,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return  # its head is read again, without the wish
         self._is_in_head = False
         super().on_headers_complete()
-        if self._is_retired:
+        if self.is_retired:
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
@@ -209,15 +209,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self._may_linger = self.cycle is not None and not self.cycle.response_complete
         super().shutdown()
 
+    @property
+    def awaits_request(self) -> bool:
+        """Whether a request may be on its way here that the client cannot know to be lost: the connection is new, or
+        part of a request has come.
+        """
+        return not self.transport.is_closing() and (self.cycle is None or not self._is_complete)
+
     def retire(self) -> None:
         """Another server takes new connections: end this one after its next reply, or now if it rests after one."""
-        self._is_retired = True
-        if self.cycle is None or not self._is_complete:
-            return  # its request is on its way
-        if self.cycle.response_complete:
-            self.transport.close()
-        else:
+        self.is_retired = True
+        if self.cycle is None:
+            return  # its first request is on its way
+        if not self.cycle.response_complete:
             self.cycle.keep_alive = False
+        elif self._is_complete:
+            self.transport.close()
 
     def _has_unread(self) -> bool:
         return self._may_linger and (self._is_refused or not self._is_complete or self.flow.read_paused)

@@ -39,9 +39,10 @@ class HttpServer:
     """Serves an application on a socket that listens; signals are the caller's."""
 
     def __init__(self, app: Any, bounds: Bounds, tls: ssl.SSLContext | None = None) -> None:
+        self._protocol = protocol(bounds)
         settings = uvicorn.Config(
             app,
-            http=protocol(bounds),
+            http=self._protocol,
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -62,9 +63,19 @@ class HttpServer:
         """Accept no more connections, and end each there is after its next reply."""
         for server in self._server.servers:
             server.close()
-        for connection in list(self._server.server_state.connections):
-            assert isinstance(connection, BoundedProtocol)
+        self._protocol.is_retired = True  # those too that were accepted a moment ago, and are not among these yet
+        for connection in self._connections():
             connection.retire()
+
+    @property
+    def awaits_requests(self) -> bool:
+        """Whether a request may still come: on a connection that has not had one, or the rest of one."""
+        return any(connection.awaits_request for connection in self._connections())
+
+    def _connections(self) -> list[BoundedProtocol]:
+        connections = list(self._server.server_state.connections)
+        assert all(isinstance(connection, BoundedProtocol) for connection in connections)
+        return connections  # type: ignore[return-value]
 
     def stop(self) -> None:
         """Accept no more connections, and end those there are."""

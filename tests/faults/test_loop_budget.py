@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
+
+import msgspec
 
 from tests.helpers.client import Client, HealthProbe, connect, together
 from tests.helpers.rig import Server
@@ -11,12 +14,26 @@ from tests.helpers.rig import Server
 MAX_BUSY, P99 = 0.5, 0.1
 """Seconds that the API process may compute between two turns of its event loop, and in 99 of 100 cases."""
 
-HANG_SECONDS = 10.0
+HANG_SECONDS = 30.0
 """Of wall time, for an answer of /health: what others leave of the cores decides about less."""
 
+YARDSTICK_SECONDS = 0.05
+"""Of CPU time, for ``slowness``'s computation where the limits were set. A slower machine, or one whose caches others
+use, takes more for everything.
+"""
+
 MEGABYTE = 2**20
+YARDSTICK = msgspec.json.encode({"prompt": [7] * (8 * MEGABYTE // 3)})
 STOPS = [*("a" + chr(ord("b") + i) * 1000 for i in range(15)), "a" * 1023 + "b"]
 """The last keeps a text of "a" waiting; each of the others may begin at its end, and at no other of its places."""
+
+
+def slowness() -> float:
+    """How many times as long this machine computes now; 1 at least."""
+    started = time.thread_time()
+    for _ in range(2):
+        msgspec.json.decode(YARDSTICK)
+    return max(1.0, (time.thread_time() - started) / YARDSTICK_SECONDS)
 
 
 async def ask(client: Client, path: str, body: dict[str, Any]) -> int:
@@ -29,13 +46,15 @@ async def attack(server: Server, work: list[tuple[str, dict[str, Any]]], wanted:
     """All requests at once; the loop keeps its budget, and memory is given back."""
     async with connect(server) as client:
         server.loop_times()
+        slow = slowness()
         with HealthProbe(server, pause=0.01) as probe:
             statuses = await together([ask(client, path, body) for path, body in work])
         times = server.loop_times()
+    slow = max(slow, slowness())
     assert set(statuses) <= wanted, statuses
     assert probe.statuses == {200}
-    assert times["busy"] < MAX_BUSY, times
-    assert times["busy_p99"] < p99, times
+    assert times["busy"] < MAX_BUSY * slow, (times, slow)
+    assert times["busy_p99"] < p99 * slow, (times, slow)
     assert probe.slowest < HANG_SECONDS
 
 

@@ -10,12 +10,14 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from fwk_http import handover
-from tests.helpers.client import Streamed, connect
+from tests.helpers.client import Streamed, connect, dial, raw_request
 from tests.helpers.rig import FAKE, Server, until
 from tests.helpers.servers import Start
 
@@ -24,6 +26,12 @@ SLOW = (*FAKE, "--fake-step-ms", "20", "--shutdown-timeout", "30")
 
 def port_of(server: Server) -> str:
     return server.url.rpartition(":")[2]
+
+
+def connections_of(server: Server) -> list[Any]:
+    """Those that the server has accepted."""
+    process = psutil.Process(server.process.pid)
+    return [one for one in process.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED]
 
 
 @contextlib.asynccontextmanager
@@ -59,7 +67,7 @@ async def replaced(spawn: Start, old: Server) -> Server:
         seen = len(statuses)
         await running
         assert await asyncio.to_thread(old.wait, 20) == 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while len(statuses) < seen + 20:
                 await asyncio.sleep(0.01)
     assert set(statuses) == {200}
@@ -73,6 +81,27 @@ async def test_no_request_is_lost(spawn: Start) -> None:
     second = await replaced(spawn, spawn(*SLOW))
     third = await replaced(spawn, second)  # a successor has successors
     assert third.stop() == 0
+
+
+async def test_those_who_have_just_connected_are_answered(spawn: Start) -> None:
+    """By the old server, which has accepted them, however long after the change they speak."""
+    old = spawn(*SLOW)
+    head, data = raw_request({"prompt": "late", "max_tokens": 2})
+    silent, halfway = await dial(old), await dial(old)
+    halfway[1].write(head)
+    await asyncio.to_thread(until, lambda: len(connections_of(old)) >= 2, 10, "both accepted")
+    new = await asyncio.to_thread(spawn, *SLOW, "--port", port_of(old), "--take-over", "true")
+    await asyncio.to_thread(until, lambda: "has taken over" in old.log, 10, "the old one told")
+    await asyncio.sleep(1.5)  # past what it waited when it did not look
+    silent[1].write(head + data)
+    halfway[1].write(data)
+    for reader, writer in (silent, halfway):
+        reply = await asyncio.wait_for(reader.read(), 100)
+        assert reply.startswith(b"HTTP/1.1 200"), reply
+        writer.close()
+        await writer.wait_closed()
+    assert await asyncio.to_thread(old.wait, 20) == 0
+    assert new.stop() == 0
 
 
 def test_one_that_fails_changes_nothing(spawn: Start, tmp_path: Path) -> None:

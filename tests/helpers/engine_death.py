@@ -8,8 +8,6 @@ from tests.helpers.client import Client, Streamed, together
 from tests.helpers.rig import Server, until
 
 AT_ONCE = 1.0
-NOISE = 2.0
-"""What a busy machine may add to any time."""
 
 
 async def begin(client: Client, count: int, max_tokens: int = 400) -> tuple[list[Streamed], asyncio.Future[list]]:
@@ -23,7 +21,7 @@ async def begin(client: Client, count: int, max_tokens: int = 400) -> tuple[list
 
 def check_dead(server: Server) -> None:
     """What a server without an engine still does: say so."""
-    until(lambda: server.health() == 503, AT_ONCE + NOISE, "health 503")
+    until(lambda: server.health() == 503, AT_ONCE, "health 503")
     reply = server.get("/health").json()
     assert "engine" in reply["reason"]
     for path, body in (

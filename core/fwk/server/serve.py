@@ -37,8 +37,10 @@ log = logging.getLogger(__name__)
 
 EXIT_GIVEN_UP = 70
 
-LAST_REQUESTS_SECONDS = 0.5
-"""What a replaced server waits for requests on connections that it accepted just before."""
+LAST_REQUESTS_SECONDS = 10.0
+"""What a replaced server waits, at most, for requests on connections that it accepted just before."""
+
+POLL_SECONDS = 0.05
 
 
 def serve(
@@ -223,7 +225,12 @@ class _Server:
         if self._offer is not None:
             self._offer.release()
         stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([stopped], timeout=LAST_REQUESTS_SECONDS)
+        num_polls_without = 0  # two in a row: a request that has just come whole is counted by the admission then
+        for _ in range(int(LAST_REQUESTS_SECONDS / POLL_SECONDS)):
+            await asyncio.wait([stopped], timeout=POLL_SECONDS)
+            num_polls_without = 0 if http.awaits_requests else num_polls_without + 1
+            if stopped.done() or num_polls_without == 2:
+                break
         emptied = asyncio.create_task(self._admission.empty())
         await asyncio.wait(
             [stopped, emptied], timeout=self._options.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED
