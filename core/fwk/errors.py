@@ -52,7 +52,7 @@ class InvalidRequest(FwkError):
 
 
 class RequestFailed(FwkError):
-    """One accepted request failed while it was served; others go on."""
+    """One accepted request failed while it was served; others continue."""
 
 
 class NotServed(FwkError):

@@ -1,7 +1,7 @@
 """A socket that listens goes from one server to the next, without a moment in which nothing listens.
 
 A server offers its listener at an abstract unix socket, named after the address; no file is left by one that is killed.
-Its successor takes a copy when it starts, and says when it serves. Until then the old one goes on; what nobody has
+Its successor takes a copy when it starts, and says when it serves. Until then the old one continues; what nobody has
 accepted yet waits in the queue that both share. Only processes of the same user are talked to.
 """
 

@@ -55,7 +55,7 @@ TURNS = [
     },
     {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "done"}]},
     {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
-    {"role": "user", "content": "Go on."},
+    {"role": "user", "content": "Continue."},
 ]
 THINKS = {"thinking_token_budget": 4}
 

@@ -301,7 +301,7 @@ def test_nobody_waits_for_a_compiler_but_who_asked(make: Callable[..., fwk.LLM])
     assert [event.finish_reason for event in engine.abort("unwanted")] == ["abort"]
     SlowBackend.may_go_on.set()
     ended = run(llm, lambda _: not engine.has_work)  # of the two of "bound" one may start a step before the other
-    assert ended == {"bound": "stop", "wrong": "the grammar cannot go on: too complex"}
+    assert ended == {"bound": "stop", "wrong": "the grammar cannot continue: too complex"}
     assert engine.step() == []
 
 

@@ -40,7 +40,7 @@ async def test_a_request_whose_reader_does_not_read_is_paused(tiny: Server) -> N
         writer.write(head + data)
         await reader.readexactly(8)
         await asyncio.to_thread(until, lambda: is_held(tiny), 20, "a pause", 0.05)
-        await client.complete(prompt="others go on", max_tokens=4)
+        await client.complete(prompt="others continue", max_tokens=4)
         assert is_held(tiny)
         streamed = Streamed()
         while not streamed.is_done:

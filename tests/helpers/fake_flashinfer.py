@@ -129,7 +129,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
         kv_data_type: Any = None,
     ) -> None:
         """Any number of queries for each sequence."""
-        # A mask once given is never taken away again: the real wrapper would go on masking.
+        # A mask once given is never taken away again: the real wrapper would continue masking.
         assert custom_mask is not None or self.planned.get("custom_mask") is None
         self._keep(
             qo_indptr=qo_indptr,

@@ -235,7 +235,7 @@ class EngineOptions(Options):
     @classmethod
     def _is_alone(cls, fraction: float | None, info: ValidationInfo) -> float | None:
         if fraction is not None and info.data.get("max_total_tokens") is not None:
-            raise ValueError("does nothing beside --max-total-tokens, which sets the size of the KV cache: give one")
+            raise ValueError("does nothing alongside --max-total-tokens, which sets the size of the KV cache: give one")
         return fraction
 
     @field_validator("speculative_algorithm")

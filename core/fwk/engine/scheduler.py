@@ -181,7 +181,7 @@ class Scheduler:
         return events
 
     def pause(self, request_id: str, is_on: bool) -> None:
-        """Keep a request's sequences waiting, without blocks, until it may go on. Unknown ids are ignored."""
+        """Keep a request's sequences waiting, without blocks, until it may continue. Unknown ids are ignored."""
         if not is_on or request_id not in self._by_request:
             self._pauses.paused.discard(request_id)
             return
@@ -191,7 +191,7 @@ class Scheduler:
                 self._preempt(sequence)
 
     def fail(self, sequence: Sequence, error: str, is_refusal: bool = False) -> TokenEvent:
-        """End a sequence that could not be served; its siblings go on."""
+        """End a sequence that could not be served; its siblings continue."""
         return self._finish(sequence, "error", error, is_refusal)
 
     # A step.

@@ -250,7 +250,7 @@ class TextTools(ABC):
         ``files``: names and texts of the same project. What looks like a special token in any of them stays text.
         Raises ``InvalidRequest`` for a model that was not trained for it.
         """
-        raise InvalidRequest("this model's tokenizer has no tokens for text in the middle: it only goes on")
+        raise InvalidRequest("this model's tokenizer has no tokens for text in the middle: it only continues")
 
 
 class Frontend(ABC):

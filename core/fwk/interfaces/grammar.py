@@ -51,7 +51,7 @@ class Grammar(ABC):
         """Set the bits of the allowed tokens: ``row`` is [ceil(vocab_size / 32)] int32, little-endian bits.
 
         Every bit is written. The bits of ``eos_token_ids`` are set exactly when the output may end here. A row without
-        any bit means that the output is complete. Raises when the state has become too complex to go on.
+        any bit means that the output is complete. Raises when the state has become too complex to continue.
         """
 
     @abstractmethod

@@ -82,7 +82,7 @@ class LogitsProcessor(ABC):
     def ends(self, slot: int, token_ids: Sequence[int]) -> int | None:
         """Told the tokens a step gave a slot that asked: how many of them stand when the output is complete with them.
 
-        None while it may go on. Whoever overrides this is called after every step that sampled for such a slot.
+        None while it may continue. Whoever overrides this is called after every step that sampled for such a slot.
         """
         return None
 

@@ -25,6 +25,6 @@ class HiddenTap:
         context.taps[index] = self
 
     def __call__(self, stream: Tensor) -> None:
-        """stream: [num_tokens, hidden_size], which layers go on to change in place."""
+        """stream: [num_tokens, hidden_size], which layers continue to change in place."""
         if self.is_wanted:
             self.value = self._operators.join([stream])

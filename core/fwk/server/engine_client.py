@@ -155,7 +155,7 @@ class EngineClient:
             self._send(Abort(request_id, index))
 
     def pause(self, request_id: str, is_on: bool) -> None:
-        """Have the engine keep a request from running, or let it go on."""
+        """Have the engine keep a request from running, or let it continue."""
         if self._dead is None and not self._closing:
             self._send(Pause(request_id, is_on))
 

@@ -128,7 +128,7 @@ class RequestMiddleware:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if retry_after is not None:
             headers.append((b"retry-after", str(retry_after).encode()))
-        if status == 413 or b"expect" in dict(scope["headers"]):  # a client that was not told to go on may not send it
+        if status == 413 or b"expect" in dict(scope["headers"]):  # not told to send, it may not
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})

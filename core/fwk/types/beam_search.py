@@ -1,4 +1,4 @@
-"""Beam search over log-probabilities: which texts to go on with, and which are done.
+"""Beam search over log-probabilities: which texts to continue, and which are done.
 
 Scores and the rules of when to stop are those of transformers' ``generate(num_beams=...)``: a hypothesis' score is the
 sum of its tokens' log-probabilities divided by its length to the power of ``length_penalty``; a candidate that ends

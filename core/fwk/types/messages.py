@@ -26,7 +26,7 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 
 class Pause(msgspec.Struct, tag=True, frozen=True):
-    """Keep a request from running while its client does not read what it has (``is_on``), or let it go on."""
+    """Keep a request from running while its client does not read what it has (``is_on``), or let it continue."""
 
     request_id: str
     is_on: bool = True

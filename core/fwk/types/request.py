@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 Task = str
 """What a model is served for: ``generate``, ``embed``, or another word that a model plugin declares."""
 
-"""What a model is for: to go on with a text, or to turn it into a vector."""
+"""What a model is for: to continue a text, or to turn it into a vector."""
 
 
 MAX_NAME = 256

@@ -104,7 +104,7 @@ class Drafting(NoDrafting):
         sampling: SamplingPipeline,
         num_taps: int = 0,
     ) -> None:
-        """num_taps: of the target that ``learn`` gets beside its hidden states."""
+        """num_taps: of the target that ``learn`` gets alongside its hidden states."""
         self._decoder = decoder
         self.num_taps = num_taps
         self._table = table

@@ -268,11 +268,11 @@ def _fill_mask(slot: int, state: _State, row: np.ndarray) -> None:
     try:
         state.grammar.fill_mask(row)
     except Exception as error:
-        raise BlameSequence(slot, f"the grammar cannot go on: {error}", is_refusal=True) from error
+        raise BlameSequence(slot, f"the grammar cannot continue: {error}", is_refusal=True) from error
 
 
 def _accept(slot: int, state: _State, token_id: int) -> bool:
     try:
         return state.grammar.accept(token_id)
     except Exception as error:
-        raise BlameSequence(slot, f"the grammar cannot go on: {error}", is_refusal=True) from error
+        raise BlameSequence(slot, f"the grammar cannot continue: {error}", is_refusal=True) from error

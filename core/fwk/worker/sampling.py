@@ -115,7 +115,7 @@ class SamplingPipeline:
             self._arrange(self._active)
 
     def ends(self, slot: int, token_ids: list[int]) -> int | None:
-        """How many of a step's tokens stand when the output is complete with them; None while it may go on."""
+        """How many of a step's tokens stand when the output is complete with them; None while it may continue."""
         for active in self._ending:
             if slot in active.slots:
                 stand = _ends(active.processor, slot, token_ids)

@@ -41,7 +41,7 @@ HELP = """commands:
   /undo             take the last message and its answer back
   /save FILE        write the conversation as JSON
   /exit             leave, as Ctrl-D does
-A line that ends with \\ goes on in the next. Ctrl-C cuts an answer short."""
+A line that ends with \\ continues in the next. Ctrl-C cuts an answer short."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -109,7 +109,7 @@ class Chat:
         self.messages.append({"role": "assistant", "content": reply})
 
     def command(self, line: str) -> bool:
-        """Carry out a command; returns whether to go on."""
+        """Carry out a command; returns whether to continue."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         match name:

@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("bare_model", nargs="?", default=None, metavar="MODEL", help="none: the default one")
     parser.add_argument(
-        "--out", required=True, metavar="DIR", help="where the head goes; a run cut short goes on there"
+        "--out", required=True, metavar="DIR", help="where the head goes; a run cut short continues there"
     )
     parser.add_argument("--algorithm", choices=["eagle3"], default="eagle3")
     parser.add_argument(
@@ -72,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
                 f"{unfinished} is of other texts: delete it, or give the data and options it was begun with"
             )
         trainer.resume(state)
-        note(f"goes on after epoch {trainer.epoch}")
+        note(f"continues after epoch {trainer.epoch}")
 
     def keep(trainer: Trainer) -> None:
         trainer.save(folder)

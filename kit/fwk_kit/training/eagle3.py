@@ -218,7 +218,7 @@ class Trainer:
 
     @torch.no_grad()
     def accuracy(self) -> list[float]:
-        """How often the held-out texts go on as drafted, given that the drafts before were the texts' own."""
+        """How often the held-out texts continue as drafted, given that the drafts before were the texts' own."""
         right, counted = [0] * self.recipe.steps, [0] * self.recipe.steps
         for batch in self._batches(self.held):
             with torch.autocast("cpu", torch.bfloat16):
@@ -228,14 +228,14 @@ class Trainer:
         return [a / max(1, b) for a, b in zip(right, counted, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        """What a run goes on from."""
+        """What a run continues from."""
         return {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "tokens": self.tokens,
             "epoch": self.epoch, "done": self.done,
         }  # fmt: skip
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, of a run on the same texts."""
+        """Continue from ``state``, of a run on the same texts."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch, self.done = state["epoch"], state["done"]

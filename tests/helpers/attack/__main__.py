@@ -28,7 +28,7 @@ HANG_SECONDS = 60.0
 MAX_FIELDS = 9
 EXPECTED = {200, 400, 422, 429, 501}
 ALWAYS = {"max_tokens", "max_output_tokens", "parameters"}
-"""Fields that every request with them has: without a bound, a random model goes on to the end of the context."""
+"""Fields that every request with them has: without a bound, a random model continues to the end of the context."""
 
 LEFT_OUT = (
     "/infill",

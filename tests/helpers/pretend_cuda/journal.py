@@ -36,7 +36,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class Journal:
-    """Counts since ``clear``; what is under way goes on."""
+    """Counts since ``clear``; what is under way continues."""
 
     launches: Counter[str] = field(default_factory=Counter[str])
     copies: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])  # (kind, where)

@@ -68,7 +68,7 @@ async def test_wide_beams_find_the_best_text_there_is(api, model):
         assert choice["finish_reason"] == ("stop" if ids[-1] == EOS else "length")
         assert choice["text"] == bytes(token for token in ids if token != EOS).decode()
     assert reply["usage"]["completion_tokens"] == sum(len(ids) for _, ids in best[:3])
-    assert len(model.items[1:]) <= 10  # one step of all that go on
+    assert len(model.items[1:]) <= 10  # one step of all that continue
     assert all(item.n == 1 and item.sampling.temperature == 0 for item in model.items)
 
 

@@ -1,4 +1,4 @@
-"""Token healing: the output goes on within the prompt's last token, and nothing is written twice."""
+"""Token healing: the output continues within the prompt's last token, and nothing is written twice."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_a_run_cut_short_goes_on(target: Path, tmp_path: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert train(target, folder, "--epochs", "3") == 0
     said = capsys.readouterr()
-    assert "goes on after epoch 1" in said.out + said.err
+    assert "continues after epoch 1" in said.out + said.err
     again = load_file(folder / "model.safetensors")
     assert any(not torch.equal(weights[name], again[name]) for name in weights)
 

@@ -27,8 +27,9 @@ class Scan:
         return self._depth > 0
 
     def run(self, text: str) -> str | None:
-        """Go on from ``position``. ``end``: the object ends there. ``bad``: a ``<`` outside a string is there, unless
-        marks are allowed.
+        """Continue from ``position``.
+
+        ``end``: the object ends there. ``bad``: a ``<`` outside a string is there, unless marks are allowed.
         """
         while self.position < len(text):
             if self._in_string:

@@ -1,4 +1,4 @@
-"""Requests that search with beams instead of sampling: each step goes on with the best texts, over cached prefixes."""
+"""Requests that search with beams instead of sampling: each step continues the best texts, over cached prefixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt to go on with, or a text whose middle is missing: read, tokenised and checked."""
+"""A prompt to continue, or a text whose middle is missing: read, tokenised and checked."""
 
 from __future__ import annotations
 

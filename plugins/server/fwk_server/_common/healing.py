@@ -1,7 +1,7 @@
-"""Token healing: a prompt's last token is chosen again, so that the text may go on within it.
+"""Token healing: a prompt's last token is chosen again, so that the text may continue within it.
 
 A prompt that ends within a word has a last token that seldom stands before the rest of the word. It is taken off, and
-the output must begin with its text (which the reply leaves out): "The link is <a href=\\"http:" may go on with "://".
+the output must begin with its text (which the reply leaves out): "The link is <a href=\\"http:" may continue "://".
 The idea is that of the guidance library's "token healing" (S. Lundberg, "The Art of Prompt Design: Prompt Boundaries
 and Token Healing", 2023).
 """

@@ -87,7 +87,7 @@ class LlamaCppDialect(ChatDialect):
         return {"error": {"code": status, "message": message, "type": kind, "param": param}}
 
     async def complete(self, request: Request) -> Response:
-        """Go on with one or more prompts."""
+        """Continue one or more prompts."""
         return await self._answer(request, read_completion)
 
     async def infill(self, request: Request) -> Response:

@@ -75,7 +75,7 @@ class OllamaDialect(ChatDialect):
         return await self._answer(request, is_chat=True)
 
     async def generate(self, request: Request) -> Response:
-        """Answer a prompt, or with ``raw`` go on with it."""
+        """Answer a prompt, or with ``raw`` continue it."""
         return await self._answer(request, is_chat=False)
 
     async def _answer(self, request: Request, is_chat: bool) -> Response:

@@ -161,7 +161,7 @@ class OpenAIDialect(Dialect):
         return await reply(request, chat.complete(call, self._frontend, self._tokens))
 
     async def create_completion(self, request: Request) -> Response:
-        """Go on with one or more prompts."""
+        """Continue one or more prompts."""
         call = await self._read(request, completion.read)
         if call.body.stream:
             return EventStream(completions.events(call, self._frontend, self._tokens), self.error_body)

@@ -90,7 +90,7 @@ def messages_of(instructions: str | None, items: list[dict[str, Any]]) -> list[d
     What the model thought, said and called in a row is one message of its own.
     """
     messages = [{"role": "system", "content": instructions}] if instructions else []
-    turn: dict[str, Any] | None = None  # the model's, while it may go on
+    turn: dict[str, Any] | None = None  # the model's, while it may continue
     for item in items:
         if item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant":
             if turn is None:

@@ -129,7 +129,7 @@ class TGIDialect(Dialect):
         )
 
     async def generate(self, request: Request) -> Response:
-        """Go on with a text: in TGI's words, or SGLang's."""
+        """Continue a text: in TGI's words, or SGLang's."""
         data = await body.read(request)
         if b'"inputs"' not in data or b'"input_ids"' in data or b'"text"' in data:
             native = await unless_gone(request, self._frontend.run_blocking(_native, data, self._frontend, request))
@@ -159,7 +159,7 @@ class TGIDialect(Dialect):
         return Response(status_code=CLIENT_CLOSED) if found is None else json_response(found)
 
     async def generate_stream(self, request: Request) -> Response:
-        """Go on with a text, an event for each token."""
+        """Continue a text, an event for each token."""
         if self._is_lightllm:
             asked = await self._light(request)
             return EventStream(lightllm.events(asked, self._frontend), self.error_body, ending=b"")

@@ -85,7 +85,7 @@ class TreeOptions(DraftOptions):
     """Of decoders that draft trees if they are asked to."""
 
     speculative_eagle_topk: int = option(
-        1, "Drafts that go on from each step of a head; more than 1 drafts trees.", ge=1, le=16, stability="beta"
+        1, "Drafts that continue from each step of a head; more than 1 drafts trees.", ge=1, le=16, stability="beta"
     )
 
     def tree_shape(self) -> tuple[int, int, int]:

@@ -18,13 +18,13 @@ def speculative_decoders() -> list[SpeculativeDecoderSpec]:
             load="fwk_speculative.eagle.decoder:EagleDecoder",
             options=EagleOptions,
             api=2,
-            summary="Drafts with an EAGLE head, which goes on from the target's last hidden states.",
+            summary="Drafts with an EAGLE head, which continues from the target's last hidden states.",
         ),
         TreeHeadSpec(
             name="eagle3",
             load="fwk_speculative.eagle.decoder:Eagle3Decoder",
             options=EagleOptions,
             api=2,
-            summary="Drafts with an EAGLE-3 head, which goes on from hidden states of three of the target's layers.",
+            summary="Drafts with an EAGLE-3 head, which continues from hidden states of three of the target's layers.",
         ),
     ]

@@ -102,7 +102,7 @@ class EagleHead(DraftHead):
 
 
 class Eagle3Head(DraftHead):
-    """The token's embedding beside three of the target's streams in one, each normalised, through one layer.
+    """The token's embedding alongside three of the target's streams in one, each normalised, through one layer.
 
     What it was before the last norm is the next feature. Logits are of a smaller vocabulary (``d2t``).
     """

@@ -196,7 +196,8 @@ class CompletionRequest(GenerateRequest):
     )
     logprobs: Annotated[int, ranged("logprobs")] | None = None
     token_healing: bool | None = Field(
-        None, description="LightLLM's: the prompt's last token is chosen again, so that the text may go on within it."
+        None,
+        description="LightLLM's: the prompt's last token is chosen again, so that the text may continue within it.",
     )
 
 
