@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,10 +13,12 @@ import torch
 from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.declaration import Host, Needs
 from fwk.interfaces.device import MemoryInfo
+from fwk.interfaces.graphs import NotCapturable, StepOutput, StepSize
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
 from fwk.setup.devices import choose_device, take_device
+from fwk_devices.cuda.graph import CudaCapture
 
 
 class Ranks(SingleRank):
@@ -103,3 +108,73 @@ def test_a_budget_counts_what_others_have_taken() -> None:
     assert MemoryInfo(free=60, total=100).budget(0.9) == 50
     assert MemoryInfo(free=5, total=100).budget(0.9) == -5
     assert MemoryInfo(free=50, total=50).budget(0.1) == 5
+
+
+class FakeGraphs:
+    """torch.cuda's graphs, as their documentation describes them, in the order they were used."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.is_capturing = False
+        owner = self
+
+        class Stream:
+            def wait_stream(self, other: Stream) -> None:
+                owner.calls.append("own waits" if self is owner.own else "current waits")
+
+        class Graph:
+            def replay(self) -> None:
+                owner.calls.append("replay")
+
+        @contextmanager
+        def on(stream: Stream) -> Iterator[None]:
+            assert stream is owner.own
+            yield
+
+        @contextmanager
+        def capturing(graph: Graph, pool: str, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+            assert (pool, stream, capture_error_mode) == ("pool", owner.own, "thread_local")
+            owner.is_capturing = True
+            yield
+            owner.is_capturing = False
+
+        self.current, self.own = Stream(), Stream()
+        fakes = {
+            "Stream": lambda: self.own,
+            "CUDAGraph": Graph,
+            "graph": capturing,
+            "stream": on,
+            "current_stream": lambda: self.current,
+            "graph_pool_handle": lambda: "pool",
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+
+def test_a_cuda_graph_is_captured_after_runs_that_warm_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = inspect.signature(torch.cuda.graph.__init__)
+    assert [*real.parameters][1:5] == ["cuda_graph", "pool", "stream", "capture_error_mode"]
+    fakes = FakeGraphs(monkeypatch)
+    capture, size, output = CudaCapture(), StepSize(2, 2, 2, 2), (torch.zeros(2, 4), None)
+
+    def step(asked: StepSize) -> StepOutput:
+        assert asked == size
+        fakes.calls.append("captured" if fakes.is_capturing else "run")
+        return output
+
+    graph = capture.capture(step, size)
+    assert fakes.calls == ["own waits", "run", "run", "current waits", "captured"]
+    assert graph.replay(size) is output
+    assert fakes.calls[-1] == "replay"
+
+
+def test_a_step_that_no_cuda_graph_can_hold_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = FakeGraphs(monkeypatch)
+
+    def step(size: StepSize) -> StepOutput:
+        if fakes.is_capturing:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with ...")
+        return torch.zeros(2, 4), None
+
+    with pytest.raises(NotCapturable, match=r"a step of 2 sequences: CUDA error: .* is capturing$"):
+        CudaCapture().capture(step, StepSize(2, 2, 2, 2))

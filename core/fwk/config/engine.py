@@ -99,6 +99,17 @@ class EngineOptions(Options):
         ge=1,
         le=4096,
     )
+    cuda_graph_bs: tuple[int, ...] = option(
+        (),
+        "Numbers of sequences for which decode steps are captured on a GPU, each by itself (default: 1, 2, 4, and "
+        "multiples of 8, from 256 on of 16); others are padded to the next. On a CPU one capture serves all.",
+        stability="beta",
+    )
+    disable_cuda_graph_padding: bool = option(
+        False,
+        "Replay steps of exactly the captured numbers of sequences only, and compute all others operator by operator.",
+        stability="beta",
+    )
     operator_backend: str = option("auto", "Kernels of norms, rotary positions, gates and embeddings.")
     moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.", stability="beta")
     sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fwk.interfaces.device import Staging
     from fwk.types import ForwardBatch
 
 
@@ -115,7 +116,8 @@ class AttentionContext:
     """What an attention backend is built with.
 
     ``kv_dtype`` is the user's word, one of the declaration's ``kv_dtypes``: what it means in bytes is the backend's
-    affair. ``auto`` is ``dtype``. ``threads`` runs native operators.
+    affair. ``auto`` is ``dtype``. ``threads`` runs native operators. ``staging()`` makes buffers for what a plan copies
+    to a device; None where the device is the host.
     """
 
     device: torch.device
@@ -124,6 +126,20 @@ class AttentionContext:
     block_size: int
     options: Any = None
     threads: NativeThreads = NO_THREADS
+    staging: Callable[[], Staging] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSizes:
+    """What captured decode steps may hold at most.
+
+    null_block: of the KV cache, which no sequence holds: rows that stand for no sequence store there.
+    """
+
+    num_seqs: int
+    max_seq_len: int  # tokens of one sequence
+    num_blocks: int  # of the KV cache
+    null_block: int
 
 
 class AttentionBackend(ABC):
@@ -165,6 +181,26 @@ class AttentionBackend(ABC):
         Where the layer is narrowed, what is returned of tokens that are not in ``batch.hidden_indices`` means nothing.
         """
 
+    def init_capture(self, layers: list[AttentionLayer], sizes: CaptureSizes) -> None:
+        """Make the buffers of ``plan_static``. Called once, when the KV cache is bound, before steps are captured.
+
+        Backends with the feature ``graph_capture`` must have both.
+        """
+        raise NotImplementedError(f"{type(self).__name__} declares graph_capture, but cannot plan for it")
+
+    def plan_static(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> Any:
+        """As ``plan``, for a decode step that is captured, or replayed from a capture: its last rows may be padding.
+
+        What ``forward`` launches for such a plan depends on the number of sequences alone, and reads all else from
+        buffers that are where they were when a step of as many sequences was captured: so a replay, which calls neither
+        ``forward`` nor anything else in Python, computes this step. ``batch.kv_groups`` have block tables of one width.
+
+        Padding rows have one token, at the first slot of ``CaptureSizes.null_block``. Every sequence gets the numbers
+        that ``plan`` and ``forward`` give. None: the buffers are too small, and the step is computed operator by
+        operator. As with ``plan``, steps may still be queued that read the buffers.
+        """
+        raise NotImplementedError(f"{type(self).__name__} declares graph_capture, but cannot plan for it")
+
     def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:
         """Copy K/V of slot ``source[i]`` to slot ``target[i]`` for every i, in all layers, as if all at once.
 
@@ -179,10 +215,10 @@ class AttentionBackendSpec(Declaration):
     """Declares an attention backend.
 
     kv_dtypes: the formats it can keep K/V in, as users write them (``--kv-cache-dtype``).
-    features: abilities among ``sliding_window``, ``soft_cap``, ``graph_capture``, ``tree_mask``, ``latent``, ``sinks``,
-        ``alibi_slopes``, ``chunk_size``, ``kv_groups`` (it looks a layer's blocks up in
-        ``batch.kv_groups[layer.kv_group]`` wherever it does; without, all layers share one block table), and any other
-        word that a model's layers need (``AttentionLayer.needs``).
+    features: abilities among ``sliding_window``, ``soft_cap``, ``graph_capture`` (``plan_static``: decode steps can be
+        captured on a device), ``tree_mask``, ``latent``, ``sinks``, ``alibi_slopes``, ``chunk_size``, ``kv_groups`` (it
+        looks a layer's blocks up in ``batch.kv_groups[layer.kv_group]`` wherever it does; without, all layers share one
+        block table), and any other word that a model's layers need (``AttentionLayer.needs``).
     """
 
     family: ClassVar[str] = "attention"

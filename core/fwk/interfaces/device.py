@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fwk.interfaces.declaration import Declaration, Host
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
+
+    from fwk.interfaces.graphs import GraphCapture
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,26 @@ class NoEvent(Event):
 
     def wait(self) -> None:
         pass
+
+
+class Staging(ABC):
+    """Buffers on the device, filled from the host's memory without waiting for the steps that still read there."""
+
+    @abstractmethod
+    def add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """A buffer of zeros; one of that name before it is given up."""
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Before the first ``fill`` of a step: returns when the host's memory may be written to."""
+
+    @abstractmethod
+    def fill(self, name: str, values: np.ndarray) -> tuple[np.ndarray, Tensor]:
+        """Write to the beginning of a buffer: what was written, on the host and on the device, where it always is."""
+
+    @abstractmethod
+    def sent(self) -> None:
+        """After the last ``fill`` of a step."""
 
 
 class CacheMemory:
@@ -136,6 +159,13 @@ class Device(ABC):
     def event(self) -> Event:
         """A new mark in the order of the current device's work."""
         return NoEvent()
+
+    def graph_capture(self) -> GraphCapture | None:
+        """How steps of one size are captured on the current device; None where each is computed operator by operator.
+
+        Of no interest to a device that ``is_host``: there it is the operators' affair (``Operators.graph_capture``).
+        """
+        return None
 
     def cache_memory(self, sizes: Sequence[int], device: torch.device) -> CacheMemory:
         """Memory for the KV cache: zeros, for a NaN in a masked place would survive the mask. sizes: bytes by layer."""

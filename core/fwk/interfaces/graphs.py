@@ -1,13 +1,13 @@
 """Capturing a step once, to replay it with one call.
 
-A CPU's operators record a tape of native calls; CUDA graphs, one for each of some sizes, have the same shape.
+A CPU's operators record a tape of native calls, which serves steps of every size; a CUDA graph serves one size.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -47,11 +47,18 @@ class Graph(ABC):
 
 
 class GraphCapture(ABC):
-    """How a device captures steps."""
+    """How a device, or a set of operators, captures steps."""
+
+    serves_smaller: ClassVar[bool] = True
+    """Whether what ``capture`` makes replays steps of every size up to the one it was made for, prompts included; else
+    it replays that size alone, and steps are padded to the next of some sizes."""
 
     @abstractmethod
     def capture(self, step: Callable[[StepSize], StepOutput], most: StepSize) -> Graph:
-        """Make what replays steps up to ``most``. ``step`` computes one of any size, on inputs that mean nothing.
+        """Make what replays steps up to ``most``, or of that size alone (``serves_smaller``).
+
+        ``step`` computes one of any size, or of that size alone, on inputs that mean nothing. It may be called several
+        times, and what it stores in the KV cache means nothing either.
 
         Raises ``NotCapturable``.
         """

@@ -147,7 +147,9 @@ class ForwardBatch:
     is_greedy: bool = False  # of the logits the largest of each row is all that matters
     tree_mask: Tensor | None = None  # [num_tokens, max_new] bool, see below; None: causal
     state_rows: StateRows | None = None  # of models with recurrent layers
-    plan: Any = None  # what AttentionBackend.plan returned
+    plan: Any = None  # what AttentionBackend.plan or .plan_static returned
+    padding: int = 0  # sequences at the end that stand for nobody: the step has the size of a captured one
+    is_static: bool = False  # inputs and plan are where captured steps of this size read them
     extras: dict[str, Any] = field(default_factory=dict[str, Any])  # pixel values and the like, by the processor's name
 
     @property

@@ -8,7 +8,6 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fwk.config import Config
 from fwk.errors import ConfigError
@@ -30,10 +29,10 @@ from fwk.text.grammars import Grammars
 from fwk.types import ForwardBatch
 from fwk.worker import kv_cache
 from fwk.worker.adapters import AdapterStore, NoAdapters
+from fwk.worker.capturing import Capturing
 from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.forced import ForcedDrafts, NoForcedDrafts
 from fwk.worker.grammar import GrammarMasks, GrammarStore
-from fwk.worker.graphs import CapturedStepModel, StepModel, StepSize
 from fwk.worker.in_flight import InFlight
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_builder import ModelBuilder
@@ -92,7 +91,17 @@ class WorkerBuilder:
         self._chosen = setup.resolution.chosen
         self._chosen["devices"] = setup.chosen_device.name
         self._reasons: list[str] = []
-        self._models = ModelBuilder(config, setup, group, self._device, self.threads, self._chosen, self._reasons)
+        self._models = ModelBuilder(
+            config,
+            setup,
+            group,
+            self._device,
+            self.threads,
+            self._chosen,
+            self._reasons,
+            None if setup.device.is_host else self._staging,
+        )
+        self._capturing = Capturing(config, setup, self._models, group.size)
         self._compiler = self._grammar_compiler()
         self._masks: GrammarMasks | None = None
         grammars = GrammarStore(self._compiler.compile)
@@ -109,10 +118,10 @@ class WorkerBuilder:
         """Load the model and fill in ``parts``. Raises ``FwkError``."""
         options, opened = self._config.engine, self._setup.opened
         self._check_tiers()
-        is_greedy = torch.zeros(1, dtype=torch.int64, device=self._device)
+        is_greedy = torch.zeros(1, dtype=torch.int64) if self._setup.device.is_host else None
         model = self._models.build_served(is_greedy, self._text)
         num_own_layers = len(self._models.layers)
-        decoder = self._decoder(model)
+        decoder = self._capturing.decoder = self._decoder(model)
         num_drafted = self._num_drafted_slots(has_decoder=decoder is not None)
         states = self._states(num_drafted)
         groups = self._kv_groups(num_own_layers)
@@ -120,8 +129,12 @@ class WorkerBuilder:
         self.parts.caches = self._models.caches
         for packed in self.parts.caches:
             packed.finish()
-        num_blocks = self._count_blocks(groups)
-        memory = kv_cache.allocate(self._models.attention, groups, num_blocks, self._setup.device, self._device)
+        num_captured = self._capturing.num_seqs if opened.runner == "generate" else 0
+        num_null = 1 if num_captured else 0  # blocks that no sequence holds
+        num_blocks = self._count_blocks(groups, num_null)
+        memory = kv_cache.allocate(
+            self._models.attention, groups, num_blocks + num_null, self._setup.device, self._device
+        )
         self._open_store(num_blocks)
         table = SequenceTable(
             options.max_running_requests,
@@ -134,7 +147,7 @@ class WorkerBuilder:
             table,
             self._setup.max_step_tokens,
             options.max_running_requests,
-            StagingRing(self._setup.device, self._device, MAX_IN_FLIGHT + 1),
+            self._staging(),
             prunes_last_layer=isinstance(model, Model)
             and model.prunes_last_layer
             and not (decoder is not None and decoder.reads_hidden),
@@ -162,11 +175,12 @@ class WorkerBuilder:
             self._chosen["step"] = "eager (the model does not generate)"
             return info(reasons=tuple(self._reasons))
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
+        self._capturing.prepare(inputs, num_blocks)
         sampling = self._sampling(table)
         drafting = self._drafting(decoder, table, inputs, sampling)
         drafting.forced = self._forced_drafts(table, num_drafted)
         runner = self.parts.runner = ModelRunner(
-            model=self._step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
+            model=self._capturing.step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
             plan_attention=self._plan_attention,
             states=states,
             table=table,
@@ -175,12 +189,19 @@ class WorkerBuilder:
             drafting=drafting,
             adapters=self._adapters(),
             in_flight=self._in_flight(table, inputs.max_tokens) if decoder is None else None,
+            num_captured=num_captured,
         )
         with kv_cache.scratch_kv_cache(memory, self._models.layers):
             runner.warm_up()
-        self._chosen["step"] = self._how_steps_run(runner.model)
+            done = self._setup.device.event()
+            done.record()
+            done.wait()  # what loading has given the device to do is no request's affair
+        self._chosen["step"] = self._capturing.how(runner.model)
         self.parts.grammars.begin(self._compiler.build)
         return info(reasons=tuple(self._reasons), num_lookahead=drafting.max_drafts, depth=runner.depth)
+
+    def _staging(self) -> StagingRing:
+        return StagingRing(self._setup.device, self._device, MAX_IN_FLIGHT + 1)
 
     def _grammar_compiler(self) -> Grammars:
         opened = self._setup.opened
@@ -218,7 +239,14 @@ class WorkerBuilder:
     def _plan_attention(self, batch: ForwardBatch) -> Any:
         """What the attention backend makes of a batch; nothing for a model without attention of its own."""
         layers = self._models.layers
-        return self._models.attention.plan(batch, layers) if layers else None
+        if not layers:
+            return None
+        if batch.is_static:
+            plan = self._models.attention.plan_static(batch, layers)
+            if plan is not None:
+                return plan
+            batch.is_static = False
+        return self._models.attention.plan(batch, layers)
 
     def _check_tiers(self) -> None:
         """Raise ``ConfigError`` for cache tiers that would bring back K/V and no states."""
@@ -276,15 +304,18 @@ class WorkerBuilder:
             self._reasons.append(f"every layer keeps all of a sequence, though some see a window only: {refusal}")
         return [layers] if refusal else groups
 
-    def _count_blocks(self, groups: list[list[AttentionLayer]]) -> int:
+    def _count_blocks(self, groups: list[list[AttentionLayer]], num_null: int) -> int:
+        """Blocks that sequences may hold, with room left for ``num_null`` others."""
         options = self._config.engine
         defaults = self._setup.device.defaults(self._setup.opened.config.torch_dtype, options.max_running_requests)
+        bytes_per_block = kv_cache.block_bytes(self._models.attention, groups[0])
+        memory = self._memory()
         num_blocks = kv_cache.count_blocks(
             max_total_tokens=options.max_total_tokens,
             fraction=options.mem_fraction_static or defaults.memory_fraction,
             block_size=options.page_size,
-            bytes_per_block=kv_cache.block_bytes(self._models.attention, groups[0]),
-            memory=self._memory(),
+            bytes_per_block=bytes_per_block,
+            memory=MemoryInfo(memory.free - num_null * bytes_per_block, memory.total),
             most=options.max_running_requests * -(-self._setup.max_model_len // options.page_size),
             num_tables=len(groups),
         )
@@ -370,29 +401,3 @@ class WorkerBuilder:
         store = AdapterStore(backend, sources)
         self.parts.operations |= {"load_adapter": store.load, "unload_adapter": store.unload}
         return store
-
-    def _step_model(self, model: Model, is_greedy: Tensor, max_tokens: int, max_drafts: int) -> StepModel:
-        capture = self._models.operators.graph_capture()
-        if capture is None or self._why_not_captured():
-            return StepModel(model, is_greedy, self._models.operators, self._models.wanted_taps)
-        max_seqs = self._config.engine.cuda_graph_max_bs
-        most = StepSize(max_tokens, max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
-        taps = self._models.wanted_taps
-        return CapturedStepModel(model, is_greedy, self._models.operators, capture, most, taps)
-
-    def _why_not_captured(self) -> str:
-        """Why steps are not even tried to be captured; empty when they are."""
-        if self._config.engine.disable_cuda_graph:
-            return "--disable-cuda-graph"
-        if self._group.size > 1:
-            return "ranks add up their parts through torch.distributed"
-        if self._setup.opened.served.is_recurrent:
-            return "the model has recurrent layers"
-        if self._models.operators.graph_capture() is None:
-            return f"the operators {self._chosen['operators']} are not captured"
-        return ""
-
-    def _how_steps_run(self, model: StepModel) -> str:
-        """``captured``, or ``eager`` and why."""
-        refusal = model.refusal if isinstance(model, CapturedStepModel) else self._why_not_captured()
-        return f"eager ({refusal})" if refusal else "captured"

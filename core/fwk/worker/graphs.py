@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -10,16 +11,20 @@ from fwk.interfaces.graphs import Graph, GraphCapture, NotCapturable, StepOutput
 from fwk.interfaces.model import HiddenTap, Model
 from fwk.interfaces.operators import Operators
 from fwk.types import ForwardBatch
+from fwk.worker.graph_sizes import GraphSizes
 
 
 class StepModel:
     """The model as the runner calls it, every step operator by operator.
 
-    is_greedy: the model's own (``ModelContext``), 1 while a greedy step runs. taps: what heads read of it; what they
-    keep stands beside the hidden states that ``run`` returns, [num_hidden, (1 + number of taps) * hidden_size].
+    is_greedy: the model's own (``ModelContext``), 1 while a greedy step runs; None: it has none.
+    taps: what heads read of it; what they keep stands beside the hidden states that ``run`` returns, [num_hidden,
+    (1 + number of taps) * hidden_size].
     """
 
-    def __init__(self, model: Model, is_greedy: Tensor, operators: Operators, taps: Sequence[HiddenTap] = ()) -> None:
+    def __init__(
+        self, model: Model, is_greedy: Tensor | None, operators: Operators, taps: Sequence[HiddenTap] = ()
+    ) -> None:
         self.model = model
         self._is_greedy = is_greedy
         self._operators = operators
@@ -27,7 +32,7 @@ class StepModel:
 
     def run(self, batch: ForwardBatch) -> StepOutput:
         """Compute one step; attention is planned already."""
-        if not batch.is_greedy:
+        if not batch.is_greedy or self._is_greedy is None:
             return self._run(batch)
         self._is_greedy.fill_(1)
         try:
@@ -41,6 +46,12 @@ class StepModel:
             return self._with_taps(hidden), None
         return self._with_taps(hidden), self.model.logits(hidden.index_select(0, batch.logits_indices))
 
+    def _all_of(self, batch: ForwardBatch) -> StepOutput:
+        """As ``_run``, by the model's operators alone."""
+        hidden = self.model.forward(batch)
+        logits = self.model.logits(self._operators.rows(hidden.contiguous(), batch.logits_indices))
+        return self._with_taps(hidden), logits
+
     def _with_taps(self, hidden: Tensor) -> Tensor:
         kept = [tap.value for tap in self._taps if tap.value is not None]
         return self._operators.join([hidden.contiguous(), *kept]) if kept else hidden
@@ -50,6 +61,13 @@ class StepModel:
 
         ``blank`` makes a batch of a size, whose numbers mean nothing and whose attention is planned.
         """
+
+    def prepare_decodes(self, blank: Callable[[int], ForwardBatch]) -> GraphSizes | None:
+        """Capture decode steps of some numbers of sequences; these, or None where nothing was captured.
+
+        ``blank`` makes one in which no row stands for a sequence, whose attention is planned.
+        """
+        return None
 
 
 class CapturedStepModel(StepModel):
@@ -62,7 +80,7 @@ class CapturedStepModel(StepModel):
     def __init__(
         self,
         model: Model,
-        is_greedy: Tensor,
+        is_greedy: Tensor | None,
         operators: Operators,
         capture: GraphCapture,
         most: StepSize,
@@ -77,11 +95,7 @@ class CapturedStepModel(StepModel):
 
     def prepare(self, blank: Callable[[StepSize], ForwardBatch]) -> None:
         def step(size: StepSize) -> StepOutput:
-            batch = blank(size)
-            hidden = self.model.forward(batch)
-            return self._with_taps(hidden), self.model.logits(
-                self._operators.rows(hidden.contiguous(), batch.logits_indices)
-            )
+            return self._all_of(blank(size))
 
         try:
             self.graph = self._capture.capture(step, self._most)
@@ -98,3 +112,53 @@ class CapturedStepModel(StepModel):
         if batch.adapter_ids is not None or batch.extras:
             return False
         return all(count <= most for count, most in zip(size, self._most, strict=True))
+
+
+class DecodeGraphs(StepModel):
+    """Decode steps are replayed, each from the capture of its number of sequences; all others run as in ``StepModel``.
+
+    A step whose inputs were padded to such a number (``ForwardBatch.padding``) yields its own rows alone.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        is_greedy: Tensor | None,
+        operators: Operators,
+        capture: GraphCapture,
+        sizes: GraphSizes,
+        taps: Sequence[HiddenTap] = (),
+    ) -> None:
+        super().__init__(model, is_greedy, operators, taps)
+        self._capture = capture
+        self._sizes = sizes
+        self.graphs: dict[int, Graph] = {}
+        """By number of sequences."""
+        self.refusal = ""
+        """Why steps are not replayed; empty if they are."""
+
+    def prepare_decodes(self, blank: Callable[[int], ForwardBatch]) -> GraphSizes | None:
+        for count in reversed(self._sizes.sizes):  # the largest first: the others find room in its memory
+            batch = blank(count)
+            try:
+                if not batch.is_static:
+                    raise NotCapturable(f"attention cannot plan a step of {count} sequences in fixed buffers")
+                self.graphs[count] = self._capture.capture(partial(self._captured, batch), StepSize.of(batch))
+            except NotCapturable as reason:
+                self.refusal = str(reason)
+                self.graphs.clear()
+                return None
+        return self._sizes
+
+    def _captured(self, batch: ForwardBatch, size: StepSize) -> StepOutput:
+        return self._all_of(batch)
+
+    def run(self, batch: ForwardBatch) -> StepOutput:
+        if batch.is_static:
+            hidden, logits = self.graphs[batch.num_seqs].replay(StepSize.of(batch))
+        else:
+            hidden, logits = super().run(batch)
+        if batch.padding and logits is not None:
+            count = batch.num_seqs - batch.padding
+            return hidden[:count], logits[:count]
+        return hidden, logits

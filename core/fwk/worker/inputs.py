@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from fwk.types import Batch, ForwardBatch
 from fwk.types.batch import KVGroup, StateRows
 from fwk.worker.draft_tree import DraftTree
+from fwk.worker.graph_sizes import GraphSizes
 from fwk.worker.sequence_table import SamplingState, SequenceTable
 from fwk.worker.staging import StagingRing
 
@@ -90,6 +91,9 @@ class InputBuffers:
         self._has_states = has_states
         self.newest: torch.Tensor | None = None
         """[num_slots] int64 on the device: the newest token of sequences, of which the host may know less."""
+        self.graph_sizes: GraphSizes | None = None
+        """Decode steps of these sizes are captured: such a step's inputs are where they are read, padded if need be."""
+        self._wide_tables: list[torch.Tensor] = []
         self._last: _DecodeStep | None = None  # whose inputs are in the buffers
         num_slots = max(num_slots, MIN_SLOTS)
         rows = max(max_tokens, num_slots)
@@ -136,25 +140,25 @@ class InputBuffers:
         else:
             rows = np.repeat(slots, num_new)
             positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - computed, num_new)
-        slot_mappings = self._slot_mappings(rows, positions)
         step_rows = self._rows(batch, slots, starts, computed)
         logits_indices = starts[step_rows.sequences] + (step_rows.num_tokens - 1 - computed[step_rows.sequences])
         token_ids = table.token_ids[rows, positions]
         if trees:
-            positions = positions.copy()
-            for i, slot in enumerate(slots.tolist()):
-                if slot in trees:  # a draft's K/V has a place of its own, but it stands where its depth says
-                    depths, end = trees[slot].depths, int(starts[i + 1])
-                    positions[end - len(depths) : end] = seq_lens[i] - len(depths) + depths
+            positions = _in_trees(positions, slots, starts, seq_lens, trees)
         adapters = table.adapter[rows]
         has_adapters = bool((adapters >= 0).any())
         step_rows.wants_prompt_logprobs = table.wants_prompt_logprobs(slots)
-        hidden_indices, logits_indices = self._wanted(
-            logits_indices, len(token_ids), has_adapters or step_rows.wants_prompt_logprobs
-        )
-        forward = self._forward(
-            slots, token_ids, positions, slot_mappings, starts, seq_lens, hidden_indices, logits_indices
-        )
+        padding = self._padding(step_rows, len(slots)) if is_decode and not trees and not has_adapters else None
+        if padding is None:
+            slot_mappings = self._slot_mappings(rows, positions)
+            hidden_indices, logits_indices = self._wanted(
+                logits_indices, len(token_ids), has_adapters or step_rows.wants_prompt_logprobs
+            )
+            forward = self._forward(
+                slots, token_ids, positions, slot_mappings, starts, seq_lens, hidden_indices, logits_indices
+            )
+        else:
+            forward = self._padded(slots, token_ids, positions, padding)
         if has_adapters:  # they are told apart by token, in the last layer, too
             forward.adapter_ids_np, forward.adapter_ids = self._ring.fill("adapter_ids", adapters)
             forward.hidden_indices = None
@@ -177,7 +181,41 @@ class InputBuffers:
             return
         source = self._ring.fill("token_slots", np.where(is_unknown, slots, -1))[1]
         newest = self.newest.index_select(0, source.clamp(min=0))
-        forward.token_ids.copy_(torch.where(source >= 0, newest, forward.token_ids))
+        known = forward.token_ids[: len(source)]
+        known.copy_(torch.where(source >= 0, newest, known))
+
+    def _padding(self, rows: StepRows, num_seqs: int) -> int | None:
+        """Rows to add to a decode step to make it one that is captured; None: it is none, or asks for more."""
+        if self.graph_sizes is None or len(rows.slots) != num_seqs or rows.wants_prompt_logprobs:
+            return None
+        return self.graph_sizes.padding(num_seqs)
+
+    def _padded(self, slots: np.ndarray, token_ids: np.ndarray, positions: np.ndarray, padding: int) -> ForwardBatch:
+        """Fill the buffers for a decode step of a captured size: [num_seqs] each, without the padding."""
+        if padding:
+            slots = np.concatenate((slots, np.full(padding, self.table.null_slot)))
+            token_ids, positions = (np.pad(x, (0, padding)) for x in (token_ids, positions))
+        each = np.arange(len(slots))
+        places, starts = self._slot_mappings(slots, positions), np.arange(len(slots) + 1)
+        forward = self._forward(slots, token_ids, positions, places, starts, positions + 1, each, each)
+        for group, wide in zip(forward.kv_groups, self._wide_tables, strict=True):
+            table = wide[: len(slots)]
+            table[:, : group.block_table.shape[1]].copy_(group.block_table)
+            group.block_table = table
+        forward.padding, forward.is_static = padding, True
+        return forward
+
+    def capture_decodes(self, num_seqs: int) -> Callable[[int], ForwardBatch]:
+        """Make room for captured decode steps of up to so many sequences; returns what makes blank ones.
+
+        Their block tables have room for the longest sequence: a captured kernel knows how far its rows are apart.
+        """
+        shape = (num_seqs, self.table.block_table.shape[1])
+        self._wide_tables = [
+            torch.zeros(shape, dtype=torch.int32, device=self._ring.where) for _ in self.table.block_tables
+        ]
+        nobody = np.zeros(0, np.int64)
+        return lambda count: self._padded(nobody, nobody, nobody, count)
 
     def _advance(self, last: _DecodeStep, batch: Batch) -> tuple[ForwardBatch, StepRows]:
         """Change the buffers, which are the device's own, for the step after ``last``."""
@@ -334,6 +372,18 @@ class InputBuffers:
             ends = np.cumsum(counts)
             num_tokens = last[sequences] - (np.repeat(ends, counts) - 1 - np.arange(len(sequences)))
         return StepRows(sequences, slots[sequences], num_tokens)
+
+
+def _in_trees(
+    positions: np.ndarray, slots: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray, trees: Mapping[int, DraftTree]
+) -> np.ndarray:
+    """Positions with those of drafts: a draft's K/V has a place of its own, but it stands where its depth says."""
+    positions = positions.copy()
+    for i, slot in enumerate(slots.tolist()):
+        if slot in trees:
+            depths, end = trees[slot].depths, int(starts[i + 1])
+            positions[end - len(depths) : end] = seq_lens[i] - len(depths) + depths
+    return positions
 
 
 def _tree_mask(slots: list[int], num_new: list[int], trees: Mapping[int, DraftTree]) -> torch.Tensor:

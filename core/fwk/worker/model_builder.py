@@ -14,6 +14,7 @@ from torch import Tensor
 from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, ModelLoadError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer
+from fwk.interfaces.device import Staging
 from fwk.interfaces.lora import LoRABackend, LoRAContext
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
 from fwk.interfaces.moe import MoEContext, MoERunner
@@ -56,7 +57,7 @@ class ModelBuilder:
     """Builds models on one device, with the attention backend, operators and quantisers of the run.
 
     chosen: plugin names by family; what is only known once layers are built (``quant``, ``moe``) is written there.
-    reasons: collects a sentence for each fallback.
+    reasons: collects a sentence for each fallback. staging: as in ``AttentionContext``.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class ModelBuilder:
         threads: ThreadPool,
         chosen: dict[str, str],
         reasons: list[str],
+        staging: Callable[[], Staging] | None = None,
     ) -> None:
         self._config = config
         self._setup = setup
@@ -78,6 +80,7 @@ class ModelBuilder:
         self._threads = threads
         self._chosen = chosen
         self._reasons = reasons
+        self._staging = staging
         self._moe: Registered | None = None
         self.layers: list[AttentionLayer] = []  # of all models that were built
         self.caches: list[WeightsCache] = []
@@ -95,6 +98,7 @@ class ModelBuilder:
             kv_dtype=self._setup.facts.kv_dtype,
             block_size=self._config.engine.page_size,
             threads=self._threads,
+            staging=self._staging,
         )
 
     @cached_property
@@ -118,7 +122,7 @@ class ModelBuilder:
             max_rank=options.max_lora_rank,
         )
 
-    def build_served(self, is_greedy: Tensor, text: Callable[[], ModelText]) -> Model | Encoder:
+    def build_served(self, is_greedy: Tensor | None, text: Callable[[], ModelText]) -> Model | Encoder:
         """The served model. ``is_greedy``: as in ``ModelContext``.
 
         Raises ``FwkError`` when a layer or the weights are not what the configuration promised.

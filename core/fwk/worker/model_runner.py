@@ -13,6 +13,7 @@ from fwk.errors import BlameSequence
 from fwk.types import Batch, ForwardBatch, SequenceResult, StepResult
 from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import NoDrafting
+from fwk.worker.graph_sizes import GraphSizes
 from fwk.worker.graphs import StepModel
 from fwk.worker.in_flight import InFlight, Pending
 from fwk.worker.inputs import InputBuffers
@@ -42,8 +43,12 @@ class ModelRunner:
         drafting: NoDrafting,
         adapters: AdapterStore | NoAdapters,
         in_flight: Callable[[StepSampler], InFlight] | None = None,
+        num_captured: int = 0,
     ) -> None:
-        """in_flight: what keeps steps that are not waited for; None where a step is done when it was launched."""
+        """in_flight: what keeps steps that are not waited for; None where a step is done when it was launched.
+
+        num_captured: sequences of the largest decode step that ``model`` captures by itself (``DecodeGraphs``).
+        """
         self.model = model
         self._plan_attention = plan_attention
         self._states = states
@@ -53,6 +58,7 @@ class ModelRunner:
         self._drafting = drafting
         self._sampler = StepSampler(table, sampling, Verifier(table, sampling, drafting))
         self._adapters = adapters
+        self._num_captured = num_captured
         self._in_flight = in_flight(self._sampler) if in_flight is not None else None
         if self._in_flight is not None:
             inputs.newest = self._in_flight.newest
@@ -154,8 +160,15 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Capture steps, and run a decode step of one token on blocks that no sequence holds yet."""
         self.model.prepare(lambda size: self._planned(self._inputs.blank(*size)))
+        self._inputs.graph_sizes = self._capture_decodes()
         first = np.zeros(1, np.int64)
         self.model.run(self._planned(self._inputs.prepare_one(first, first, first)))
+
+    def _capture_decodes(self) -> GraphSizes | None:
+        if not self._num_captured:
+            return None
+        blank = self._inputs.capture_decodes(self._num_captured)
+        return self.model.prepare_decodes(lambda count: self._planned(blank(count)))
 
     def _planned(self, forward: ForwardBatch) -> ForwardBatch:
         """The same batch, with adapters and attention planned."""

@@ -35,7 +35,9 @@ class SequenceTable:
         # sequence, for a token sampled by a step that turns out to be one too many.
         self.token_ids = np.zeros((num_slots, max_model_len + 1), np.int32)
         width = -(-max_model_len // block_size)
-        self.block_tables = [np.zeros((num_slots, width), np.int32) for _ in range(num_groups)]  # by KV group
+        # By KV group. The last row is nobody's: of rows of a step that stand for no sequence (``null_slot``).
+        self.block_tables = [np.zeros((num_slots + 1, width), np.int32) for _ in range(num_groups)]
+        self.null_slot = num_slots
         self.num_blocks = np.zeros(num_slots, np.int64)
         self.num_tokens = np.zeros(num_slots, np.int64)
         self.unknown = np.zeros(num_slots, np.int64)  # newest tokens that only the device knows yet
@@ -68,8 +70,13 @@ class SequenceTable:
 
     @property
     def block_table(self) -> np.ndarray:
-        """[num_slots, max_blocks] int32: of the layers that see everything."""
+        """[num_slots + 1, max_blocks] int32: of the layers that see everything."""
         return self.block_tables[0]
+
+    def reserve(self, null_block: int) -> None:
+        """Rows that stand for no sequence store their K/V in this block, which no sequence holds."""
+        for table in self.block_tables:
+            table[self.null_slot] = null_block
 
     def append_blocks(self, slot: int, block_ids: list[int], window_block_ids: list[list[int]]) -> None:
         start = int(self.num_blocks[slot])

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.interfaces.device import Device
+from fwk.interfaces.device import Device, Staging
 
 Views = tuple[np.ndarray, Tensor]
 """The used part of a buffer: on the host, and on the device."""
 
 
-class StagingRing:
+class StagingRing(Staging):
     """Buffers on the device, and ``size`` sets of twins on the host, used in turn.
 
     A set is written to again only when the event after its last copies has come: a step that does not sample is not
@@ -37,7 +37,9 @@ class StagingRing:
         return self._device.is_host
 
     def add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """A buffer of zeros."""
+        """A buffer of zeros; one of that name before it is given up."""
+        for views in self._views:
+            views.pop(name, None)
         self._tensors[name] = torch.zeros(shape, dtype=dtype, device=self.where)
         for hosts, arrays in zip(self._hosts, self._arrays, strict=True):
             hosts[name] = self._tensors[name] if self.is_host else self._device.host_buffer(shape, dtype)

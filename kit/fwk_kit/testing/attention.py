@@ -11,6 +11,7 @@ import torch
 from fwk.interfaces.attention import AttentionBackend, AttentionBackendSpec, AttentionLayer
 from fwk.interfaces.declaration import Facts
 from fwk.plugins import Registered
+from fwk_kit.testing.attention_captured import check_replays
 from fwk_kit.testing.attention_cases import (
     EXTRAS,
     FEATURES,
@@ -29,6 +30,7 @@ from fwk_kit.testing.served import ServedSuite
 WINDOWS = (1, 10, 16, 40)
 HEADS = [(1, 1), (2, 2), (3, 1), (9, 3), (8, 1), (16, 4), (40, 2)]
 SIZES = (16, 64, 80, 128)
+LATENT = Shape(3, 1, 48, value_head_size=32)
 QUANTISED = ("one decode", "drafts", "everything")
 
 
@@ -457,6 +459,15 @@ class AttentionSuite(ServedSuite):
         q, out = cached.step([11], [1], [table], new_k, new_v)
         expected = reference(q, torch.cat((k[:11], new_k)), torch.cat((v[:11], new_v)), 11, shape)
         torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=0)
+
+    @pytest.mark.parametrize(
+        "shape",
+        [Shape(), Shape(sliding_window=10, soft_cap=5.0), Shape(dtype="bfloat16", kv_dtype="fp8_e4m3"), LATENT],
+        ids=["plain", "window", "fp8 K/V", "latent"],
+    )
+    def test_captured_decode_steps(self, item: Registered, shape: Shape) -> None:
+        """What was launched once serves steps of other lengths, blocks and padding (``graph_capture``)."""
+        check_replays(item, shape)
 
     @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
     def test_a_block_is_all_there_is(self, item: Registered, kv_dtype: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fwk.interfaces.device import Device, DeviceContext
+from fwk.interfaces.graphs import NotCapturable, StepSize
 from fwk.plugins import Registered
 from fwk.plugins.factory import build
 from fwk_kit.testing.served import ServedSuite
@@ -92,6 +93,28 @@ class DeviceSuite(ServedSuite):
         event.wait()
         one.fill_(0)
         assert copy.cpu().eq(7).all(), "the event came before the copy was done"
+
+    @torch.inference_mode()
+    def test_what_is_captured_is_replayed(self, item: Registered) -> None:
+        """On the memory that it was captured with, whose numbers are others by then."""
+        device = self.device(item)
+        where = device.take(0)
+        capture = device.graph_capture()
+        if capture is None:
+            pytest.skip(f"{item.name} captures no steps")
+        assert not capture.serves_smaller, "that is for operators to say"
+        given = torch.zeros(4, 3, device=where)
+        size = StepSize(4, 4, 4, 4)
+        graphs = [capture.capture(lambda _, by=by: (given + by, given * by), size) for by in (1.0, 2.0)]
+        for start in (1.0, 5.0):
+            given.fill_(start)
+            for graph, by in zip(graphs, (1.0, 2.0), strict=True):
+                hidden, logits = graph.replay(size)
+                assert logits is not None
+                assert (hidden.cpu() == start + by).all()
+                assert (logits.cpu() == start * by).all()
+        with pytest.raises(NotCapturable):
+            capture.capture(lambda _: (given * given.sum().item(), None), size)
 
     def test_cache_memory_is_zeros_of_its_own(self, item: Registered) -> None:
         device = self.device(item)

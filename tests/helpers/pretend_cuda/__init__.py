@@ -6,7 +6,8 @@ the host's memory arrives only then, and everything else counts as launched at o
 """
 
 from tests.helpers.pretend_cuda.device import pretended
+from tests.helpers.pretend_cuda.graphs import triton_kernels
 from tests.helpers.pretend_cuda.journal import Journal
 from tests.helpers.pretend_cuda.tensors import JOURNAL
 
-__all__ = ["JOURNAL", "Journal", "pretended"]
+__all__ = ["JOURNAL", "Journal", "pretended", "triton_kernels"]

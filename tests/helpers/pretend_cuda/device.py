@@ -13,7 +13,9 @@ from torch.utils import backend_registration
 from fwk import DeviceSpec, hookimpl
 from fwk.interfaces.declaration import Host
 from fwk.interfaces.device import Device, DeviceDefaults, Event, MemoryInfo
+from fwk.interfaces.graphs import GraphCapture
 from fwk.plugins import PluginSet, discover
+from tests.helpers.pretend_cuda.graphs import Recording
 from tests.helpers.pretend_cuda.tensors import DEVICE, JOURNAL, KIND, Pretending, pin
 
 TOTAL = 2**30
@@ -61,6 +63,9 @@ class Pretended(Device):
 
     def event(self) -> Event:
         return PretendedEvent()
+
+    def graph_capture(self) -> GraphCapture:
+        return Recording()
 
 
 @hookimpl

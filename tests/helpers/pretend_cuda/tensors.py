@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from tests.helpers.pretend_cuda.journal import Journal
+from tests.helpers.pretend_cuda.journal import Journal, here
 
 KIND = "privateuseone"
 DEVICE = torch.device(KIND, 0)
@@ -17,13 +18,22 @@ JOURNAL = Journal()
 PINNED: dict[int, Tensor] = {}
 """Host memory that copies need not wait for, by address; kept, so that no address comes again."""
 
+NODES: list[Callable[[], None]] | None = None
+"""While a graph is captured: what was launched."""
+
 aten = torch.ops.aten
+
+
+class WhileCapturing(RuntimeError):
+    """Something that no graph can hold."""
+
 
 _NO_WORK = frozenset(
     """view _unsafe_view slice select transpose t permute expand unsqueeze squeeze split split_with_sizes unbind
     as_strided alias detach diagonal unfold chunk _reshape_alias view_as narrow reshape lift_fresh unsafe_split flatten
     unflatten empty empty_like empty_strided new_empty new_empty_strided""".split()  # noqa: SIM905 - a list to be read
 )
+_ALLOCATE = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"])
 _WAITS = frozenset(
     """_local_scalar_dense item equal is_nonzero nonzero masked_select _unique2 unique_dim unique_consecutive bincount
     allclose""".split()  # noqa: SIM905
@@ -58,6 +68,7 @@ class Elsewhere(Tensor):
         return run(func, args, kwargs or {})
 
     def tolist(self) -> Any:
+        _refuse_in_graph("tolist")
         JOURNAL.copy("to host blocking")
         JOURNAL.wait()
         return self.held.tolist()
@@ -115,16 +126,43 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             raise RuntimeError(f"{name}: expected all tensors to be on the same device")
     has_mask = name in _INDEXED and any(isinstance(x, Tensor) and x.dtype == torch.bool for x in args[1])
     if name in _WAITS or has_mask or (name == "repeat_interleave" and len(args) < 2):
+        _refuse_in_graph(name)
         JOURNAL.launch(name)
         JOURNAL.wait()
     elif name not in _NO_WORK:
         JOURNAL.launch(name)
     inside = {key: torch.device("cpu") if key == "device" and is_wanted else inner(x) for key, x in kwargs.items()}
-    out = func(*tree_map(inner, args), **tree_map(inner, inside))
+    given_args, given_kwargs = tree_map(inner, args), tree_map(inner, inside)
+    out = func(*given_args, **given_kwargs)
+    _record(func, given_args, given_kwargs, out)
     if func._schema.is_mutable:  # what was given comes back
         given = {id(inner(x)): x for x in tensors}
         return tree_map(lambda x: given.get(id(x), outer(x)) if isinstance(x, Tensor) else x, out)
     return tree_map(outer, out)
+
+
+def _refuse_in_graph(name: str) -> None:
+    if NODES is not None:
+        raise WhileCapturing(f"{name} at {here()} makes the host wait, or reads its memory")
+
+
+def _record(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Keep an operator for replays, if it writes to memory: its own result's, or what it was given."""
+    if NODES is None or func._schema.name.split("::")[-1] in _ALLOCATE:
+        return
+    given = {x.untyped_storage().data_ptr() for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)}
+    made = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+    is_new = [x.untyped_storage().data_ptr() not in given for x in made]
+    if not func._schema.is_mutable and not any(is_new):
+        return
+
+    def again() -> None:
+        found = [x for x in tree_flatten(func(*args, **kwargs))[0] if isinstance(x, Tensor)]
+        for kept, x, new in zip(made, found, is_new, strict=True):
+            if new:
+                kept.copy_(x)
+
+    NODES.append(again)
 
 
 def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -151,7 +189,9 @@ def _to_copy(x: Tensor, kwargs: dict[str, Any], is_wanted: bool) -> Tensor:
     out = aten._to_copy.default(inner(x), **kwargs)
     if isinstance(x, Elsewhere) and to_device:
         JOURNAL.launch("_to_copy")
+        _record(aten._to_copy.default, (inner(x),), kwargs, out)
         return Elsewhere(out)
+    _refuse_in_graph("a copy")
     if to_device:
         if no_wait and is_pinned(x):
             JOURNAL.copy("to device pinned", x)
@@ -169,7 +209,11 @@ def _copy(func: Any, target: Tensor, source: Tensor, no_wait: bool) -> Tensor:
     """``Tensor.copy_``."""
     if isinstance(target, Elsewhere) and isinstance(source, Elsewhere):
         JOURNAL.launch("copy_")
-    elif isinstance(target, Elsewhere):
+        _record(func, (inner(target), inner(source)), {}, inner(target))
+        func(inner(target), inner(source))
+        return target
+    _refuse_in_graph("a copy")
+    if isinstance(target, Elsewhere):
         if no_wait and is_pinned(source):
             JOURNAL.copy("to device pinned", source)
         else:

@@ -209,7 +209,7 @@ def test_never_chosen_by_itself_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (Facts(host=Host("cuda", (7, 5))), "needs compute capability 8.0 or newer"),
         (Facts(kv_dtype="fp5"), "keeps K/V as auto, int8, fp8_e4m3, not fp5"),
-        (Facts(features=frozenset({"graph_capture"})), "lacks graph_capture"),
+        (Facts(features=frozenset({"alibi_slopes"})), "lacks alibi_slopes"),
         (Facts(host=Host("cuda", (9, 0)), kv_dtype="int8", features=frozenset({"latent", "tree_mask"})), None),
     ],
 )

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVKind, KVSpec
+from fwk.interfaces.attention import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionLayer,
+    BlockFormat,
+    CaptureSizes,
+    KVKind,
+    KVSpec,
+)
 from fwk_attention._common.rows import block_format, move_rows, rows_of
+from fwk_attention._common.staging import PlanBuffers
+from fwk_attention.triton_paged.captured import CapturedDecodes
 from fwk_attention.triton_paged.kernels import attend_tiles, join_parts
 from fwk_attention.triton_paged.plan import INTERPRETED, Launch, LayerKind, device_sizes, plan_launches, power_of_two
 from fwk_attention.triton_paged.rows import FP8, INT8, PLAIN, store_rows
@@ -43,15 +53,37 @@ class TritonBackend(AttentionBackend):
         self._rows = rows_of(context)
         self._format = {"auto": PLAIN, "int8": INT8, "fp8_e4m3": FP8}[context.kv_dtype].value
         self._is_interpreted = context.device.type != "cuda"
-        self._parts = torch.empty(0, dtype=torch.float32, device=context.device)  # reused by every layer
-        self._stats = torch.empty(0, dtype=torch.float32, device=context.device)
+        self._buffers = PlanBuffers(context)
+        self._workspace = Workspace(context.device)
+        self._captured: CapturedDecodes | None = None
 
     def block_format(self, spec: KVSpec) -> BlockFormat:
         return block_format(spec, self.context.block_size, self._rows)
 
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> dict[LayerKind, list[Launch]]:
-        kinds = {self._state(layer).kind for layer in layers}
-        return {kind: plan_launches(batch, kind, self.context.device) for kind in kinds}
+        self._buffers.turn()
+        kinds = dict.fromkeys(self._state(layer).kind for layer in layers)
+        plan = {kind: plan_launches(batch, kind, self._buffers.send) for kind in kinds}
+        self._buffers.sent()
+        return plan
+
+    def init_capture(self, layers: list[AttentionLayer], sizes: CaptureSizes) -> None:
+        kinds: dict[LayerKind, tuple[int, int]] = {}
+        for layer in layers:
+            kind = self._state(layer).kind
+            programs, size = kinds.get(kind, (0, 0))
+            kinds[kind] = max(programs, _programs(layer, kind)), max(size, layer.value_head_size)
+        tokens = sizes.num_blocks * self.context.block_size
+        self._captured = CapturedDecodes(self._buffers, list(kinds), sizes.num_seqs, sizes.max_seq_len, tokens)
+        most = self._captured.capacity(sizes.num_seqs)
+        self._workspace.reserve(
+            max(most * programs * kind.sizes.short_rows * size for kind, (programs, size) in kinds.items()),
+            max(most * programs * kind.sizes.short_rows for kind, (programs, _) in kinds.items()),
+        )
+
+    def plan_static(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> dict[LayerKind, list[Launch]] | None:
+        assert self._captured is not None, "init_capture comes first"
+        return self._captured.plan(batch)
 
     def forward(
         self,
@@ -130,9 +162,9 @@ class TritonBackend(AttentionBackend):
         kind, cache, table = state.kind, state.cache, batch.kv_groups[layer.kv_group].block_table
         tree = batch.tree_mask
         tree = batch.positions if tree is None else tree.view(torch.uint8)
-        programs = layer.num_kv_heads * triton.cdiv(kind.group, kind.heads)
+        programs = _programs(layer, kind)
         size, rows = layer.value_head_size, launch.rows
-        parts, stats = self._workspace(launch.num_parts * programs * rows, size)
+        parts, stats = self._workspace.take(launch.num_parts * programs * rows, size)
         shared = {"GROUP": kind.group, "HEADS": kind.heads, "SIZE": size, "WIDTH": state.width, "ROWS": rows}
         _launch(
             attend_tiles,
@@ -173,13 +205,36 @@ class TritonBackend(AttentionBackend):
             grid = (launch.joins.shape[0], programs)
             _launch(join_parts, grid, out, launch.joins, parts, stats, layer.num_heads, **shared)
 
-    def _workspace(self, rows: int, size: int) -> tuple[Tensor, Tensor]:
+
+class Workspace:
+    """Partial outcomes of split tiles, and their maxima and sums: float32, used by one layer after another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._reserved = self._grown = self._make(0, 0)
+
+    def reserve(self, num_numbers: int, num_rows: int) -> None:
+        """Once: what stays where it is, for captured steps; others use it while it is enough."""
+        self._reserved = self._make(num_numbers, num_rows)
+
+    def take(self, rows: int, size: int) -> tuple[Tensor, Tensor]:
         """Room for that many rows of partial outcomes, and for their maxima and sums."""
-        if self._parts.numel() < rows * size:
-            self._parts = torch.empty(rows * size * 5 // 4, dtype=torch.float32, device=self.context.device)
-        if self._stats.numel() < rows * 2:
-            self._stats = torch.empty(rows * 2 * 5 // 4, dtype=torch.float32, device=self.context.device)
-        return self._parts, self._stats
+        for parts, stats in (self._reserved, self._grown):
+            if parts.numel() >= rows * size and stats.numel() >= rows * 2:
+                return parts, stats
+        self._grown = self._make(rows * size * 5 // 4, rows * 5 // 4)
+        return self._grown
+
+    def _make(self, num_numbers: int, num_rows: int) -> tuple[Tensor, Tensor]:
+        return (
+            torch.empty(num_numbers, dtype=torch.float32, device=self._device),
+            torch.empty(num_rows * 2, dtype=torch.float32, device=self._device),
+        )
+
+
+def _programs(layer: AttentionLayer, kind: LayerKind) -> int:
+    """Programs of a tile."""
+    return layer.num_kv_heads * triton.cdiv(kind.group, kind.heads)
 
 
 def _launch(kernel: Any, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from fwk.types import ForwardBatch
+
+    Send = Callable[[str, Any], Tensor]
+    """A numpy array, by a name, to the device."""
 
 MAX_SHORT = 16
 """New tokens up to which a sequence's tiles are small, and its keys split among programs."""
@@ -77,7 +81,7 @@ def power_of_two(n: int, least: int = 1) -> int:
     return max(least, 1 << (n - 1).bit_length())
 
 
-def plan_launches(batch: ForwardBatch, kind: LayerKind, device: torch.device) -> list[Launch]:
+def plan_launches(batch: ForwardBatch, kind: LayerKind, send: Send) -> list[Launch]:
     """The step's tiles: those of short sequences, and those of the others."""
     starts = batch.query_start_np[:-1].astype(np.int64)
     num_new = np.diff(batch.query_start_np).astype(np.int64)
@@ -99,9 +103,24 @@ def plan_launches(batch: ForwardBatch, kind: LayerKind, device: torch.device) ->
             split=SPLIT if is_short else None,
         )
         num_parts = int(joins[:, 4].sum())
-        joined = _tensor(joins, device) if num_parts else None
-        launches.append(Launch(rows, _tensor(tiles, device), num_parts, joined))
+        joined = send(f"joins {kind} {is_short}", joins.astype(np.int32)) if num_parts else None
+        launches.append(Launch(rows, send(f"tiles {kind} {is_short}", tiles.astype(np.int32)), num_parts, joined))
     return launches
+
+
+def decode_tiles(batch: ForwardBatch, kind: LayerKind) -> tuple[Any, Any]:
+    """(tiles [n, 8], joins [m, 5]) of a decode step, as ``plan_launches`` makes them: numpy int64."""
+    count = len(batch.seq_lens_np)
+    return cut(
+        np.arange(count),
+        batch.query_start_np[:-1].astype(np.int64),
+        np.ones(count, np.int64),
+        batch.seq_lens_np.astype(np.int64) - 1,
+        tokens_per_tile=kind.sizes.short_rows // kind.heads,
+        window=kind.sliding_window,
+        is_tree=False,
+        split=SPLIT,
+    )
 
 
 def cut(
@@ -138,7 +157,3 @@ def cut(
     columns = (sequences[owner][tile], begin[tile], new[tile], past[tile], first[tile], keys_from, keys_to, part)
     joins = np.stack((begin, new, first, first_part, num_parts), 1)[is_split]
     return np.stack(columns, 1), joins
-
-
-def _tensor(x: Any, device: torch.device) -> Tensor:
-    return torch.from_numpy(x.astype(np.int32)).to(device, non_blocking=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from fwk.interfaces.declaration import Host
+from fwk.interfaces.graphs import GraphCapture
 from fwk.native import cpu_flags
 from fwk_devices._common.accelerator import Accelerator
+from fwk_devices.cuda.graph import CudaCapture
 
 
 class Cuda(Accelerator):
@@ -22,3 +24,6 @@ class Cuda(Accelerator):
 
     def host(self) -> Host:
         return Host("cuda", torch.cuda.get_device_capability(), cpu_flags())
+
+    def graph_capture(self) -> GraphCapture:
+        return CudaCapture()

@@ -1,0 +1,100 @@
+"""Whether and how the steps of a run are captured."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from torch import Tensor
+
+from fwk.config import Config
+from fwk.interfaces.attention import AttentionBackendSpec, CaptureSizes
+from fwk.interfaces.graphs import GraphCapture
+from fwk.interfaces.model import Model
+from fwk.interfaces.speculative import SpeculativeDecoder
+from fwk.setup.resolve import ModelSetup
+from fwk.worker.graph_sizes import GraphSizes, graph_sizes
+from fwk.worker.graphs import CapturedStepModel, DecodeGraphs, StepModel, StepSize
+from fwk.worker.inputs import InputBuffers
+from fwk.worker.model_builder import ModelBuilder
+
+
+class Capturing:
+    """Chooses the step model: on the host's operators one capture for all sizes, on a device one for each of some."""
+
+    def __init__(self, config: Config, setup: ModelSetup, models: ModelBuilder, num_ranks: int) -> None:
+        """Raises ``ConfigError`` for options that would do nothing."""
+        self._options = config.engine
+        self._setup = setup
+        self._models = models
+        self._num_ranks = num_ranks
+        self.sizes: GraphSizes = graph_sizes(config, setup.device)
+        self.decoder: SpeculativeDecoder | None = None
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences of the largest decode step that is captured by itself; 0: none is."""
+        return self.sizes.sizes[-1] if self._captures_decodes else 0
+
+    @cached_property
+    def _captures_decodes(self) -> bool:
+        return not self._setup.device.is_host and not self.refusal
+
+    @cached_property
+    def _capture(self) -> GraphCapture | None:
+        device = self._setup.device
+        return self._models.operators.graph_capture() if device.is_host else device.graph_capture()
+
+    @cached_property
+    def refusal(self) -> str:
+        """Why steps are not even tried to be captured; empty when they are."""
+        if self._options.disable_cuda_graph:
+            return "--disable-cuda-graph"
+        if self._num_ranks > 1:
+            return "ranks add up their parts through torch.distributed"
+        if self._setup.opened.served.is_recurrent:
+            return "the model has recurrent layers"
+        if self._capture is None:
+            is_host, chosen = self._setup.device.is_host, self._setup.resolution.chosen
+            return f"the operators {chosen['operators']} are not captured" if is_host else "the device captures none"
+        return "" if self._setup.device.is_host else self._device_refusal()
+
+    def _device_refusal(self) -> str:
+        if self._models.layers:
+            spec = self._setup.factory.item("attention").declaration
+            assert isinstance(spec, AttentionBackendSpec)
+            if "graph_capture" not in spec.features:
+                return f"attention {self._setup.resolution.chosen['attention']} plans each step anew"
+        if self.decoder is not None and type(self.decoder).follow is not SpeculativeDecoder.follow:
+            return "the speculative decoder reads the inputs of each step"
+        return ""
+
+    def prepare(self, inputs: InputBuffers, num_blocks: int) -> None:
+        """Tell inputs and attention of the null block, which comes after the ``num_blocks`` that sequences hold."""
+        if not self.num_seqs:
+            return
+        inputs.table.reserve(num_blocks)
+        if self._models.layers:
+            sizes = CaptureSizes(self.num_seqs, self._setup.max_model_len, num_blocks + 1, num_blocks)
+            self._models.attention.init_capture(self._models.layers, sizes)
+
+    def step_model(self, model: Model, is_greedy: Tensor | None, max_tokens: int, max_drafts: int) -> StepModel:
+        """What runs the steps."""
+        operators, taps = self._models.operators, self._models.wanted_taps
+        if self._capture is None or self.refusal:
+            return StepModel(model, is_greedy, operators, taps)
+        if self._captures_decodes:
+            return DecodeGraphs(model, is_greedy, operators, self._capture, self.sizes, taps)
+        max_seqs = self._options.cuda_graph_max_bs
+        most = StepSize(max_tokens, max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
+        return CapturedStepModel(model, is_greedy, operators, self._capture, most, taps)
+
+    def how(self, model: StepModel) -> str:
+        """``captured``, for a device with the numbers of sequences of decode steps, or ``eager`` and why."""
+        captured = isinstance(model, CapturedStepModel | DecodeGraphs)
+        refusal = model.refusal if captured else self.refusal
+        if refusal:
+            return f"eager ({refusal})"
+        if isinstance(model, DecodeGraphs):
+            sizes = self.sizes.sizes
+            return f"captured (next tokens of {len(sizes)} numbers of sequences up to {sizes[-1]})"
+        return "captured"

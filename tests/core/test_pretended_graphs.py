@@ -1,0 +1,315 @@
+"""Decode steps replayed from graphs on a pretended device: the same tokens, one launch, and what would be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers.pretend_cuda import JOURNAL, pretended, triton_kernels
+
+import fwk
+from fwk import SamplingParams
+from fwk.errors import ConfigError
+from fwk.interfaces.graphs import StepOutput
+from fwk.types import ForwardBatch
+from fwk.worker.graph_sizes import GraphSizes, default_sizes
+from fwk.worker.graphs import DecodeGraphs
+from fwk.worker.inputs import InputBuffers
+from fwk.worker.sequence_table import SequenceTable
+from fwk_attention.triton_paged.captured import CapturedDecodes
+from fwk_kit.testing.serving import TINY
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"
+)
+
+PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
+OPTIONS: dict[str, Any] = {
+    "load_format": "dummy",
+    "max_total_tokens": 2048,
+    "max_running_requests": 8,
+    "chunked_prefill_size": 64,
+    "dtype": "float32",
+    "check_blocks": True,
+    "attention_backend": "triton",
+    "operator_backend": "torch",
+    "sampling_backend": "torch",
+}
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+ENDING = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (9, 3, 6)]
+"""One after the other, so that a step of two is padded: sizes are 1, 2, 4 and 8, and three sequences need one, too."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tiny")
+    (made / "config.json").write_text(json.dumps(TINY))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Served:
+    """What came of some requests on the pretended device."""
+
+    def __init__(self, folder: Path, sampling: Any = GREEDY, prompts: Any = PROMPTS, **options: Any) -> None:
+        self.launches: list[int] = []
+        """Of each decode step's model."""
+        settings: dict[str, Any] = OPTIONS | options
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            pretended() as plugins,
+            triton_kernels(),
+            fwk.LLM(str(folder), plugins=plugins, device="pretended", **settings) as llm,
+        ):
+            patch.setattr(DecodeGraphs, "run", self._counted(DecodeGraphs.run))
+            self.how = llm.engine.info.chosen["step"]
+            JOURNAL.clear()
+            self.results = llm.generate(prompts, sampling)
+            self.tokens = [done.token_ids for done in self.results]
+            self.replays = JOURNAL.launches["graph"]
+            self.syncs = dict(JOURNAL.syncs)
+        assert JOURNAL.faults == []
+
+    def _counted(self, real: Callable[..., StepOutput]) -> Callable[..., StepOutput]:
+        def run(steps: DecodeGraphs, batch: ForwardBatch) -> StepOutput:
+            before = JOURNAL.launches.total()
+            found = real(steps, batch)
+            if batch.is_decode:
+                self.launches.append(JOURNAL.launches.total() - before)
+            return found
+
+        return run
+
+
+def on_cpu(folder: Path, sampling: Any = GREEDY, prompts: Any = PROMPTS, **options: Any) -> list[list[int]]:
+    settings: dict[str, Any] = {**OPTIONS, "attention_backend": "torch", **options}
+    with fwk.LLM(str(folder), device="cpu", **settings) as llm:
+        return [done.token_ids for done in llm.generate(prompts, sampling)]
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path) -> list[list[int]]:
+    return on_cpu(folder, ENDING)
+
+
+def test_a_replayed_step_says_the_same_in_one_launch(folder: Path, wanted: list[list[int]]) -> None:
+    served = Served(folder, ENDING)
+    assert served.how == "captured (next tokens of 4 numbers of sequences up to 8)"
+    assert served.tokens == wanted
+    assert served.replays >= 7
+    assert set(served.launches) == {1}
+    assert all("in_flight" in where for where in served.syncs), "a launch waited"
+    eager = Served(folder, ENDING, disable_cuda_graph=True)
+    assert (eager.how, eager.replays, eager.tokens) == ("eager (--disable-cuda-graph)", 0, wanted)
+
+
+@pytest.mark.slow
+def test_without_padding_only_the_sizes_themselves_are_replayed(folder: Path, wanted: list[list[int]]) -> None:
+    served = Served(folder, ENDING, cuda_graph_bs=(2,), disable_cuda_graph_padding=True)
+    assert served.how == "captured (next tokens of 1 numbers of sequences up to 2)"
+    assert served.tokens == wanted
+    assert 0 < served.replays < 8
+    assert min(served.launches) == 1 < max(served.launches)
+
+
+SAMPLED = SamplingParams(max_tokens=8, temperature=0.9, top_p=0.9, top_k=20, seed=3, ignore_eos=True)
+PENALISED = SamplingParams(max_tokens=8, temperature=0.0, logit_bias={50: 3.0}, frequency_penalty=1.9, ignore_eos=True)
+WITH: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
+    "sampled": (SAMPLED, {}),
+    "penalties": (PENALISED, {}),
+    "log-probabilities": (SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, ignore_eos=True), {}),
+    "no overlap": (GREEDY, {"disable_overlap_schedule": True}),
+    "fp8 K/V": (GREEDY, {"kv_cache_dtype": "fp8"}),
+    "int4": (GREEDY, {"quantization": "int4"}),
+    "triton operators": (GREEDY, {"operator_backend": "triton"}),
+    "cache tiers": (GREEDY, {"prefix_cache": "hierarchical"}),
+    "n-gram drafts": (PENALISED, {"speculative_algorithm": "ngram"}),
+    "one token a block": (GREEDY, {"page_size": 1}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH)
+def test_it_goes_with(folder: Path, name: str) -> None:
+    sampling, options = WITH[name]
+    served = Served(folder, sampling, **options)
+    reference = {"operator_backend": "torch"}
+    assert served.tokens == on_cpu(folder, sampling, **options | reference)
+    assert served.replays > 0
+
+
+@pytest.mark.slow
+def test_a_long_past_is_cut_as_in_any_step(folder: Path) -> None:
+    """Its tiles are split among programs and joined; the other sequence's is not."""
+    prompts = [[3 + n % 90 for n in range(400)], [4, 9]]
+    served = Served(folder, prompts=prompts)
+    assert served.replays >= 4
+    assert served.tokens == on_cpu(folder, prompts=prompts)
+
+
+@pytest.mark.slow
+def test_windows_are_replayed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(TINY | {"model_type": "mistral", "sliding_window": 24, "architectures": ["MistralForCausalLM"]})
+    )
+    served = Served(tmp_path)
+    assert served.replays > 0
+    assert served.tokens == on_cpu(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_step_for_which_the_buffers_are_too_small_is_computed(
+    folder: Path, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = CapturedDecodes.plan
+    monkeypatch.setattr(
+        CapturedDecodes, "plan", lambda self, batch: plan(self, batch) if batch.seq_lens_np.max() < 40 else None
+    )
+    served = Served(folder, ENDING)
+    assert served.tokens == wanted
+    assert min(served.launches) == 1 < max(served.launches)
+
+
+@pytest.mark.slow
+def test_rows_of_padding_go_to_a_block_that_nobody_has(folder: Path) -> None:
+    """Tokens fill every block that there is: one shared with the padding would be spoilt."""
+    prompts = [[5 + n, 7, 9 + n] for n in range(3)]
+    tight = {"max_total_tokens": 48, "page_size": 4, "schedule_conservativeness": 0.05}
+    grown = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
+    served = Served(folder, grown, prompts, **tight)
+    assert served.replays > 0
+    assert served.tokens == on_cpu(folder, grown, prompts, **tight)
+
+
+MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
+
+
+def mutation(break_it: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    MUTATIONS[break_it.__name__] = break_it
+    return break_it
+
+
+@mutation
+def unpadded_bucket(patch: pytest.MonkeyPatch) -> None:
+    """Rows of padding are not filled in: they are what was there before."""
+    real = InputBuffers._forward
+
+    def forward(self: InputBuffers, slots: np.ndarray, *parts: Any) -> ForwardBatch:
+        real_rows = int((slots != self.table.null_slot).sum()) or len(slots)
+        made = real(self, slots[:real_rows], *_first(parts, real_rows))
+        made.seq_lens_np, made.query_start_np = parts[4], parts[3]
+        made.seq_lens = self._ring._tensors["seq_lens"][: len(slots)]  # type: ignore[attr-defined]
+        return made
+
+    patch.setattr(InputBuffers, "_forward", forward)
+
+
+def _first(parts: tuple[Any, ...], count: int) -> list[Any]:
+    token_ids, positions, places, starts, lens, hidden, logits = parts
+    if len(lens) != len(token_ids):  # no decode step
+        return list(parts)
+    rows = [x[:count] for x in (token_ids, positions)]
+    return [*rows, [x[:count] for x in places], starts[: count + 1], lens[:count], hidden[:count], logits[:count]]
+
+
+@mutation
+def forgotten_null_block(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SequenceTable, "reserve", lambda self, null_block: None)
+
+
+@mutation
+def block_table_that_moves(patch: pytest.MonkeyPatch) -> None:
+    real = InputBuffers._padded
+
+    def padded(self: InputBuffers, *parts: Any) -> ForwardBatch:
+        self._wide_tables = [torch.zeros_like(table) for table in self._wide_tables]
+        return real(self, *parts)
+
+    patch.setattr(InputBuffers, "_padded", padded)
+
+
+@mutation
+def plan_that_moves(patch: pytest.MonkeyPatch) -> None:
+    real = CapturedDecodes.plan
+
+    def plan(self: CapturedDecodes, batch: ForwardBatch) -> Any:
+        for i in range(len(self._kinds)):
+            self._buffers.fixed(f"captured tiles {i}", (self.capacity(8), 8), torch.int32)
+        return real(self, batch)
+
+    patch.setattr(CapturedDecodes, "plan", plan)
+
+
+@mutation
+def plan_of_another_step(patch: pytest.MonkeyPatch) -> None:
+    made: dict[int, Any] = {}
+    real = CapturedDecodes.plan
+
+    def plan(self: CapturedDecodes, batch: ForwardBatch) -> Any:
+        if batch.num_seqs not in made:
+            made[batch.num_seqs] = real(self, batch)
+        return made[batch.num_seqs]
+
+    patch.setattr(CapturedDecodes, "plan", plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_what_would_be_wrong_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    prompts = [[5 + n, 7, 9 + n] for n in range(3)]
+    tight = {"max_total_tokens": 48, "page_size": 4, "schedule_conservativeness": 0.05}
+    grown = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
+    MUTATIONS[name](monkeypatch)
+    try:
+        said = Served(folder, grown, prompts, **tight).tokens
+    except (AssertionError, RuntimeError, IndexError):
+        return
+    monkeypatch.undo()
+    assert said != on_cpu(folder, grown, prompts, **tight)
+
+
+def test_sizes_are_those_that_were_asked_for() -> None:
+    assert default_sizes(1) == (1,)
+    assert default_sizes(20) == (1, 2, 4, 8, 16, 20)
+    assert default_sizes(300)[-5:] == (248, 256, 272, 288, 300)
+    sizes = GraphSizes((2, 8))
+    assert [sizes.padding(n) for n in (1, 2, 3, 8, 9)] == [1, 0, 5, 0, None]
+    assert [GraphSizes((2, 8), pads=False).padding(n) for n in (1, 2, 3, 8)] == [None, 0, None, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cuda_graph_bs": (0,)}, "--cuda-graph-bs 0: a step has at least 1 sequence"),
+        ({"cuda_graph_bs": (9,)}, "--cuda-graph-bs 9 is more than --max-running-requests 8"),
+        ({"cuda_graph_bs": (8,), "cuda_graph_max_bs": 4}, "more than --cuda-graph-max-bs 4"),
+        ({"cuda_graph_bs": (8,), "disable_cuda_graph": True}, "--cuda-graph-bs and --disable-cuda-graph"),
+        ({"disable_cuda_graph_padding": True, "disable_cuda_graph": True}, "leave one of them out"),
+    ],
+)
+def test_sizes_that_no_step_has_are_refused(folder: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Served(folder, **options)
+
+
+def test_on_a_cpu_one_capture_serves_all_sizes(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--cuda-graph-bs: on this device one capture serves steps of all sizes"):
+        on_cpu(folder, cuda_graph_bs=(4,))
+
+
+def test_an_attention_that_plans_anew_says_so(folder: Path) -> None:
+    served = Served(folder, attention_backend="torch")
+    assert served.how == "eager (attention torch plans each step anew)"

@@ -1,0 +1,81 @@
+"""Graphs of the pretended device: what was launched while one is captured, launched again on the same memory.
+
+As on a device, nothing in Python runs again, and what a kernel was given as a number stays that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from torch.utils._pytree import tree_map
+
+from fwk.interfaces.graphs import Graph, GraphCapture, NotCapturable, StepOutput, StepSize
+from tests.helpers.pretend_cuda import tensors
+from tests.helpers.pretend_cuda.tensors import JOURNAL, inner
+
+
+class Recorded(Graph):
+    """One size."""
+
+    def __init__(self, nodes: list[Callable[[], None]], output: StepOutput, size: StepSize) -> None:
+        self.nodes, self.output, self.size = nodes, output, size
+
+    def replay(self, size: StepSize) -> StepOutput:
+        assert size == self.size, f"a graph of {self.size} replayed for {size}"
+        JOURNAL.launch("graph")
+        for node in self.nodes:
+            node()
+        return self.output
+
+
+class Recording(GraphCapture):
+    """Captures as ``torch.cuda.graph`` does; what makes the host wait, or copies from its memory, cannot be."""
+
+    serves_smaller = False
+
+    def capture(self, step: Callable[[StepSize], StepOutput], most: StepSize) -> Graph:
+        step(most)
+        tensors.NODES = []
+        try:
+            output = step(most)
+            return Recorded(tensors.NODES, output, most)
+        except tensors.WhileCapturing as error:
+            raise NotCapturable(str(error)) from error
+        finally:
+            tensors.NODES = None
+
+
+def kernel(launch: Callable[..., Any], name: str, *arguments: Any, **settings: Any) -> Any:
+    """Launch what is no operator of torch's: ``launch`` gets the tensors that hold the numbers, also when replayed."""
+    given = tree_map(inner, (arguments, settings))
+    JOURNAL.launch(name)
+    kept, tensors.NODES = tensors.NODES, None
+    try:
+        out = launch(*given[0], **given[1])
+    finally:
+        tensors.NODES = kept
+    if kept is not None:
+        kept.append(lambda: launch(*given[0], **given[1]))
+    return out
+
+
+@contextmanager
+def triton_kernels() -> Iterator[None]:
+    """Within, kernels of ours run in Triton's interpreter on the pretended device."""
+    import fwk_attention.triton_paged.backend as attention
+    import fwk_operators.triton_ops.backend as operators
+
+    def launcher(real: Callable[..., None]) -> Callable[..., None]:
+        def launch(function: Any, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:
+            if all(grid):
+                kernel(lambda *a, **k: real(function, grid, *a, **k), function.fn.__name__, *arguments, **constants)
+
+        return launch
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (attention, operators):
+            patch.setattr(module, "_launch", launcher(module._launch))
+        yield
