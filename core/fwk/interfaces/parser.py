@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -92,6 +92,13 @@ class ToolParser(StreamParser):
 
         None for a format that no grammar of ours describes: the server's fallback parser then forces calls.
         """
+
+    def free_grammar(self, strict: Collection[str]) -> GrammarRequest | None:
+        """Any text with calls in it, of which those of the tools named in ``strict`` keep to their schemas.
+
+        None where no grammar of ours can say so: such calls are then what the model makes of them.
+        """
+        return None
 
     def instructions(self) -> str:
         """For a chat template that shows the model no tools: what to tell it instead. Empty: this parser cannot."""

@@ -163,7 +163,8 @@ class ServerFrontend(Frontend):
         self, tools: Sequence[Mapping[str, Any]], prompt_tail: str = "", is_forced: bool = False
     ) -> ToolParser | None:
         parser: ToolParser | None = self._parsers.tool.make(tools, prompt_tail)
-        if is_forced and (parser is None or parser.grammar(True) is None):
+        grammar = parser.grammar(True) if is_forced and parser is not None else None
+        if is_forced and (grammar is None or grammar.kind not in self.grammar_kinds):
             return self._parsers.fallback.make(tools, prompt_tail)
         return parser
 

@@ -40,7 +40,9 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag"]
+GrammarKind = Literal[
+    "json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag", "calls", "free_calls"
+]
 
 
 class GrammarRequest(msgspec.Struct, frozen=True):
@@ -56,6 +58,15 @@ class GrammarRequest(msgspec.Struct, frozen=True):
     - ``structural_tag``: any text, in which pieces of JSON follow what triggers them, as JSON:
       ``{"structures": [{"begin": str, "schema": schema, "end": str}, ...], "triggers": [str, ...]}``. A trigger is the
       beginning of a ``begin``; after it only those that begin so may follow.
+    - ``calls``: tool calls in a model's own notation, as JSON: ``{"begin": str, "calls": [[part, ...], ...],
+      "separator": str, "end": str, "is_many": bool, "answer": schema}``. Each call is a sequence of parts:
+      ``{"text": str}``, in which special tokens stand for themselves; ``{"regex": str}``; ``{"json": schema}``;
+      ``{"or": [[part, ...], ...]}``; ``{"repeat": [part, ...]}``, any number of times; ``{"arguments": [{"parts":
+      [part, ...], "is_required": bool}, ...], "between": str}``, in this order, those that are not required perhaps.
+      ``answer``, if there: a schema of JSON that may stand instead of calls.
+    - ``free_calls``: the same among other text, with ``"free"``: ``{"trigger": str, "never": [str, ...]}`` where any
+      text may stand around calls, that goes on as calls behind the trigger and has none of the other texts;
+      ``{"unlike": regex, "never": [...]}`` where any text may stand instead of calls, that does not begin so.
     """
 
     kind: GrammarKind

@@ -12,9 +12,12 @@ from fwk.interfaces.parser import ParserContext
 from fwk_parsers.hermes.parser import HermesParser
 from fwk_parsers.json.parser import JsonParser
 from fwk_parsers.think.parser import ThinkParser
+from fwk_parsers.xml_parameters.parser import QwenCoderParser
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-KINDS = frozenset({"json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag"})
+KINDS = frozenset(
+    {"json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag", "calls", "free_calls"}
+)
 WEATHER = {
     "type": "function",
     "function": {
@@ -496,3 +499,61 @@ async def test_parameters_that_are_no_schema_are_refused(api, able, says, parame
     else:
         error = await api.refused(CHAT, {"messages": MESSAGES, "tools": [tool]})
         assert error["param"] == "tools[0].function.parameters" + at
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+async def test_calls_of_strict_tools_are_valid_under_auto(api, able, says, is_strict):
+    """The answer is free, and what calls the tool keeps to its schema; without ``strict`` nothing is constrained."""
+    says(f"<think>Hm.</think>{TEXT}")
+    tool = {"type": "function", "function": {**WEATHER["function"], "strict": is_strict}}
+    message = (await api.chat(tools=[tool, TIME]))["choices"][0]["message"]
+    assert calls_of(message) == [("get_weather", ARGUMENTS[0]), ("get_time", ARGUMENTS[1])]
+    assert message["reasoning_content"] == "Hm."
+    grammar = able.items[0].sampling.grammar
+    if not is_strict:
+        assert grammar is None
+        return
+    source = json.loads(grammar.source)
+    schemas = [part["json"] for call in source["calls"] for part in call if "json" in part]
+    assert grammar.kind == "free_calls"
+    assert schemas == [WEATHER["function"]["parameters"], {"type": "object"}]
+
+
+async def test_strict_tools_of_a_backend_without_free_calls(api, able, says):
+    """The tool is taken, and its calls are what the model makes of them."""
+    able.grammar_kinds = KINDS - {"free_calls"}
+    says(TEXT)
+    tool = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    message = (await api.chat(tools=[tool, TIME]))["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 2
+    assert able.items[0].sampling.grammar is None
+
+
+QWEN = "<tool_call>\n<function=get_weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>"
+
+
+async def test_a_named_call_is_read_as_it_was_forced(api, able, says):
+    """The other tools have no say in it: one of them has arguments that this format's grammar cannot describe."""
+
+    def parser(tools, tail="", is_forced=False):
+        own = QwenCoderParser(ParserContext(tools, tail))
+        return own if not is_forced or own.grammar(True) is not None else JsonParser(ParserContext(tools, tail))
+
+    able.tool_parser = parser
+    says(QWEN)
+    other = {"type": "function", "function": {"name": "any", "parameters": {"type": "object"}}}
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    message = (await api.chat(tools=[WEATHER, other], tool_choice=named))["choices"][0]["message"]
+    assert calls_of(message) == [("get_weather", '{"city": "Bonn"}')]
+    assert able.items[0].sampling.grammar.kind == "calls"
+
+
+async def test_a_call_or_an_answer_by_schema_in_a_models_own_format(api, able, says):
+    able.tool_parser = lambda tools, tail="", is_forced=False: QwenCoderParser(ParserContext(tools, tail))
+    says('{"a": 1}')
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    message = (await api.chat(tools=[WEATHER], response_format=form))["choices"][0]["message"]
+    assert message["content"] == '{"a": 1}'
+    grammar = able.items[0].sampling.grammar
+    assert (grammar.kind, json.loads(grammar.source)["answer"]) == ("calls", schema)

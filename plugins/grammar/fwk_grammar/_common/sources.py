@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from fwk.errors import InvalidRequest
+from fwk.interfaces.grammar import GrammarContext
 from fwk.types import GrammarRequest
 
 MAX_CHOICES = 20_000
@@ -45,6 +48,52 @@ def choices_of(source: str) -> list[str]:
     if len(choices) > MAX_CHOICES:
         raise InvalidRequest(f"there are {len(choices)} choices; at most {MAX_CHOICES} are allowed")
     return choices
+
+
+class SpecialTokens:
+    """The special tokens of a vocabulary, as fixed texts have them."""
+
+    def __init__(self, context: GrammarContext) -> None:
+        added = context.tokenizer.get_added_tokens_decoder()
+        self._by_text = {added[i].content: i for i in context.special_ids if i in added and added[i].content}
+        self._ends = frozenset(context.eos_token_ids)
+        longest_first = sorted(self._by_text, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def split(self, text: str) -> list[str | int]:
+        """The text in pieces, special tokens as their ids."""
+        found: list[str | int] = []
+        place = 0
+        for match in self._pattern.finditer(text):
+            found += [text[place : match.start()], self._by_text[match.group()]]
+            place = match.end()
+        return [piece for piece in [*found, text[place:]] if piece != ""]
+
+    def before(self, text: str) -> tuple[str, str]:
+        """The text up to its first special token, and the rest."""
+        match = self._pattern.search(text)
+        place = match.start() if match is not None else len(text)
+        return text[:place], text[place:]
+
+    def up_to_end(self, text: str) -> str:
+        """The text up to the first token in it that ends an output."""
+        found = (match for match in self._pattern.finditer(text) if self._by_text[match.group()] in self._ends)
+        return text[: match.start()] if (match := next(found, None)) is not None else text
+
+    def others(self, without: Sequence[str]) -> list[int]:
+        """Special tokens that end nothing and are the first of none of the texts."""
+        first = {next((each for each in self.split(text) if isinstance(each, int)), -1) for text in without}
+        return sorted(i for i in self._by_text.values() if i not in self._ends and i not in first)
+
+    def ranges(self, without: Sequence[str]) -> str:
+        """Those, as numbers and ranges of numbers between commas."""
+        found: list[list[int]] = []
+        for i in self.others(without):
+            if found and found[-1][1] == i - 1:
+                found[-1][1] = i
+            else:
+                found.append([i, i])
+        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
 def literal(text: str) -> str:

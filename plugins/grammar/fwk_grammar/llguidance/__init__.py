@@ -33,7 +33,19 @@ def grammar_backends() -> list[GrammarBackendSpec]:
             name="llguidance",
             load="fwk_grammar.llguidance.backend:LLGuidanceBackend",
             needs=Needs(packages=("llguidance>=1.3,<2",)),
-            kinds=frozenset({"json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag"}),
+            kinds=frozenset(
+                {
+                    "json_object",
+                    "json_schema",
+                    "regex",
+                    "choice",
+                    "ebnf",
+                    "tagged",
+                    "structural_tag",
+                    "calls",
+                    "free_calls",
+                }
+            ),
             rank=10,
             options=LLGuidanceOptions,
             summary="JSON schema, regex, choice, Lark and GBNF grammars by llguidance",

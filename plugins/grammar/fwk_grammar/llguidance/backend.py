@@ -7,6 +7,7 @@ import numpy as np
 from fwk.errors import FwkError, InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.types import GrammarRequest
+from fwk_grammar._common.sources import SpecialTokens
 from fwk_grammar.llguidance import LLGuidanceOptions
 from fwk_grammar.llguidance.sources import notation
 from fwk_grammar.llguidance.tokens import Tokens
@@ -32,9 +33,12 @@ class LLGuidanceBackend(GrammarBackend):
         self._options = context.options or LLGuidanceOptions()
         self._tokens = Tokens(context)
         self._tokenizer = self._tokens.build()
+        self._special = SpecialTokens(context)
 
     def compile(self, request: GrammarRequest) -> Grammar:
-        matcher = LLMatcher(self._tokenizer, notation(request, self._options), log_level=0, limits=LIMITS)
+        matcher = LLMatcher(
+            self._tokenizer, notation(request, self._options, self._special), log_level=0, limits=LIMITS
+        )
         _check(matcher)
         # The first mask finds out what compiling did not: a schema that refers to itself only, an empty choice.
         if not np.frombuffer(self._without_end(matcher.compute_bitmask()), np.uint8).any():

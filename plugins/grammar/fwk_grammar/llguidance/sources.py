@@ -8,12 +8,13 @@ from typing import Any
 from fwk.errors import InvalidRequest
 from fwk.types import GrammarRequest
 from fwk_grammar._common.closing import closed
-from fwk_grammar._common.sources import choices_of, literal, read_json, schema_of, source_of
+from fwk_grammar._common.sources import SpecialTokens, choices_of, literal, read_json, schema_of, source_of
 from fwk_grammar.llguidance import LLGuidanceOptions
+from fwk_grammar.llguidance.calls import calls_in_lark
 from llguidance import LLMatcher, grammar_from
 
 
-def notation(request: GrammarRequest, options: LLGuidanceOptions) -> str:
+def notation(request: GrammarRequest, options: LLGuidanceOptions, special: SpecialTokens) -> str:
     """What ``LLMatcher`` compiles. Raises ``InvalidRequest`` for what cannot even be read."""
     if request.kind in ("json_object", "json_schema"):
         schema = schema_of(request)
@@ -26,6 +27,10 @@ def notation(request: GrammarRequest, options: LLGuidanceOptions) -> str:
         return LLMatcher.grammar_from_regex("|".join(map(literal, choices_of(source))))
     if request.kind == "tagged":
         return LLMatcher.grammar_from_lark(_tagged(read_json(source), options))
+    if request.kind in ("calls", "free_calls"):
+        return LLMatcher.grammar_from_lark(
+            calls_in_lark(read_json(source), special, lambda schema: _enforced(schema, options))
+        )
     if request.kind == "structural_tag":
         return LLMatcher.grammar_from_lark(_structural_tag(read_json(source), options))
     try:
@@ -45,10 +50,8 @@ def _tagged(source: dict[str, Any], options: LLGuidanceOptions) -> str:
     """Pieces of JSON between fixed texts, in Lark."""
     rules: list[str] = []
     for i, tag in enumerate(source["tags"]):
-        schema = tag["schema"] if options.constrained_json_open_objects else closed(tag["schema"])
-        schema = {**schema, "x-guidance": _settings(options)}
         rules.append(f"tag{i}: {_quoted(tag['begin'])} json{i} {_quoted(tag['end'])}")
-        rules.append(f"json{i}: %json {json.dumps(schema)}")
+        rules.append(f"json{i}: %json {_enforced(tag['schema'], options)}")
     piece = " | ".join(f"tag{i}" for i in range(len(source["tags"])))
     more = f" ({_quoted(source['separator'])} piece)*" if source["is_many"] else ""
     return "\n".join([f"start: piece{more}", f"piece: {piece}", *rules])
@@ -62,12 +65,16 @@ def _structural_tag(source: dict[str, Any], options: LLGuidanceOptions) -> str:
     pieces: list[str] = []
     for i, tag in enumerate(source["structures"]):
         number = next(n for n, trigger in enumerate(source["triggers"]) if tag["begin"].startswith(trigger))
-        schema = tag["schema"] if options.constrained_json_open_objects else closed(tag["schema"])
-        schema = {**schema, "x-guidance": _settings(options)}
         rest = tag["begin"][len(source["triggers"][number]) :]
-        rules.append(f"json{i}: %json {json.dumps(schema)}")
+        rules.append(f"json{i}: %json {_enforced(tag['schema'], options)}")
         pieces.append(f"head{number} {_quoted(rest)} json{i} {_quoted(tag['end'])}")
     return "\n".join([*rules, f"piece: {' | '.join(pieces)}"])
+
+
+def _enforced(schema: dict[str, Any], options: LLGuidanceOptions) -> str:
+    """A schema as it stands in Lark."""
+    schema = schema if options.constrained_json_open_objects else closed(schema)
+    return json.dumps({**schema, "x-guidance": _settings(options)})
 
 
 def _quoted(text: str) -> str:

@@ -28,7 +28,9 @@ def grammar_backends() -> list[GrammarBackendSpec]:
             name="xgrammar",
             load="fwk_grammar.xgrammar.backend:XGrammarBackend",
             needs=Needs(packages=("xgrammar>=0.2,<0.3",)),
-            kinds=frozenset({"json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag"}),
+            kinds=frozenset(
+                {"json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag", "calls"}
+            ),
             rank=5,
             options=XGrammarOptions,
             summary="JSON schema, regex, choice and GBNF grammars by XGrammar",

@@ -14,8 +14,9 @@ from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.types import GrammarRequest
 from fwk_grammar._common.closing import closed
 from fwk_grammar._common.keywords import check_keywords
-from fwk_grammar._common.sources import choices_of, literal, read_json, schema_of, source_of
+from fwk_grammar._common.sources import SpecialTokens, choices_of, literal, read_json, schema_of, source_of
 from fwk_grammar.xgrammar import XGrammarOptions
+from fwk_grammar.xgrammar.calls import CallFormats
 
 MAX_WHITESPACE = 32
 ENFORCED = frozenset(
@@ -49,6 +50,8 @@ ENFORCED = frozenset(
 """Keywords of JSON schemas that XGrammar 0.2 enforces."""
 
 MAX_MESSAGE = 300
+NO_TEXT = b"\xff"
+"""A byte that no text has."""
 
 
 class XGrammarBackend(GrammarBackend):
@@ -57,14 +60,16 @@ class XGrammarBackend(GrammarBackend):
     def __init__(self, context: GrammarContext) -> None:
         super().__init__(context)
         self._options = context.options or XGrammarOptions()
+        # Special tokens are no text: grammars name them by id. Empty ones could never come at all.
         special = context.special_ids | set(context.eos_token_ids)
-        pieces = [b"" if i in special else bytes(piece) for i, piece in enumerate(context.token_bytes)]
+        pieces = [NO_TEXT if i in special else bytes(piece) for i, piece in enumerate(context.token_bytes)]
         # A model without an end token gets an id behind its last one, which is never sampled.
         self._end_ids = list(context.eos_token_ids) or [len(pieces)]
         pieces += [b""] * (max(self._end_ids) + 1 - len(pieces))
         tokens = xgrammar.TokenizerInfo(
             pieces, xgrammar.VocabType.RAW, vocab_size=len(pieces), stop_token_ids=self._end_ids
         )
+        self._special = SpecialTokens(context)
         self._num_words = -(-len(pieces) // 32)
         self._printable = _without_control_characters(pieces, self._num_words)
         self._compiler = xgrammar.GrammarCompiler(
@@ -74,7 +79,7 @@ class XGrammarBackend(GrammarBackend):
     def compile(self, request: GrammarRequest) -> Grammar:
         try:
             compiled = self._compiled(request)
-            is_json = request.kind in ("json_object", "json_schema", "tagged", "structural_tag")
+            is_json = request.kind in ("json_object", "json_schema", "tagged", "structural_tag", "calls")
             allowed = self._printable if is_json else np.full(self._num_words, -1, np.int32)
             grammar = XGrammarGrammar(
                 xgrammar.GrammarMatcher(compiled), allowed, frozenset(self._end_ids), self.context.tokens_of
@@ -103,6 +108,9 @@ class XGrammarBackend(GrammarBackend):
             tagged = read_json(source)
             tagged["tags"] = [{**tag, "schema": self._checked(tag["schema"])} for tag in tagged["tags"]]
             return compiler.compile_structural_tag(json.dumps(_structural_tag(tagged)))
+        if request.kind == "calls":
+            form = CallFormats(self._special, self._checked).of(read_json(source))
+            return compiler.compile_structural_tag(json.dumps(form))
         if request.kind == "structural_tag":
             structural = read_json(source)
             tags = [_tag(tag | {"schema": self._checked(tag["schema"])}) for tag in structural["structures"]]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, ClassVar
 
 from fwk.interfaces.parser import Parsed, ParserContext, ToolCallDelta, ToolParser
 from fwk.types import GrammarRequest
 from fwk_parsers._common import SteppingParser
+from fwk_parsers._common.call_grammar import Call, arguments_of, json_value, literal, request, text
 from fwk_parsers._common.scan import Scan, read_call
 
 MAX_LEAD = 256
 """Characters before a call's first brace: white space, a fence, a mark."""
 
-_FIRST_KEY = re.compile(r'\{\s*"(name|function|arguments|parameters|type|id)"')
+_KEYS = ("name", "function", "arguments", "parameters", "type", "id")
+_FIRST_KEY = re.compile(rf'\{{\s*"({"|".join(_KEYS)})"')
 _BEGINNING = '{"function'
 _SEPARATORS = " \t\r\n,;]"
 
@@ -66,6 +68,17 @@ class BareCalls(SteppingParser, ToolParser):
             for tool in self.context.tools
         ]
         return GrammarRequest("tagged", json.dumps({"tags": tags, "separator": self.separator, "is_many": is_many}))
+
+    def free_grammar(self, strict: Collection[str]) -> GrammarRequest:
+        calls: list[Call] = []
+        for tool in self.context.tools:
+            schema = arguments_of(tool) if tool["name"] in strict else {"type": "object"}
+            head = f'{self.lead}{{"name": {json.dumps(tool["name"])}, "{self.arguments_key}": '
+            calls.append([text(head), json_value(schema), text("}")])
+        marks = [mark for mark in self.leads if mark.startswith("<")]
+        leads = "|".join(map(literal, self.leads))
+        unlike = rf"\s*(?:(?:{leads})\s*)?(?:\[\s*)?\{{\s*\"(?:{'|'.join(_KEYS)})\""
+        return request(calls, True, separator=self.separator, free={"unlike": unlike, "never": marks})
 
     def instructions(self) -> str:
         functions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.context.tools)
@@ -158,5 +171,4 @@ def _may_be_key(rest: str) -> bool:
     if not rest.startswith("{"):
         return False
     inner = rest[1:].lstrip()
-    keys = ('"name"', '"function"', '"arguments"', '"parameters"', '"type"', '"id"')
-    return not inner or any(key.startswith(inner) for key in keys)
+    return not inner or any(f'"{key}"'.startswith(inner) for key in _KEYS)

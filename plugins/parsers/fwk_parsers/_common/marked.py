@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum, auto
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 from fwk.interfaces.parser import Parsed, ParserContext, ToolCallDelta, ToolParser
 from fwk.types import GrammarRequest
 from fwk_parsers._common import HeldSpace, SteppingParser, held_len, joined
+from fwk_parsers._common.call_grammar import Call, each, request
 from fwk_parsers._common.scan import Scan
 
 MAX_HEADER = 512
@@ -104,8 +105,38 @@ class MarkedCalls(SteppingParser, ToolParser):
         """
         raise NotImplementedError
 
+    is_many_allowed: ClassVar[bool] = True
+    """Whether several calls may stand in one answer of this format."""
+
     def grammar(self, is_many: bool) -> GrammarRequest | None:
-        return None
+        calls = each(self.context.tools, self._call_parts)
+        return None if not calls else request(calls, is_many and self.is_many_allowed, **self._frame())
+
+    def free_grammar(self, strict: Collection[str]) -> GrammarRequest | None:
+        def parts(tool: Mapping[str, Any]) -> Call:
+            return self._call_parts(tool) if tool["name"] in strict else self._any_call_parts(tool)
+
+        calls = each(self.context.tools, parts)
+        return None if not calls else request(calls, self.is_many_allowed, **self._frame(), free=self._free())
+
+    @abstractmethod
+    def _call_parts(self, tool: Mapping[str, Any]) -> Call:
+        """A call of a tool, in pieces of a grammar. Raises ``UnwritableSchema`` where there is none."""
+
+    def _any_call_parts(self, tool: Mapping[str, Any]) -> Call:
+        """The same with any arguments."""
+        return self._call_parts({"name": tool["name"], "parameters": {"type": "object"}})
+
+    def _frame(self) -> dict[str, str]:
+        """What stands around and between the calls: ``begin``, ``separator`` and ``end``."""
+        close = self.closes[0] if self.closes else ""
+        return {"begin": self.opens[0] if self.opens else "", "separator": "", "end": close}
+
+    def _free(self) -> dict[str, Any]:
+        """What a section begins with, and what no text may hold, for it would begin one otherwise."""
+        trigger = self.opens[0] if self.opens else self.starts[0]
+        others = [mark for mark in self._marks if mark != trigger and mark[0] in "<["]
+        return {"trigger": trigger, "never": others}
 
     def instructions(self) -> str:
         functions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.context.tools)
@@ -175,7 +206,7 @@ class MarkedCalls(SteppingParser, ToolParser):
             filler = _first(self.fillers, rest)
             if _first(self.opens, rest) is not None:
                 self._text = rest
-                return self._no_call("")
+                return self._close("")
             if (close := _first(self.closes, rest)) is not None:
                 self._text = rest[len(close) :]
                 return self._close(close)

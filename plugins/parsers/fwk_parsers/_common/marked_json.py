@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fwk.types import GrammarRequest
+from fwk_parsers._common.call_grammar import Call, arguments_of, json_value, text
 from fwk_parsers._common.marked import Block, JsonBlock, MarkedCalls
 from fwk_parsers._common.scan import read_call
 
@@ -21,8 +21,8 @@ class MarkedJson(MarkedCalls):
     """Whether the model was taught an array."""
     margin: ClassVar[str] = ""
     """What the model was taught to write inside the marks, alongside the calls."""
-    is_text: ClassVar[bool] = False
-    """Whether the marks are plain text, which a grammar can force."""
+    are_marks_each: ClassVar[bool] = False
+    """Whether each call stands between marks of its own."""
 
     def _start(self, rest: str) -> Block:
         return JsonBlock()
@@ -35,19 +35,14 @@ class MarkedJson(MarkedCalls):
         begin, end = self._around()
         return f"{begin}{call}{end}"
 
-    def grammar(self, is_many: bool) -> GrammarRequest | None:
-        if not self.is_text:
-            return None
-        begin, end = self._around()
-        tags = [
-            {
-                "begin": f'{begin}{{"name": {json.dumps(tool["name"])}, "{self.arguments_key}": ',
-                "schema": {"type": "object", **(tool.get("parameters") or {})},
-                "end": f"}}{end}",
-            }
-            for tool in self.context.tools
-        ]
-        return GrammarRequest("tagged", json.dumps({"tags": tags, "separator": "\n", "is_many": is_many}))
+    def _call_parts(self, tool: Mapping[str, Any]) -> Call:
+        begin, end = self._around() if self.are_marks_each else ("", "")
+        head = f'{begin}{{"name": {json.dumps(tool["name"])}, "{self.arguments_key}": '
+        return [text(head), json_value(arguments_of(tool)), text(f"}}{end}")]
+
+    def _frame(self) -> dict[str, str]:
+        begin, end = ("", "") if self.are_marks_each else self._around()
+        return {"begin": begin, "separator": ", " if self.is_array else "\n", "end": end}
 
     def _around(self) -> tuple[str, str]:
         begin, end = ("[", "]") if self.is_array else ("", "")

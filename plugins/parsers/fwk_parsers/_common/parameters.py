@@ -9,8 +9,25 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from fwk_parsers._common import as_json
+from fwk_parsers._common.call_grammar import (
+    NAME,
+    Call,
+    Part,
+    avoiding,
+    either,
+    json_value,
+    plain_text,
+    properties_of,
+    regex,
+    repeated,
+    text,
+    without_marks,
+)
 from fwk_parsers._common.marked import MarkedCalls
 from fwk_parsers._common.typed import property_of, typed
+
+_ANY = "\0"
+"""Stands for the name of any argument."""
 
 
 class ParameterCalls(MarkedCalls):
@@ -66,6 +83,43 @@ class ParameterCalls(MarkedCalls):
     def _trimmed(self, value: str) -> str:
         """A value without the line ends that the format puts around it."""
         return value.removeprefix("\n").removesuffix("\n")
+
+    def _call_parts(self, tool: Mapping[str, Any]) -> Call:
+        head, end = self._around_call(tool["name"])
+        given = [
+            {"parts": self._argument_parts(name, schema), "is_required": is_required}
+            for name, schema, is_required in properties_of(tool)
+        ]
+        return [text(head), *([{"arguments": given, "between": ""}] if given else []), text(end)]
+
+    def _argument_parts(self, name: str, schema: Mapping[str, Any]) -> Call:
+        marks = self._marks_of_values()
+        plain = plain_text(schema, marks)
+        begin, end = self._around_argument(name, is_string=plain is not None)
+        part: Part = plain if plain is not None else json_value(without_marks(schema, marks))
+        return [text(begin), part, text(end)]
+
+    def _any_call_parts(self, tool: Mapping[str, Any]) -> Call:
+        head, end = self._around_call(tool["name"])
+        kinds = {self._around_argument(_ANY, is_string=is_string) for is_string in (True, False)}
+        arguments = either(*[self._any_argument(*around) for around in sorted(kinds)])
+        return [text(head), repeated([arguments]), text(end)]
+
+    def _any_argument(self, begin: str, end: str) -> Call:
+        before, _, behind = begin.partition(_ANY)
+        return [text(before), regex(NAME), text(behind), regex(avoiding(self._marks_of_values())), text(end)]
+
+    def _marks_of_values(self) -> tuple[str, ...]:
+        """What no value may hold."""
+        return (self.parameter_end, *self.ends, *self.closes)
+
+    @abstractmethod
+    def _around_call(self, name: str) -> tuple[str, str]:
+        """What a call begins and ends with."""
+
+    @abstractmethod
+    def _around_argument(self, name: str, *, is_string: bool) -> tuple[str, str]:
+        """What an argument begins and ends with."""
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}

@@ -14,7 +14,7 @@ def typed(text: str, schema: Any) -> Any:
 
     Without a type in the schema it is JSON if it can be, as templates write everything but strings.
     """
-    types = _types(schema)
+    types = types_of(schema)
     if types == {"string"}:
         return text
     try:
@@ -34,7 +34,7 @@ def property_of(tool: Mapping[str, Any] | None, name: str) -> Any:
     return properties.get(name) if isinstance(properties, Mapping) else None
 
 
-def _types(schema: Any) -> set[str]:
+def types_of(schema: Any) -> set[str]:
     """The types a schema names; empty when it does not say."""
     if not isinstance(schema, Mapping):
         return set()
@@ -47,7 +47,7 @@ def _types(schema: Any) -> set[str]:
     if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
         return {"string"}
     parts = [part for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list) for part in schema[key]]
-    known = [_types(part) for part in parts]
+    known = [types_of(part) for part in parts]
     return set[str]().union(*known) if all(known) else set()
 
 

@@ -43,6 +43,16 @@ class DeepSeekV32Parser(ParameterCalls):
     def _trimmed(self, value: str) -> str:
         return value
 
+    def _frame(self) -> dict[str, str]:
+        return {"begin": f"{_SECTION}\n", "separator": "\n", "end": f"\n{_SECTION_END}"}
+
+    def _around_call(self, name: str) -> tuple[str, str]:
+        return f'{_INVOKE} name="{name}">\n', _INVOKE_END
+
+    def _around_argument(self, name: str, *, is_string: bool) -> tuple[str, str]:
+        kind = str(is_string).lower()
+        return f'<｜DSML｜parameter name="{name}" string="{kind}">', f"{self.parameter_end}\n"
+
     def _written(self, name: str, values: Mapping[str, str], strings: set[str]) -> str:
         lines = [
             f'<｜DSML｜parameter name="{key}" string="{str(key in strings).lower()}">{value}{self.parameter_end}'

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fwk_parsers._common.call_grammar import Call, arguments_of, json_value, text
 from fwk_parsers._common.marked import MarkedCalls, matched
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -35,6 +36,9 @@ class DeepSeekV31Parser(MarkedCalls):
     def _header(self, text: str) -> tuple[int, str] | bool:
         return matched(self.pattern, text)
 
+    def _call_parts(self, tool: Mapping[str, Any]) -> Call:
+        return [text(f"{CALL}{tool['name']}{SEPARATOR}"), json_value(arguments_of(tool)), text(CALL_END)]
+
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         call = f"{CALL}{name}{SEPARATOR}{json.dumps(arguments, ensure_ascii=False)}{CALL_END}"
         return f"{SECTION}{call}{SECTION_END}"
@@ -45,6 +49,10 @@ class DeepSeekV3Parser(DeepSeekV31Parser):
 
     fillers = (CALL_END, "```")
     pattern = _FENCED
+
+    def _call_parts(self, tool: Mapping[str, Any]) -> Call:
+        head = f"{CALL}function{SEPARATOR}{tool['name']}\n```json\n"
+        return [text(head), json_value(arguments_of(tool)), text(f"\n```{CALL_END}")]
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         fenced = f"```json\n{json.dumps(arguments, ensure_ascii=False)}\n```"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from fwk_parsers._common.call_grammar import Call, arguments_of, json_value, text
 from fwk_parsers._common.marked import MarkedCalls
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -46,6 +47,16 @@ class HarmonyTools(MarkedCalls):
         if begin == len(text):
             return True
         return (begin, found.group("name")) if text[begin] == "{" else False
+
+    is_many_allowed = False  # the end of a call ends the answer
+
+    def _call_parts(self, tool: Mapping[str, Any]) -> Call:
+        head = f"{CHANNEL}commentary to=functions.{tool['name']} <|constrain|>json{MESSAGE}"
+        return [text(head), json_value(arguments_of(tool)), text(_ENDS[0])]
+
+    def free_grammar(self, strict: Collection[str]) -> None:
+        """None: calls begin as other messages do, and in two orders."""
+        return None
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         text = json.dumps(arguments, ensure_ascii=False)

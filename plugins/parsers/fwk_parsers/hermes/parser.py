@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum, auto
 from typing import Any
 
 from fwk.interfaces.parser import Parsed, ParserContext, ToolCallDelta, ToolParser
 from fwk.types import GrammarRequest
 from fwk_parsers._common import HeldSpace, SteppingParser, held_len
+from fwk_parsers._common.call_grammar import Call, arguments_of, json_value, request, text
 from fwk_parsers._common.scan import Scan, read_call
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -70,6 +71,14 @@ class HermesParser(SteppingParser, ToolParser):
             for tool in self.context.tools
         ]
         return GrammarRequest("tagged", json.dumps({"tags": tags, "separator": "\n", "is_many": is_many}))
+
+    def free_grammar(self, strict: Collection[str]) -> GrammarRequest:
+        calls: list[Call] = []
+        for tool in self.context.tools:
+            schema = arguments_of(tool) if tool["name"] in strict else {"type": "object"}
+            head = f'{OPEN}\n{{"name": {json.dumps(tool["name"])}, "arguments": '
+            calls.append([text(head), json_value(schema), text(f"}}\n{CLOSE}")])
+        return request(calls, True, free={"trigger": OPEN, "never": []})
 
     def instructions(self) -> str:
         functions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.context.tools)

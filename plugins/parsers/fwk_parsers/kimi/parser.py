@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fwk_parsers._common.call_grammar import Call, arguments_of, json_value, regex, text
 from fwk_parsers._common.marked import MarkedCalls, matched
 
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -30,6 +31,10 @@ class KimiParser(MarkedCalls):
 
     def _header(self, text: str) -> tuple[int, str] | bool:
         return matched(_HEADER, text)
+
+    def _call_parts(self, tool: Mapping[str, Any]) -> Call:
+        head, number = text(f"{CALL}functions.{tool['name']}:"), regex("[0-9]{1,3}")
+        return [head, number, text(ARGUMENTS), json_value(arguments_of(tool)), text(CALL_END)]
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         call = f"{CALL}functions.{name}:0{ARGUMENTS}{json.dumps(arguments, ensure_ascii=False)}{CALL_END}"

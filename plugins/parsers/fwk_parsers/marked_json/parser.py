@@ -27,7 +27,10 @@ class GraniteFunctionParser(MarkedJson):
 
     reads_special = True
     opens = ("<function_call>",)
-    margin = " "
+    are_marks_each = True
+
+    def _around(self) -> tuple[str, str]:
+        return f"{self.opens[0]} ", ""
 
 
 class InternLMParser(MarkedJson):
@@ -38,6 +41,7 @@ class InternLMParser(MarkedJson):
     fillers = ("<|plugin|>",)
     closes = ("<|action_end|>",)
     arguments_key = "parameters"
+    are_marks_each = True
 
     def _around(self) -> tuple[str, str]:
         return f"{self.opens[0]}<|plugin|>\n", self.closes[0]
@@ -49,7 +53,6 @@ class MiniMaxParser(MarkedJson):
     opens = ("<tool_calls>",)
     closes = ("</tool_calls>",)
     margin = "\n"
-    is_text = True
 
 
 class HunyuanParser(MarkedJson):
@@ -58,7 +61,6 @@ class HunyuanParser(MarkedJson):
     opens = ("<tool_calls>",)
     closes = ("</tool_calls>",)
     is_array = True
-    is_text = True
 
 
 class NemotronParser(MarkedJson):
@@ -67,4 +69,3 @@ class NemotronParser(MarkedJson):
     opens = ("<TOOLCALL>",)
     closes = ("</TOOLCALL>",)
     is_array = True
-    is_text = True

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fwk_parsers._common.call_grammar import Call, arguments_of, either, json_value, text
 from fwk_parsers._common.marked import Block, JsonBlock, MarkedCalls, matched
 from fwk_parsers._common.scan import read_call
 
@@ -36,6 +37,14 @@ class MistralParser(MarkedCalls):
 
     def _header(self, text: str) -> tuple[int, str] | bool:
         return matched(_HEADER, text)
+
+    def _call_parts(self, tool: Mapping[str, Any]) -> Call:
+        arguments = json_value(arguments_of(tool))
+        listed = [text(f'[{{"name": {json.dumps(tool["name"])}, "arguments": '), arguments, text("}]")]
+        return [either(listed, [text(f"{tool['name']}[ARGS]"), arguments])]
+
+    def _frame(self) -> dict[str, str]:
+        return {"begin": self.opens[0], "separator": self.opens[0], "end": ""}
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f"{self.opens[0]}{json.dumps([{'name': name, 'arguments': arguments}], ensure_ascii=False)}"

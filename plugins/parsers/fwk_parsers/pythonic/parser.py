@@ -7,11 +7,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from fwk_parsers._common.call_grammar import Call, UnwritableSchema, json_value, properties_of, regex, text
 from fwk_parsers._common.marked import Block, MarkedCalls
 from fwk_parsers._common.python_calls import PythonBlock, read_python_call
 
 _MAX_NAME = 128
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_WORD = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*", re.ASCII)
+_FIRST_CALL = r"\s*[\[\],;][\s\[\],;]*[A-Za-z_][A-Za-z0-9_.-]*\("
+"""The beginning of an answer that is calls."""
 
 
 class PythonicParser(MarkedCalls):
@@ -23,6 +27,7 @@ class PythonicParser(MarkedCalls):
     is_open_first = True
     separators = "[],;"
     brackets: ClassVar[tuple[str, str]] = ("[", "]")
+    between: ClassVar[str] = ", "
 
     def _begins(self, rest: str) -> bool | None:
         """A name and a parenthesis, behind a bracket, an opening mark or another call."""
@@ -38,6 +43,32 @@ class PythonicParser(MarkedCalls):
 
     def _read(self, text: str) -> tuple[str, str] | None:
         return read_python_call(text)
+
+    def _call_parts(self, tool: Mapping[str, Any]) -> Call:
+        self._check_names(tool["name"])
+        given: list[dict[str, Any]] = []
+        for name, schema, is_required in properties_of(tool):
+            self._check_names(name)
+            given.append({"parts": [text(f"{name}="), json_value(schema)], "is_required": is_required})
+        inner = [{"arguments": given, "between": ", "}] if given else []
+        return [text(f"{tool['name']}("), *inner, text(")")]
+
+    def _any_call_parts(self, tool: Mapping[str, Any]) -> Call:
+        self._check_names(tool["name"])
+        quoted = r"\"(?:[^\"\\]|\\(?:.|\n))*\"|'(?:[^'\\]|\\(?:.|\n))*'"
+        return [text(f"{tool['name']}("), regex(f"(?:[^()\"']|{quoted})*"), text(")")]
+
+    @staticmethod
+    def _check_names(name: str) -> None:
+        if _WORD.fullmatch(name) is None:
+            raise UnwritableSchema(f"no name in Python: {name}")
+
+    def _frame(self) -> dict[str, str]:
+        begin, end = self.brackets
+        return {"begin": begin, "separator": self.between, "end": end}
+
+    def _free(self) -> dict[str, Any]:
+        return super()._free() if not self.is_open_first else {"unlike": _FIRST_CALL, "never": list(self.opens)}
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         values = ", ".join(f"{key}={_python(value)}" for key, value in arguments.items())
@@ -60,6 +91,7 @@ class OlmoParser(PythonicParser):
     closes = ("</function_calls>",)
     is_open_first = False
     brackets = ("<function_calls>\n", "\n</function_calls>")
+    between = "\n"
 
 
 def _python(value: Any) -> str:

@@ -24,6 +24,19 @@ class QwenCoderParser(ParameterCalls):
     def _start(self, rest: str) -> Block:
         return MarkBlock(self.ends, self.closes)
 
+    def _frame(self) -> dict[str, str]:
+        return {"begin": f"{self.opens[0]}\n", "separator": f"\n{self._reopening()}", "end": f"\n{self.closes[0]}"}
+
+    def _reopening(self) -> str:
+        """What stands between two calls: each is in a section of its own."""
+        return f"{self.closes[0]}\n{self.opens[0]}\n"
+
+    def _around_call(self, name: str) -> tuple[str, str]:
+        return f"<function={name}>\n", "</function>"
+
+    def _around_argument(self, name: str, *, is_string: bool) -> tuple[str, str]:
+        return f"<parameter={name}>\n", f"\n{self.parameter_end}\n"
+
     def _written(self, name: str, values: Mapping[str, str], strings: set[str]) -> str:
         lines = [f"<parameter={key}>\n{value}\n</parameter>" for key, value in values.items()]
         return "\n".join([self.opens[0], f"<function={name}>", *lines, "</function>", self.closes[0]])
@@ -49,6 +62,15 @@ class MiniMaxParser(QwenCoderParser):
     parameter = re.compile(r'<parameter name=(?P<quote>"?)(?P<name>[^">\n]+)(?P=quote)>')
     ends = ("</invoke>",)
 
+    def _reopening(self) -> str:
+        return ""
+
+    def _around_call(self, name: str) -> tuple[str, str]:
+        return f'<invoke name="{name}">\n', "</invoke>"
+
+    def _around_argument(self, name: str, *, is_string: bool) -> tuple[str, str]:
+        return f'<parameter name="{name}">', f"{self.parameter_end}\n"
+
     def _written(self, name: str, values: Mapping[str, str], strings: set[str]) -> str:
         lines = [f'<parameter name="{key}">{value}</parameter>' for key, value in values.items()]
         return "\n".join([self.opens[0], f'<invoke name="{name}">', *lines, "</invoke>", self.closes[0]])
@@ -69,6 +91,16 @@ class GlmParser(ParameterCalls):
 
     def _start(self, rest: str) -> Block:
         return MarkBlock((), self.closes)
+
+    def _frame(self) -> dict[str, str]:
+        close, open_ = self.closes[0], self.opens[0]
+        return {"begin": open_, "separator": f"{close}\n{open_}", "end": close}
+
+    def _around_call(self, name: str) -> tuple[str, str]:
+        return f"{name}\n", ""
+
+    def _around_argument(self, name: str, *, is_string: bool) -> tuple[str, str]:
+        return f"<arg_key>{name}</arg_key>\n<arg_value>", f"{self.parameter_end}\n"
 
     def _written(self, name: str, values: Mapping[str, str], strings: set[str]) -> str:
         pairs = [f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>" for key, value in values.items()]

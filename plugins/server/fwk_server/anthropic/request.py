@@ -217,4 +217,6 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {"type": "object"}}
     if tool.get("description") is not None:
         function["description"] = tool["description"]
+    if tool.get("strict") is True:
+        function["strict"] = True
     return {"type": "function", "function": function}

@@ -6,7 +6,7 @@ Files and batches are kept while the server runs, for the key that sent them: ``
 ``model`` names the served model, a LoRA adapter of it, or both (``MODEL:ADAPTER``); see ``adapters.py``.
 
 Hints (``user``, ``metadata``, ``store``, ``safety_identifier``, ``prompt_cache_retention``, ``prediction``,
-``verbosity``, ``strict`` of a tool) are ignored, and so are fields that no server documents; ``--strict-requests``
+``verbosity``) are ignored, and so are fields that no server documents; ``--strict-requests``
 refuses the latter. Every other field that OpenAI, vLLM, SGLang, llama.cpp or TGI documents is done or refused with 400
 and its name in ``param``: ignoring it would lie. The tables are in ``_common/chat/other_names.py``. Hints for the
 schedule policy (``priority``, ``session_id``, ``prompt_cache_key``, ``service_tier``, ``deadline``) are passed on; see
@@ -15,9 +15,12 @@ docs/scheduling.md.
 Output is constrained by ``response_format``, by ``structured_outputs`` (``json``, ``regex``, ``choice``, ``grammar``,
 ``json_object``) and the older ``guided_*`` of vLLM, and by SGLang's ``json_schema``, ``regex`` and ``ebnf``; one
 of them at a time. A schema is always kept, ``strict`` or not. ``tool_choice`` ``required`` or naming a function
-constrains the output to calls; with a ``response_format`` and ``tool_choice`` ``auto`` the output is a call or keeps to
-the schema. Where the chat template shows the model no tools, a system message does. A constrained answer has no
-thinking: the grammar holds from the first token.
+constrains the output to calls, in the model's own format where that can be said in a grammar, else as plain JSON. With
+``auto``, calls of tools with ``strict: true`` are valid wherever the tool parser and the grammar backend can see to it
+(all formats but gpt-oss, with llguidance); calls of other tools are what the model makes of them. With
+a ``response_format`` and ``tool_choice`` ``auto`` the output is a call or keeps to the schema. Where the chat template
+shows the model no tools, a system message does. A constrained answer has no thinking: the grammar holds from the first
+token.
 
 Two values leave OpenAI's published schema, where OpenAI's service leaves it too and clients rely on it: a completion's
 ``finish_reason`` is null in the chunks before its last, and the first token of an echoed prompt, which nothing

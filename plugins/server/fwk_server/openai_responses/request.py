@@ -213,4 +213,6 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
         function["description"] = want(tool["description"], str, "a string", f"{at}.description")
     if tool.get("parameters") is not None:
         function["parameters"] = want(tool["parameters"], dict, "a JSON schema", f"{at}.parameters")
+    if tool.get("strict") is True:
+        function["strict"] = True
     return {"type": "function", "function": function}

@@ -110,7 +110,7 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         extra=extra,
-        grammar=constraint[0] if constraint is not None else None,
+        grammar=constraint[0] if constraint is not None else tools.free if tools is not None else None,
     )
     item = GenerateInput(
         prompt_token_ids=token_ids,
@@ -143,7 +143,7 @@ def check(call: ChatCall, frontend: Frontend) -> ChatCall:
     names = {"logprobs": "top_logprobs", "prompt": "messages", "prompt_token_ids": "messages"}
     if call.body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    if call.constraint is not None:
-        names["grammar"] = call.constraint
+    if sampling.grammar is not None:
+        names["grammar"] = call.constraint or "tools"
     call.item = checked(frontend, call.item, names)
     return call

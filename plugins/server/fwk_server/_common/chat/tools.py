@@ -35,10 +35,13 @@ class ToolUse:
     is_parallel: bool
     is_forced: bool = False  # the output is calls by grammar, so a parser that has one reads it
     is_legacy: bool = False  # asked for as ``functions``, and answered so
+    free: GrammarRequest | None = None  # text and calls, of which those of strict tools keep to their schemas
+    forced: list[dict[str, Any]] | None = None  # the functions that may be called, where these are not all
 
     @property
     def functions(self) -> list[dict[str, Any]]:
-        return [tool["function"] for tool in self.tools]
+        """What the parser of the output knows."""
+        return [tool["function"] for tool in self.tools] if self.forced is None else self.forced
 
 
 def tools_and_constraint(raw: Mapping[str, Any], frontend: Frontend) -> tuple[ToolUse | None, Constraint | None]:
@@ -84,12 +87,20 @@ def _read(raw: Mapping[str, Any], is_legacy: bool, frontend: Frontend) -> ToolUs
     tools = [tool for tool in tools if tool["function"]["name"] in wanted] if choice == "allowed" else tools
     is_parallel = raw.get("parallel_tool_calls") is not False and not is_legacy
     if choice in ("auto", "allowed"):
-        if frontend.tool_parser([tool["function"] for tool in tools]) is None:
+        parser = frontend.tool_parser([tool["function"] for tool in tools])
+        if parser is None:
             raise InvalidRequest(_NO_TOOL_PARSER, "tools")
-        return ToolUse(tools, None, is_parallel, is_legacy=is_legacy)
+        return ToolUse(tools, None, is_parallel, is_legacy=is_legacy, free=_strict(tools, parser, frontend))
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in wanted]
     constraint = _forced(functions, is_parallel and choice == "required", frontend)
-    return ToolUse(tools, constraint, is_parallel, is_forced=True, is_legacy=is_legacy)
+    return ToolUse(tools, constraint, is_parallel, is_forced=True, is_legacy=is_legacy, forced=functions)
+
+
+def _strict(tools: list[dict[str, Any]], parser: ToolParser, frontend: Frontend) -> GrammarRequest | None:
+    """The grammar of an answer whose calls of strict tools are valid; None where none is, or none can say so."""
+    strict = {tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True}
+    grammar = parser.free_grammar(strict) if strict else None
+    return grammar if grammar is not None and grammar.kind in frontend.grammar_kinds else None
 
 
 def _choice(choice: Any, names: list[str]) -> tuple[str, list[str]]:
@@ -118,8 +129,11 @@ def with_answer(use: ToolUse, constraint: Constraint, frontend: Frontend) -> Too
     calls, _ = _forced(use.functions, False, frontend)
     source = json.loads(calls.source)
     schema = _parsed(grammar.source, name) if grammar.kind == "json_schema" else {"type": "object"}
-    source["tags"].append({"begin": "", "schema": schema, "end": ""})
-    return replace(use, constraint=(GrammarRequest("tagged", json.dumps(source)), name), is_forced=True)
+    if calls.kind == "calls":
+        source["answer"] = schema
+    else:
+        source["tags"].append({"begin": "", "schema": schema, "end": ""})
+    return replace(use, constraint=(GrammarRequest(calls.kind, json.dumps(source)), name), is_forced=True)
 
 
 def _parsed(source: str, name: str) -> Any:
