@@ -7,6 +7,7 @@ Written from that documentation, not from the adapter, so that the two can disag
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,14 +17,27 @@ PLANS: list[dict[str, Any]] = []
 MADE: list[Any] = []
 
 
+def _numbers(x: Any) -> Any:
+    """The CPU's tensor behind one of the pretended device."""
+    return getattr(x, "held", x)
+
+
 class _Wrapper:
     def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
         assert float_workspace_buffer.dtype == torch.uint8
         assert float_workspace_buffer.numel() >= 128 * 2**20
-        assert not float_workspace_buffer[:: 2**12].any(), "must be initialized to 0 for its first use"
+        assert not _numbers(float_workspace_buffer)[:: 2**12].any(), "must be initialized to 0 for its first use"
         assert backend in ("fa2", "fa3"), "what auto takes differs from version to version"
         self.backend, self.planned = backend, dict[str, Any]()
         MADE.append(self)
+
+    fixed: Mapping[str, Tensor] = {}
+    """For CUDA graphs: what the kernels read in place of what ``plan`` was given, which is copied there."""
+
+    def _fix(self, use_cuda_graph: bool, **buffers: Tensor | None) -> None:
+        given = {name: x for name, x in buffers.items() if x is not None}
+        assert len(given) == (len(buffers) if use_cuda_graph else 0)
+        self.fixed = given
 
     def _keep(self, **planned: Any) -> None:
         for name in ("qo_indptr", "indptr", "indices"):
@@ -31,8 +45,13 @@ class _Wrapper:
         assert planned["indptr"].device.type == planned["qo_indptr"].device.type == "cpu"
         assert len(planned["indices"]) == planned["indptr"][-1]
         assert len(planned["indptr"]) == len(planned["qo_indptr"])
-        self.planned = planned
         PLANS.append({"wrapper": type(self).__name__, "made": self, **planned})
+        for name, buffer in self.fixed.items():
+            given, numbers = planned[name], _numbers(buffer)
+            assert name == "indices" or len(given) == len(numbers), "the batch size of a CUDA graph is fixed"
+            numbers[: len(given)].copy_(_numbers(given))
+            planned[name] = numbers
+        self.planned = {name: _numbers(x) for name, x in planned.items()}
 
     def _seen(self, i: int, n: int, kv_len: int) -> Tensor:
         """[n, kv_len] bool: what the new tokens of sequence i see."""
@@ -155,10 +174,20 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         self,
         float_workspace_buffer: Tensor,
         kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
         use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Tensor | None = None,
+        paged_kv_indices_buffer: Tensor | None = None,
+        paged_kv_last_page_len_buffer: Tensor | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__(float_workspace_buffer, kv_layout, backend)
+        self._fix(
+            use_cuda_graph,
+            indptr=paged_kv_indptr_buffer,
+            indices=paged_kv_indices_buffer,
+            last_page_len=paged_kv_last_page_len_buffer,
+        )
         self.use_tensor_cores = use_tensor_cores
 
     def plan(
@@ -198,6 +227,20 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
 
 
 class BatchMLAPagedAttentionWrapper(_Wrapper):
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        use_cuda_graph: bool = False,
+        qo_indptr: Tensor | None = None,
+        kv_indptr: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        kv_len_arr: Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(float_workspace_buffer, backend)
+        buffers = {"qo_indptr": qo_indptr, "indptr": kv_indptr, "indices": kv_indices, "kv_len_arr": kv_len_arr}
+        self._fix(use_cuda_graph, **buffers)
+
     def plan(
         self,
         qo_indptr: Tensor,

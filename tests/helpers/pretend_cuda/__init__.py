@@ -8,6 +8,7 @@ the host's memory arrives only then, and everything else counts as launched at o
 from tests.helpers.pretend_cuda.device import pretended
 from tests.helpers.pretend_cuda.graphs import triton_kernels
 from tests.helpers.pretend_cuda.journal import Journal
+from tests.helpers.pretend_cuda.stand_in import flashinfer_stand_in
 from tests.helpers.pretend_cuda.tensors import JOURNAL
 
-__all__ = ["JOURNAL", "Journal", "pretended", "triton_kernels"]
+__all__ = ["JOURNAL", "Journal", "flashinfer_stand_in", "pretended", "triton_kernels"]

@@ -15,6 +15,7 @@ from fwk.interfaces.declaration import Host
 from fwk.interfaces.device import Device, DeviceDefaults, Event, MemoryInfo
 from fwk.interfaces.graphs import GraphCapture
 from fwk.plugins import PluginSet, discover
+from tests.helpers.pretend_cuda import stand_in
 from tests.helpers.pretend_cuda.graphs import Recording
 from tests.helpers.pretend_cuda.tensors import DEVICE, JOURNAL, KIND, Pretending, pin
 
@@ -76,6 +77,7 @@ def devices() -> list[DeviceSpec]:
 def _plugins() -> PluginSet:
     plugins = discover()
     plugins.register(sys.modules[__name__], "devices.pretended", "tests", "0")
+    plugins.register(stand_in, "attention.flashinfer-stand-in", "tests", "0")
     return plugins
 
 

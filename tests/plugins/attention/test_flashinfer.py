@@ -111,6 +111,22 @@ def test_fp8_with_one_scale(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {plan["kv_data_type"] for plan in fake_flashinfer.PLANS} == {torch.float8_e4m3fn}
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(),
+        Shape(sliding_window=10, soft_cap=5.0, dtype="bfloat16"),
+        Shape(has_sinks=True),
+        Shape(3, 1, 576, value_head_size=512),
+    ],
+    ids=["plain", "window", "sinks", "latent"],
+)
+def test_captured_decode_steps(shape: Shape) -> None:
+    AttentionSuite().test_captured_decode_steps(FLASHINFER, shape)
+    fixed = [wrapper for wrapper in fake_flashinfer.MADE if wrapper.fixed]
+    assert len(fixed) == 1, "one for the size that was captured"
+
+
 def test_plans_once_a_step_for_each_kind_of_layer() -> None:
     cached = Cached(FLASHINFER, Shape(sliding_window=7), 8, num_layers=3)
     cached.layers[2] = Shape(soft_cap=3.0).layer(2)

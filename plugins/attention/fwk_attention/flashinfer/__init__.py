@@ -39,7 +39,9 @@ def attention_backends() -> list[AttentionBackendSpec]:
             dtypes=("float16", "bfloat16"),
             kv_dtypes=("auto", "fp8_e4m3"),
             head_sizes=(64, 128, 256),
-            features=frozenset({"kv_groups", "latent", "sinks", "sliding_window", "soft_cap", "tree_mask"}),
+            features=frozenset(
+                {"graph_capture", "kv_groups", "latent", "sinks", "sliding_window", "soft_cap", "tree_mask"}
+            ),
             rank=-20,  # auto takes it once a GPU has shown that it is right
             summary="FlashInfer's paged kernels for CUDA, fp8 K/V with one scale; an adapter not yet run on a GPU.",
         )

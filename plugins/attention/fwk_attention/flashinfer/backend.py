@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVSpec
+from fwk.interfaces.attention import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionLayer,
+    BlockFormat,
+    CaptureSizes,
+    KVSpec,
+)
 from fwk_attention._common.rows import PlainRows, block_format, move_rows
+from fwk_attention._common.staging import PlanBuffers
+from fwk_attention.flashinfer.captured import CapturedDecodes
 from fwk_attention.flashinfer.plan import (
     LayerKind,
     Mode,
@@ -35,6 +45,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.types import ForwardBatch
+    from fwk.types.batch import KVGroup
 
 LARGEST_FP8 = 448.0
 
@@ -55,14 +66,17 @@ class FlashInferBackend(AttentionBackend):
         self._kv_dtype = context.dtype if context.kv_dtype == "auto" else torch.float8_e4m3fn
         make_event = torch.cuda.Event if context.device.type == "cuda" else None
         self._wrappers = Wrappers(context.device, self._kv_dtype, make_event)
+        self._buffers = PlanBuffers(context)
+        self._captured: CapturedDecodes | None = None
 
     def block_format(self, spec: KVSpec) -> BlockFormat:
         return block_format(spec, self.context.block_size, PlainRows(self._kv_dtype))
 
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> StepPlan:
-        size, device = self.context.block_size, self.context.device
+        size = self.context.block_size
         pages: dict[tuple[int, int], Pages] = {}
         plan = StepPlan({}, {})
+        self._buffers.turn()
         for layer in layers:
             if layer.state is None:
                 layer.state = LayerKind.of(layer)
@@ -71,15 +85,48 @@ class FlashInferBackend(AttentionBackend):
                 continue
             group = batch.kv_groups[kind.kv_group]
             if kind.kv_group not in plan.slots:
-                plan.slots[kind.kv_group] = slots_of(group.slot_mapping_np, size, device)
+                send = partial(_send, self._buffers, f"{{}} {kind.kv_group}")
+                plan.slots[kind.kv_group] = slots_of(group.slot_mapping_np, size, send)
             runs = plan.runs[kind] = []
             for part in parts_of(batch, kind.is_latent):
                 key = (kind.kv_group, part.sequences.start)
                 if key not in pages:
-                    lens, table = batch.seq_lens_np[part.sequences], group.block_table_np[part.sequences]
-                    pages[key] = pages_of(lens, table, size, device)
+                    pages[key] = self._pages(batch, part, group)
                 runs.append((part, self._planned(batch, kind, part, pages[key])))
+        self._buffers.sent()
         return plan
+
+    def init_capture(self, layers: list[AttentionLayer], sizes: CaptureSizes) -> None:
+        groups = {layer.kv_group for layer in layers}
+        self._captured = CapturedDecodes(self._buffers, self._wrappers, groups, sizes, self.context.block_size)
+
+    def plan_static(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> StepPlan | None:
+        captured = self._captured
+        assert captured is not None, "init_capture comes first"
+        if not captured.fits(batch):
+            return None
+        plan, pages = StepPlan({}, {}), dict[int, Pages]()
+        self._buffers.turn()
+        for layer in layers:
+            if layer.state is None:
+                layer.state = LayerKind.of(layer)
+            kind: LayerKind = layer.state
+            if kind in plan.runs:
+                continue
+            group, part = batch.kv_groups[kind.kv_group], captured.part(batch, kind)
+            if kind.kv_group not in plan.slots:
+                plan.slots[kind.kv_group] = captured.slots(kind.kv_group, group)
+                pages[kind.kv_group] = self._pages(batch, part, group)
+            wrapper = captured.wrapper(kind, part.mode, batch.num_seqs)
+            plan.runs[kind] = [(part, self._planned(batch, kind, part, pages[kind.kv_group], wrapper))]
+        self._buffers.sent()
+        return plan
+
+    def _pages(self, batch: ForwardBatch, part: Part, group: KVGroup) -> Pages:
+        lens, table = batch.seq_lens_np[part.sequences], group.block_table_np[part.sequences]
+        name = f"pages {batch.kv_groups.index(group)} {part.sequences.start}"
+        send = partial(self._buffers.send, name)
+        return pages_of(lens, table, self.context.block_size, self.context.device, send)
 
     def forward(
         self,
@@ -124,9 +171,11 @@ class FlashInferBackend(AttentionBackend):
             cache.index_fill_(0, slots.fresh, 0)
         cache[slots.blocks, part, :, slots.offsets] = x
 
-    def _planned(self, batch: ForwardBatch, kind: LayerKind, part: Part, pages: Pages) -> PlannedWrapper:
+    def _planned(
+        self, batch: ForwardBatch, kind: LayerKind, part: Part, pages: Pages, wrapper: PlannedWrapper | None = None
+    ) -> PlannedWrapper:
         """The wrapper for this kind of layer, planned for this part of the step."""
-        wrapper = self._wrappers.next(kind, part.mode)
+        wrapper = self._wrappers.next(kind, part.mode) if wrapper is None else wrapper
         types = {"q_data_type": self.context.dtype, "kv_data_type": self._kv_dtype}
         size = self.context.block_size
         first = part.sequences.start
@@ -172,6 +221,10 @@ class FlashInferBackend(AttentionBackend):
             **settings,
         )
         return wrapper
+
+
+def _send(buffers: PlanBuffers, name: str, part: str, values: Any) -> Tensor:
+    return buffers.send(name.format(part), values)
 
 
 def _share_with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:

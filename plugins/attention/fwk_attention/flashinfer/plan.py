@@ -12,10 +12,15 @@ import torch
 from fwk.interfaces.attention import KVKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from fwk.interfaces.attention import AttentionLayer
     from fwk.types import ForwardBatch
+
+    Send = Callable[[Any], Tensor]
+    """A numpy array to the device."""
 
 
 class Mode(Enum):
@@ -101,29 +106,25 @@ def parts_of(batch: ForwardBatch, is_latent: bool) -> list[Part]:
     return [Part(mode, slice(a, b), slice(int(starts[a]), int(starts[b]))) for mode, a, b in cuts if a < b]
 
 
-def pages_of(seq_lens: Any, table: Any, block_size: int, device: torch.device) -> Pages:
-    """seq_lens: [num_seqs]; table: [num_seqs, max_blocks], numpy."""
+def pages_of(seq_lens: Any, table: Any, block_size: int, device: torch.device, send: Send) -> Pages:
+    """seq_lens: [num_seqs]; table: [num_seqs, max_blocks], numpy. send: of ``indices`` to the device."""
     lens = seq_lens.astype(np.int64)
     counts = -(-lens // block_size)
     indptr = np.concatenate(([0], np.cumsum(counts)))
     indices = table[np.arange(table.shape[1]) < counts[:, None]]
     return Pages(
         pinned(indptr.astype(np.int32), device),
-        pinned(indices.astype(np.int32), device).to(device, non_blocking=True),
+        send(indices.astype(np.int32)),
         pinned(((lens - 1) % block_size + 1).astype(np.int32), device),
         pinned(lens.astype(np.int32), device),
     )
 
 
-def slots_of(slot_mapping: Any, block_size: int, device: torch.device) -> Slots:
+def slots_of(slot_mapping: Any, block_size: int, send: Callable[[str, Any], Tensor]) -> Slots:
     """slot_mapping: [num_tokens] int64, numpy."""
     blocks, offsets = np.divmod(slot_mapping, block_size)
     fresh = blocks[offsets == 0]
-
-    def tensor(x: Any) -> Tensor:
-        return pinned(x, device).to(device, non_blocking=True)
-
-    return Slots(tensor(blocks), tensor(offsets), tensor(fresh) if len(fresh) else None)
+    return Slots(send("blocks", blocks), send("offsets", offsets), send("fresh", fresh) if len(fresh) else None)
 
 
 def pinned(x: Any, device: torch.device) -> Tensor:

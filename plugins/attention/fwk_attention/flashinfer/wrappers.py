@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 import flashinfer  # pyright: ignore[reportMissingImports] - selected only where it is installed
 from fwk_attention.flashinfer.plan import LayerKind, Mode
@@ -32,6 +34,27 @@ class Event(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device has come by the mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageBuffers:
+    """Of wrappers for CUDA graphs, on the device, int32."""
+
+    starts: Tensor  # [num_seqs + 1]: 0, 1, 2, ...: one query each
+    indptr: Tensor  # [num_seqs + 1]
+    indices: Tensor  # [most pages]
+    last_page_len: Tensor  # [num_seqs]
+    seq_lens: Tensor  # [num_seqs]
+
+    def of(self, num_seqs: int) -> PageBuffers:
+        """Their parts for fewer sequences."""
+        return PageBuffers(
+            self.starts[: num_seqs + 1],
+            self.indptr[: num_seqs + 1],
+            self.indices,
+            self.last_page_len[:num_seqs],
+            self.seq_lens[:num_seqs],
+        )
 
 
 class PlannedWrapper:
@@ -74,13 +97,34 @@ class Wrappers:
             turns.append(turns.pop(0))
         return turns[-1]
 
-    def _make(self, kind: LayerKind, mode: Mode) -> Any:
+    def page_buffers(self, num_seqs: int, num_pages: int) -> PageBuffers:
+        """Those of ``captured`` for up to so many sequences, and pages of all of them together."""
+        sizes = (num_seqs + 1, num_seqs + 1, num_pages, num_seqs, num_seqs)
+        return PageBuffers(*(torch.zeros(n, dtype=torch.int32, device=self._workspace.device) for n in sizes))
+
+    def captured(self, kind: LayerKind, mode: Mode, pages: PageBuffers) -> PlannedWrapper:
+        """One for steps of as many sequences as the buffers are for, whose launches a CUDA graph may hold.
+
+        It has no other to take turns with: a graph reads what this one was planned with.
+        """
+        event = None if self._make_event is None else self._make_event()
+        return PlannedWrapper(self._make(kind, mode, pages), event)
+
+    def _make(self, kind: LayerKind, mode: Mode, pages: PageBuffers | None = None) -> Any:
+        fixed: dict[str, Any] = {}
         if mode is Mode.LATENT:
-            return flashinfer.BatchMLAPagedAttentionWrapper(self._workspace, backend="fa2")
+            if pages is not None:
+                fixed = {"use_cuda_graph": True, "qo_indptr": pages.starts, "kv_indptr": pages.indptr}
+                fixed |= {"kv_indices": pages.indices, "kv_len_arr": pages.seq_lens}
+            return flashinfer.BatchMLAPagedAttentionWrapper(self._workspace, **fixed, backend="fa2")
         if mode is Mode.DECODE:
             has_large_group = kind.num_heads // kind.num_kv_heads not in SMALL_GROUPS
+            if pages is not None:
+                fixed = {"use_cuda_graph": True, "paged_kv_indptr_buffer": pages.indptr}
+                fixed |= {"paged_kv_indices_buffer": pages.indices}
+                fixed |= {"paged_kv_last_page_len_buffer": pages.last_page_len}
             return flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                self._workspace, "HND", use_tensor_cores=has_large_group, backend="fa2"
+                self._workspace, "HND", use_tensor_cores=has_large_group, **fixed, backend="fa2"
             )
         # Trees: its kernels for Hopper have no masks of the caller's.
         backend = self._prompt_kernel if mode is Mode.CAUSAL else "fa2"
