@@ -12,7 +12,7 @@ import pytest
 
 import fwk
 from fwk import SamplingParams
-from fwk.engine.progress import Progress
+from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, EngineDead, InvalidRequest
 
 Tiny = Callable[..., fwk.LLM]
@@ -96,7 +96,7 @@ def test_a_bar_counts_prompts(capsys: pytest.CaptureFixture[str], tiny_llm: Tiny
     assert capsys.readouterr().err == "", "nobody looks on"
     llm.generate(PROMPTS[:5], GREEDY, use_tqdm=True)
     assert "5/5" in capsys.readouterr().err
-    with Progress("x", 1, None) as progress:
+    with offline_bar("x", 1, None) as progress:
         progress.add()
 
 

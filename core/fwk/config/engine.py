@@ -235,6 +235,13 @@ class EngineOptions(Options):
         False, "Prove the block accounting after every step (slow; for debugging plugins).", stability="beta"
     )
 
+    disable_progress_bars: bool = option(
+        False,
+        "Draw no progress bars of downloads, loading, kernel builds and long runs. Without this they are drawn on a "
+        "terminal or in a notebook, unless TQDM_DISABLE=1 is in the environment.",
+        stability="beta",
+    )
+
     @field_validator("chunked_prefill_size")
     @classmethod
     def _not_nothing(cls, size: int) -> int:

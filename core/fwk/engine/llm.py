@@ -12,11 +12,12 @@ import numpy as np
 from fwk.config import Config, ServerOptions
 from fwk.engine.completion import Completion, Following, Key
 from fwk.engine.core import Engine, build_engine
-from fwk.engine.progress import Progress
+from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, InvalidRequest, RequestFailed
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, check_task
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.options import build_config, called, normal
+from fwk.process.progress import ProgressBar, set_up_progress
 from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
 from fwk.setup.sampling_defaults import sampling_defaults
@@ -60,6 +61,7 @@ class LLM:
     def _load(self, config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> None:
         self.config = config
         self.plugins = plugins
+        set_up_progress(not config.engine.disable_progress_bars)
         if config.engine.data_parallel_size > 1:
             raise ConfigError(
                 f"--data-parallel-size {config.engine.data_parallel_size}: only a server has several engines; "
@@ -116,7 +118,7 @@ class LLM:
         Raises ``InvalidRequest`` before anything runs when a prompt or its sampling is wrong.
         """
         items = self.inputs(prompts, sampling, n, adapter)
-        with Progress("prompts", len(items), use_tqdm) as progress:
+        with offline_bar("prompts", len(items), use_tqdm) as progress:
             return [done for group in self._run(items, progress, True) for done in group]
 
     def generate_iter(
@@ -133,10 +135,12 @@ class LLM:
         ``InvalidRequest`` when its turn comes. Leaving the iterator aborts what runs.
         """
         items = (self.inputs([prompt], sampling, n, adapter)[0] for prompt in prompts)
-        with Progress("prompts", None, use_tqdm) as progress:
+        with offline_bar("prompts", None, use_tqdm) as progress:
             yield from self._run(items, progress, False)
 
-    def _run(self, items: Iterable[GenerateInput], progress: Progress, keeps_all: bool) -> Iterator[list[Completion]]:
+    def _run(
+        self, items: Iterable[GenerateInput], progress: ProgressBar, keeps_all: bool
+    ) -> Iterator[list[Completion]]:
         """Complete checked inputs, a bounded number at a time, in their order.
 
         keeps_all: those that have ended before their turn to be given out are not counted.
@@ -270,7 +274,7 @@ class LLM:
         rest = iter(enumerate(items))
         most = READ_AHEAD * self.config.engine.max_running_requests
         try:
-            with Progress("texts", len(items), use_tqdm) as progress:
+            with offline_bar("texts", len(items), use_tqdm) as progress:
                 while True:
                     while len(running) < most and (one := next(rest, None)) is not None:
                         running[self._submit_embed(one[1])] = one[0]

@@ -28,6 +28,7 @@ from fwk.process.gc import gc_paused
 from fwk.process.log import set_up_log
 from fwk.process.malloc import Heap
 from fwk.process.parent import continue_with_parent_gone
+from fwk.process.progress import set_up_progress
 from fwk.types import EngineFailed, EngineReady
 
 log = logging.getLogger("fwk.engine")
@@ -60,6 +61,7 @@ def main() -> int:
     config = from_plain(spec.config)
     name = "engine" if config.engine.data_parallel_size == 1 else f"engine {spec.replica}"
     set_up_log(config.server.log_level, config.server.log_format, name)
+    set_up_progress(not config.engine.disable_progress_bars and spec.replica == 0)
     context = zmq.Context[zmq.Socket[bytes]]()
     import torch  # noqa: PLC0415
 

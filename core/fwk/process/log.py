@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from fwk.config.secrets import HidingFormatter, hide
 
@@ -40,9 +41,19 @@ class JsonFormatter(logging.Formatter):
         return hide(json.dumps(line, ensure_ascii=False, default=str), self._secrets)
 
 
+class ClearingHandler(logging.StreamHandler[TextIO]):
+    """Clears this process's progress bars before a line, and draws them again after it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        tqdm = sys.modules.get("tqdm.std")  # imported by the first bar
+        with tqdm.tqdm.external_write_mode(file=self.stream) if tqdm is not None else contextlib.nullcontext():
+            super().emit(record)
+
+
 def set_up_log(level: str, form: Format = "text", process: str = "", secrets: Iterable[str | None] = ()) -> None:
     """Log to standard error; ``secrets`` are left out of whatever is logged. ``process``: which of the server's."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = ClearingHandler(sys.stderr)
     if form == "json":
         handler.setFormatter(JsonFormatter(process or "server", secrets))
     else:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
+
+from fwk.process.progress import ProgressBar, is_watched
 
 log = logging.getLogger(__name__)
 
 SHOWN_AFTER = 2.0
 """Seconds: loads that take less say nothing."""
 
-BAR_EVERY, LINE_EVERY = 0.1, 5.0
-WIDTH = 40
+LINE_EVERY = 5.0
 
 
 class LoadProgress:
@@ -20,28 +20,27 @@ class LoadProgress:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._is_terminal = sys.stderr.isatty()
         self._next = time.monotonic() + SHOWN_AFTER
-        self._has_bar = False
+        self._bar: ProgressBar | None = None
 
     def show(self, count: int) -> None:
         """``count`` tensors were read."""
+        if self._bar is not None:
+            self._bar.reach(min(count, self._total))
+            return
         now = time.monotonic()
         if not self._total or now < self._next:
             return
-        part = min(count / self._total, 1.0)
-        self._next = now + (BAR_EVERY if self._is_terminal else LINE_EVERY)
-        if not self._is_terminal:
-            log.info("packing weights: %.0f %%", 100 * part)
+        if is_watched():
+            self._bar = ProgressBar("loading weights", "tensors", self._total)
+            self._bar.reach(min(count, self._total))
             return
-        self._has_bar = True
-        filled = int(WIDTH * part)
-        sys.stderr.write(f"\rpacking weights [{'#' * filled}{' ' * (WIDTH - filled)}] {100 * part:3.0f} %")
-        sys.stderr.flush()
+        self._next = now + LINE_EVERY
+        log.info("loading weights: %.0f %%", 100 * min(count / self._total, 1.0))
 
     def end(self) -> None:
         """Everything was read: remove the bar."""
-        if self._has_bar:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._has_bar = False
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+            self._total = 0

@@ -12,6 +12,7 @@ from fwk.interfaces.executor import Worker, WorkerRecipe
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import PluginSet, discover
 from fwk.process.log import set_up_log
+from fwk.process.progress import set_up_progress
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ def make_worker(plain: dict[str, Any], group: ParallelGroup) -> Worker:
 
     config = from_plain(plain["config"])
     set_up_log(config.server.log_level, config.server.log_format, f"rank {group.rank}")
+    set_up_progress(not config.engine.disable_progress_bars and group.rank == 0)
     plugins = discover(config.plugins.allow_override)
     if plugins.fingerprint != plain["fingerprint"]:
         raise PluginError(

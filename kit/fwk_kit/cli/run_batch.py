@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from fwk.cli.common import note
+from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, EngineDead
+from fwk.process.progress import set_up_progress
 
 TRIES = 8
 """Of a request that the server cannot take now."""
@@ -43,11 +45,13 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--url", help="a running server, such as http://127.0.0.1:8000; else one is started for this")
     parser.add_argument("--key", help="API key of that server")
     parser.add_argument("--concurrency", type=int, default=64, help="requests at a time (default: %(default)s)")
+    parser.add_argument("--disable-progress-bars", action="store_true", help="draw none, on a terminal either")
     arguments, rest = parser.parse_known_args(argv)
     if arguments.concurrency < 1:
         raise ConfigError("--concurrency must be at least 1")
     if arguments.url and rest:
         raise ConfigError(f"{rest[0]} is for a server that is started here, but --url names one that runs")
+    set_up_progress(not arguments.disable_progress_bars)
     with contextlib.ExitStack() as stack:
         source = sys.stdin.buffer if arguments.input_file == "-" else stack.enter_context(_opened(arguments))
         connect = to_url(arguments.url) if arguments.url else stack.enter_context(_served(rest))
@@ -65,10 +69,11 @@ def answer_all(source: Iterable[bytes], target: IO[bytes], client: Client, concu
 
     def write() -> int:
         line = done.popleft().result()
+        bar.add()
         target.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         return line["response"]["status_code"] != 200
 
-    with ThreadPoolExecutor(concurrency) as threads:
+    with offline_bar("requests", None, None) as bar, ThreadPoolExecutor(concurrency) as threads:
         for data in source:
             if not data.strip():
                 continue

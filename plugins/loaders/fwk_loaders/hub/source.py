@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import ModelSource, Progress
+from fwk.process.progress import is_watched
 
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
 IGNORED = ("original/*", "consolidated*", "onnx/*", "*/*.safetensors")
@@ -55,7 +55,7 @@ def _snapshot(name: str, cache_dir: Path, wanted: dict[str, Any]) -> Path:
         raise ModelLoadError(
             f"model {name!r}: needs the package huggingface_hub: pip install huggingface_hub"
         ) from error
-    if not sys.stderr.isatty():
+    if not is_watched():
         disable_progress_bars()  # a log file is no place for them
     try:
         return Path(huggingface_hub.snapshot_download(**wanted, cache_dir=cache_dir))

