@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from fwk.cli.main import main
 from fwk.cli.option_parsing import Parser
 from fwk.config import Config
 from fwk.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
 
 
 def read(*argv: str) -> Config:
@@ -69,3 +74,71 @@ def test_a_wrong_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str
 def test_an_unknown_command(capsys: Any, word: str, said: str) -> None:
     assert main([word]) != 0
     assert said in capsys.readouterr().err
+
+
+EXTRAS = ("aiohttp", "opentelemetry", "outlines_core", "rich_argparse", "transformers", "triton", "xgrammar")
+EVERY_HELP = """
+import contextlib, importlib.abc, io, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from fwk.cli.commands import commands
+from fwk.cli.main import main
+
+lines = [["--help"], ["plugins", "--help"], ["serve", "--help-all"]]
+lines += [[name, "--help"] for name in commands() if name not in ("plugins", "version")]
+lines += [["plugins", name, "--help"] for name in commands("plugins.")]
+for line in lines:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        main(line)
+    assert said.getvalue().startswith("usage: fwk"), (line, said.getvalue()[:200])
+print(len(lines))
+"""
+
+
+def test_no_help_needs_an_extra() -> None:
+    command = [sys.executable, "-c", EVERY_HELP, *EXTRAS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 18
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown_help(monkeypatch: pytest.MonkeyPatch, *argv: str) -> str:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with pytest.raises(SystemExit):
+        read(*argv)
+    return terminal.getvalue()
+
+
+def test_help_is_coloured_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich_argparse")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    coloured = shown_help(monkeypatch, "--help")
+    assert "\x1b[36m--config" in coloured
+    assert len(coloured.splitlines()) <= 30
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in shown_help(monkeypatch, "--help")
+    assert "\x1b" not in shown_help(monkeypatch, "--help-all")
+
+
+def test_help_is_plain_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("PYTHON_COLORS", "0")  # argparse's own, from Python 3.14 on
+    with pytest.raises(SystemExit):
+        read("--help")
+    assert "\x1b" not in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "rich_argparse", None)
+    assert "--config FILE" in shown_help(monkeypatch, "--help"), "without the package"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 
+from fwk.cli.formatting import MAX_LINE, help_formatter
 from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.command import GROUP, Command
 
@@ -51,14 +53,23 @@ def run_plugins(words: Sequence[str]) -> int:
     found = commands("plugins.")
     if not words or words[0] in ("-h", "--help", "help"):
         about = "Look at the installed plugins, prove them, begin new ones."
-        print(f"usage: fwk plugins COMMAND [options]\n\n{about}\n\ncommands:\n{listing(found)}\n")
+        print(overview("fwk plugins", about, found, "'fwk plugins COMMAND --help' explains a command."), end="")
         return 0 if words else 2
     return run(words[0], found, words[1:], "command of fwk plugins")
 
 
-def listing(found: Mapping[str, Command]) -> str:
-    """A line for each command, for help."""
-    return "\n".join(f"  {name:<10} {command.summary}" for name, command in found.items() if command.is_listed)
+def overview(name: str, about: str, found: Mapping[str, Command], end: str) -> str:
+    """Help that lists commands, a line for each."""
+    formatter = help_formatter()(name, max_help_position=24, width=MAX_LINE)
+    formatter.add_usage("%(prog)s COMMAND [options]", [], [])
+    formatter.add_text(about)
+    formatter.start_section("commands")
+    for word, command in found.items():
+        if command.is_listed:
+            formatter.add_argument(argparse.Action([], word, help=command.summary.replace("%", "%%")))
+    formatter.end_section()
+    formatter.add_text(end)
+    return formatter.format_help()
 
 
 def _loaded(point: EntryPoint) -> Command:

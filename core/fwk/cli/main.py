@@ -6,15 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-from fwk.cli.commands import OWN, commands, listing, run
+from fwk.cli.commands import OWN, commands, overview, run
 from fwk.errors import FwkError
 
 
 def usage() -> str:
-    return (
-        "usage: fwk COMMAND [options]\n\nAn LLM inference framework whose every feature is a plugin.\n\ncommands:\n"
-        + listing(commands())
-        + "\n\n'fwk COMMAND --help' explains a command. 'fwk serve' alone serves a small real chat model.\n"
+    return overview(
+        "fwk",
+        "An LLM inference framework whose every feature is a plugin.",
+        commands(),
+        "'fwk COMMAND --help' explains a command. 'fwk serve' alone serves a small real chat model.",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, Literal, NoReturn, cast, get_args, get_origin
 import yaml
 from pydantic.fields import FieldInfo
 
+from fwk.cli.formatting import MAX_LINE, help_formatter
 from fwk.config import aliases_of, is_secret, stability_of, turned_by
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, option_owners
@@ -22,6 +24,9 @@ ESSENTIAL = (
     "speculative_algorithm", "enable_lora", "mem_fraction_static", "host", "port", "api_key", "config",
 )  # fmt: skip
 """Options that the short help shows."""
+
+MAX_NAME = 42
+"""Characters of a flag with its value in the short help."""
 
 PREFIX = "FWK_"
 """Of variables that give options."""
@@ -46,22 +51,26 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The whole help, or the short one."""
+        self.formatter_class = help_formatter()
         if not self.own or self.shows_all:
             return super().format_help()
         actions = [action for action in self._actions if action.help is not argparse.SUPPRESS]
         groups = [
-            ("arguments", [action for action in actions if action.dest in self.own]),
-            ("options that many need", [action for action in actions if action.dest in ESSENTIAL]),
+            ("arguments", [_short(action) for action in actions if action.dest in self.own]),
+            ("options that many need", [_short(action) for action in actions if action.dest in ESSENTIAL]),
         ]
-        width = max(len(_invocation(action)) for _, group in groups for action in group)
-        lines = [f"usage: {self.prog} [options]", "", self.description or ""]
+        formatter = self.formatter_class(self.prog, max_help_position=MAX_NAME, width=MAX_LINE)
+        formatter.add_usage("%(prog)s [options]", [], [])
+        formatter.add_text(self.description)
         for title, group in groups:
-            lines += ["", f"{title}:", *(f"  {_invocation(a):{width}}  {_first_sentence(a)}" for a in group)]
+            formatter.start_section(title)
+            formatter.add_arguments(group)
+            formatter.end_section()
         count = sum(bool(action.option_strings) for action in actions)
-        rest = (
+        formatter.add_text(
             f"All {count} options: {self.prog} --help-all. {PREFIX}PORT=80 in the environment is --port 80, and so on."
         )
-        return "\n".join([*lines, "", rest, ""])
+        return formatter.format_help()
 
 
 class HelpAll(argparse.Action):
@@ -77,15 +86,16 @@ class HelpAll(argparse.Action):
         parser.exit()
 
 
-def _invocation(action: argparse.Action) -> str:
-    name = next((name for name in action.option_strings if name.startswith("--")), "")
-    metavar = action.metavar if isinstance(action.metavar, str) else "" if action.nargs == 0 else action.dest.upper()
-    return f"{name} {metavar}".strip()
-
-
-def _first_sentence(action: argparse.Action) -> str:
+def _short(action: argparse.Action) -> argparse.Action:
+    """The same with one name, and what the first sentence says."""
+    short = copy.copy(action)
+    short.option_strings = [name for name in action.option_strings if name.startswith("--")][:1]
     text = (action.help or "").replace("%%", "%")
-    return text.partition(" [")[0].partition(". ")[0].partition(" (default")[0].rstrip(".")[:90]
+    first = text.partition(" [")[0].partition(". ")[0].partition(" (default")[0].rstrip(".")[:90]
+    short.help = first.replace("%", "%%")
+    if short.nargs in ("?", "+") and short.option_strings:
+        short.nargs = None
+    return short
 
 
 class _Once(argparse.Action):
