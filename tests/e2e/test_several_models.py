@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.helpers.client import connect, together
@@ -39,6 +41,32 @@ async def test_two_hundred_mixed_requests(pair: Server) -> None:
     assert {'model_name="tiny"', 'model_name="b"'} <= {
         line.partition("{")[2].partition("}")[0] for line in metrics.splitlines() if "generation_tokens_total{" in line
     }
+
+
+def test_each_line_of_a_batch_is_answered_by_the_model_it_names(pair: Server) -> None:
+    bodies = {name: {"prompt": "x", "max_tokens": 6, "temperature": 0} for name in ("tiny", "b", "c")}
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": {"model": name, **body}}
+        for name, body in bodies.items()
+    ]
+    with httpx.Client(base_url=pair.url, headers={"authorization": f"Bearer {KEY}"}, trust_env=False) as client:
+        text = "\n".join(map(json.dumps, lines))
+        file = client.post("/v1/files", files={"file": ("in.jsonl", text)}, data={"purpose": "batch"}).json()["id"]
+        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = client.post("/v1/batches", json=asked).json()["id"]
+
+        def found() -> dict[str, Any]:
+            return client.get(f"/v1/batches/{batch}").json()
+
+        until(lambda: found()["status"] == "completed", 120, "the batch is done")
+        replies = client.get(f"/v1/files/{found()['output_file_id']}/content").text.splitlines()
+        [refused] = client.get(f"/v1/files/{found()['error_file_id']}/content").text.splitlines()
+    answers = {reply["custom_id"]: reply["response"]["body"] for reply in map(json.loads, replies)}
+    for name in ("tiny", "b"):
+        alone = pair.post({"model": name, **bodies[name]}).json()
+        assert answers[name]["model"] == name
+        assert answers[name]["choices"][0]["text"] == alone["choices"][0]["text"]
+    assert json.loads(refused)["response"]["status_code"] == 404, "no model is called c"
 
 
 def test_lists_and_names(pair: Server) -> None:

@@ -316,6 +316,12 @@ class Frontend(ABC):
         """The frontends of all models of the server, this one's among them, in the order they are listed."""
         return (self,)
 
+    def is_called(self, name: str) -> bool:
+        """Whether a request's ``model`` is this one, one of its adapters, or both with a colon between."""
+        before, _, after = name.rpartition(":")
+        card, adapters = self.card, self.adapters
+        return card.is_called(name) or name in adapters or (card.is_called(before) and after in adapters)
+
     @property
     def is_loaded(self) -> bool:
         """Whether the model's engines run; else the next request starts them."""

@@ -112,10 +112,8 @@ class ServedModel:
         return self.app.state.routes
 
     def is_called(self, name: str) -> bool:
-        """Whether a request's ``model`` is this one, one of its adapters, or both with a colon between."""
-        card, adapters = self.frontend.card, self.frontend.adapters
-        before, _, after = name.rpartition(":")
-        return card.is_called(name) or name in adapters or (card.is_called(before) and after in adapters)
+        """Whether a request's ``model`` is this one."""
+        return self.frontend.is_called(name)
 
     async def start(self, shared: Shared) -> None:
         """Open the model and build what serves it, engines excepted."""

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fwk.interfaces.dialect import Dialect, DialectContext
+from fwk.interfaces.dialect import Dialect, DialectContext, Frontend
 from fwk.interfaces.lifecycle import Stage
 from fwk_server._common import body, completion
 from fwk_server._common.caller import Caller, caller_of
@@ -95,6 +96,7 @@ class OpenAIDialect(Dialect):
         self._frontend = context.frontend
         self._is_strict = bool(context.options and context.options.strict_requests)
         self._tokens = TokenTexts(context.frontend.text)
+        self._peer_tokens: dict[str, TokenTexts] = {}  # of other models, once a batch has asked for one
         options = context.options or OpenAIOptions()
         self._files = FileStore(options.files_dir, options.max_files_bytes)
         concurrency = options.batch_concurrency
@@ -117,16 +119,26 @@ class OpenAIDialect(Dialect):
         self._files.close()
 
     async def _serve(self, endpoint: str, data: bytes, caller: Caller) -> dict[str, Any]:
-        """The reply to a request of a batch."""
+        """The reply to a request of a batch, by the model of this server that it names."""
+        frontend, tokens = self._served_by(data)
         prepare = _BATCHED[endpoint]
         if self._is_strict and prepare in MODELS:
             prepare = partial(self._strictly, prepare)
-        call = await self._frontend.run_blocking(body.apply, prepare, data, self._frontend, caller)
+        call = await frontend.run_blocking(body.apply, prepare, data, frontend, caller)
         if endpoint == "/v1/embeddings":
-            embeddings.check(call, self._frontend)
-            return await embeddings.embed(call, self._frontend)
+            embeddings.check(call, frontend)
+            return await embeddings.embed(call, frontend)
         kind = chat if endpoint == "/v1/chat/completions" else completions
-        return await kind.complete(call, self._frontend, self._tokens)
+        return await kind.complete(call, frontend, tokens)
+
+    def _served_by(self, data: bytes) -> tuple[Frontend, TokenTexts]:
+        """The model that a body names, or this one, which refuses a name that no model has."""
+        name = orjson.loads(data).get("model")
+        if isinstance(name, str) and not self._frontend.is_called(name):
+            for peer in self._frontend.peers:
+                if peer.is_called(name):
+                    return peer, self._peer_tokens.setdefault(peer.card.name, TokenTexts(peer.text))
+        return self._frontend, self._tokens
 
     def admin_routes(self, app: FastAPI) -> None:
         for start in ("/v1", ""):
@@ -214,7 +226,7 @@ class OpenAIDialect(Dialect):
             request, self._frontend.run_blocking(body.apply, prepare, data, self._frontend, caller)
         )
 
-    def _strictly(self, prepare: Prepare, raw: Mapping[str, Any], *args: Any) -> Any:
+    def _strictly(self, prepare: Prepare, raw: Mapping[str, Any], frontend: Frontend, *args: Any) -> Any:
         """``prepare``, if all fields are known."""
-        refuse_unknown(raw, [MODELS[prepare], *self._frontend.processor_params])
-        return prepare(raw, *args)
+        refuse_unknown(raw, [MODELS[prepare], *frontend.processor_params])
+        return prepare(raw, frontend, *args)
