@@ -14,7 +14,7 @@ import pytest
 from docs.site_requests import main as site_requests
 from docs.site_requests import requests_of
 
-from fwk.cli.commands import commands, listing
+from fwk.cli.commands import commands, overview
 from fwk.interfaces.command import GROUP, Command
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +64,29 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One two\n\n[a](page.md#one-two) [b](no.md) [c](#three) `[d](code.md)` [e](https://a.example)\n")
     assert broken_links(page) == ["no.md", "#three"]
+
+
+def test_questions_people_ask_are_answered_in_two_clicks() -> None:
+    """Each links to a heading, and what stands below that holds the words of an answer."""
+    [asked] = re.findall(r"^## Questions people ask\n(.*?)^## ", (ROOT / "docs/README.md").read_text(), re.S | re.M)
+    found = dict(re.findall(r"\[([^\]]+)\]\(([^)]+)\)", asked))
+    assert set(ANSWERS) <= set(found)
+    for question, words in ANSWERS.items():
+        path, _, anchor = found[question].partition("#")
+        page = ROOT / "docs" / path
+        parts = re.split(r"^#+ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+        [below] = [part for part in parts if part.splitlines()[0].lower().replace(" ", "-") == anchor]
+        assert [word for word in words if word not in below] == [], question
+
+
+ANSWERS = {
+    "Which attention backend runs?": ("fwk plugins why attention", "/server_info"),
+    "How do I add a LoRA adapter?": ("--enable-lora", "--lora-paths"),
+    "How do I make it faster?": ("compiler", "--quantization", "--speculative-algorithm"),
+    "How do I limit users?": ("--api-key-file", "--concurrency-limit", "--schedule-policy fair"),
+    "What does a line of the log mean?": ("running", "waiting", "KV cache", "prefix cache hits", "first token"),
+}
+"""The questions, and what an answer must name."""
 
 
 @pytest.mark.parametrize("name", ["docs/README.md", "docs/features.md"])
@@ -117,7 +140,7 @@ def test_the_commands_page_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [EntryPoint(name, f"acme_evaluate.commands:{attribute}", GROUP) for name, attribute in points]
     assert commands(points=found)["evaluate"] is declared["evaluate"]
     assert commands("plugins.", found)["diff"] is declared["plugins_diff"]
-    assert "evaluate   score a running server" in listing(commands(points=found))
+    assert "evaluate  score a running server" in overview("fwk", "", commands(points=found), "")
 
 
 def test_what_a_page_fetches_from_others_is_found() -> None:
