@@ -1,5 +1,5 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
-PACKAGES = core http jinja jobs kit plugins tests benchmarks examples docs
+PACKAGES = core http jinja jobs kit plugins tests benchmarks examples docs hatch_build.py
 
 .PHONY: check lint types imports test slow faults soak attack clients examples audit docs site format
 

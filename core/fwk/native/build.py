@@ -19,13 +19,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fwk.errors import PluginError
-from fwk.native import cache, compiler
+from fwk.native import cache, compiler, prebuilt
 from fwk.native.cpu_features import flags_of, isa
+from fwk.process.progress import ProgressBar, is_watched
 
 COMMON_FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-w"),
@@ -35,6 +37,8 @@ COMMON_FLAGS = (
 INCLUDE = Path(__file__).with_name("include")
 """Where core's headers are."""
 
+BAR_EVERY = 0.2
+"""Seconds from one drawing of a build's bar to the next."""
 
 SMALLEST = Path(__file__).with_name("thread_pool.cpp")
 """What every kernel needs, and a second builds: whether that works is taken for whether others will."""
@@ -45,6 +49,8 @@ def refusal() -> str | None:
 
     Builds the thread pool once, to find a compiler that fails, a full disk or a folder that cannot be written to.
     """
+    if _prebuilt(SMALLEST, "plain") is not None:
+        return None
     return _unavailable() or _failure(compiler.find(), os.environ.get("XDG_CACHE_HOME"))
 
 
@@ -87,17 +93,17 @@ def build_library(source: Path, instructions: str | None = None) -> Path:
     """Where the library of one C++ file is: in the cache, if nothing it depends on has changed, or built there.
 
     instructions: one of ``ISA_FLAGS``, which this machine need not have, or ``EMULATED_AMX``. Raises as ``load`` does.
+    One that came with the wheel is taken before any other.
     """
-    why = _unavailable()
-    command = compiler.find()
-    if why is not None or command is None:
-        raise PluginError(f"the kernel {source.stem} {why}")
+    found = _prebuilt(source, instructions or isa())
+    if found is not None:
+        return found
+    try:
+        command = required_compiler()
+    except PluginError as error:
+        raise PluginError(f"the kernel {source.stem} {error}") from None
     flags = (*COMMON_FLAGS, *flags_of(instructions or isa()))
-    key = hashlib.sha256()
-    said = (" ".join(flags), compiler.version(command), platform.machine())
-    for part in (*(file.read_bytes() for file in _files(source)), *map(str.encode, said)):
-        key.update(len(part).to_bytes(8, "little") + part)
-    target = cache.folder() / f"{source.stem}-{key.hexdigest()[:24]}.so"
+    target = cache.folder() / library_name(source, flags, compiler.version(command))
     if not cache.is_intact(target):
         try:
             with cache.locked(target):
@@ -106,6 +112,30 @@ def build_library(source: Path, instructions: str | None = None) -> Path:
         except OSError as error:
             raise PluginError(f"the kernel {source.stem} could not be built in {target.parent}: {error}") from None
     return target
+
+
+def _prebuilt(source: Path, instructions: str) -> Path | None:
+    """The library of a source that came with the wheel."""
+    if not prebuilt.FOLDER.is_dir():
+        return None
+    return prebuilt.find(library_name(source, (*COMMON_FLAGS, *flags_of(instructions))))
+
+
+def required_compiler() -> tuple[str, ...]:
+    """The command that compiles. Raises ``PluginError`` where there is none."""
+    why, command = _unavailable(), compiler.find()
+    if why is not None or command is None:
+        raise PluginError(str(why))
+    return command
+
+
+def library_name(source: Path, flags: tuple[str, ...], version: str = "") -> str:
+    """The name of a library: of what it depends on. version: of the compiler, where it is built for this machine."""
+    key = hashlib.sha256()
+    said = (" ".join(flags), version, platform.machine())
+    for part in (*(file.read_bytes() for file in _files(source)), *map(str.encode, said)):
+        key.update(len(part).to_bytes(8, "little") + part)
+    return f"{source.stem}-{key.hexdigest()[:24]}.so"
 
 
 def _files(source: Path) -> list[Path]:
@@ -120,14 +150,29 @@ def _files(source: Path) -> list[Path]:
 
 
 def _build(source: Path, target: Path, command: tuple[str, ...], flags: tuple[str, ...]) -> None:
-    print(f"fwk: building the kernel {source.stem} (once, some seconds) ...", file=sys.stderr, flush=True)
-    with _termination_delayed(source), cache.workspace(target) as folder:
-        compiled, linked = folder / "kernel.o", folder / "kernel.so"
-        # Linking does not get -fopenmp: it would bring a second OpenMP runtime, with threads of its own.
-        undefined = ["-Wl,-undefined,dynamic_lookup"] if sys.platform == "darwin" else []
-        _run([*command, *flags, f"-I{INCLUDE}", "-c", str(source), "-o", str(compiled)], source)
-        _run([*command, "-shared", *undefined, str(compiled), "-o", str(linked)], source)
+    told = f"building the kernel {source.stem} (once, some seconds)"
+    if not is_watched():
+        print(f"fwk: {told} ...", file=sys.stderr, flush=True)
+    with (
+        _termination_delayed(source),
+        cache.workspace(target) as folder,
+        ProgressBar(told, "steps", 2) as bar,
+    ):
+        linked = folder / "kernel.so"
+        compile_library(source, linked, command, flags, bar)
         cache.store(linked, target)
+
+
+def compile_library(
+    source: Path, target: Path, command: tuple[str, ...], flags: tuple[str, ...], bar: ProgressBar | None = None
+) -> None:
+    """Compile and link one source. Raises ``PluginError`` with what the compiler says."""
+    compiled = target.with_suffix(".o")
+    # Linking does not get -fopenmp: it would bring a second OpenMP runtime, with threads of its own.
+    undefined = ["-Wl,-undefined,dynamic_lookup"] if sys.platform == "darwin" else []
+    _run([*command, *flags, f"-I{INCLUDE}", "-c", str(source), "-o", str(compiled)], source, bar)
+    _run([*command, "-shared", *undefined, str(compiled), "-o", str(target)], source, bar)
+    compiled.unlink()
 
 
 class _Terminated(BaseException):
@@ -158,12 +203,35 @@ def _termination_delayed(source: Path) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(command: list[str], source: Path) -> None:
+def _run(command: list[str], source: Path, bar: ProgressBar | None) -> None:
+    """One step of a build, at whose end the bar goes on; meanwhile its clock does."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=compiler.TIMEOUT, check=False)
+        code, said = _waited_for(command, bar)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PluginError(f"the kernel {source.stem} could not be built: {error}") from None
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
-        why = lines[0] if lines else f"exit status {done.returncode}"
+    if bar is not None:
+        bar.add()
+    if code:
+        lines = [line for line in said.splitlines() if "error" in line.lower()] or said.splitlines()
+        why = lines[0] if lines else f"exit status {code}"
         raise PluginError(f"the kernel {source.stem} could not be built by {command[0]}: {why}")
+
+
+def _waited_for(command: list[str], bar: ProgressBar | None) -> tuple[int, str]:
+    """A command's exit code, and what it wrote to standard error."""
+    step = BAR_EVERY if bar is not None and bar.is_shown else compiler.TIMEOUT
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        end = time.monotonic() + compiler.TIMEOUT
+        try:
+            while True:
+                try:
+                    said = process.communicate(timeout=step)[1]
+                    return process.returncode, said
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() >= end:
+                        raise
+                    if bar is not None:
+                        bar.refresh()
+        except BaseException:
+            process.kill()
+            raise

@@ -1,0 +1,32 @@
+"""Libraries that came with a wheel: built when the wheel was (``hatch_build.py``), so that no compiler is needed.
+
+They are taken where the sources and flags are the ones they were built of; anything else is built on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+FOLDER = Path(__file__).with_name("prebuilt")
+
+
+def find(name: str) -> Path | None:
+    """The library of that name, if one came with this installation."""
+    path = FOLDER / name
+    return path if path.is_file() else None
+
+
+def build_all(sources: Iterable[Path], instructions: Iterable[str], folder: Path) -> list[Path]:
+    """Build each source for each instruction set into ``folder``. Raises ``PluginError`` where the compiler fails."""
+    from fwk.native import build  # noqa: PLC0415 - which finds libraries by this module
+
+    command = build.required_compiler()
+    made: list[Path] = []
+    for source in sources:
+        for isa in instructions:
+            flags = (*build.COMMON_FLAGS, *build.flags_of(isa))
+            target = folder / build.library_name(source, flags)
+            build.compile_library(source, target, command, flags)
+            made.append(target)
+    return made
