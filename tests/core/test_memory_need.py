@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers.quantised import gguf_twins
@@ -12,7 +13,9 @@ from tests.helpers.tiny import save_llama
 import fwk
 from fwk import QuantizerSpec
 from fwk.errors import ConfigError
+from fwk.interfaces.device import MemoryInfo
 from fwk.worker import memory_need
+from fwk.worker.kv_cache import count_blocks
 from fwk.worker.memory_need import available, estimate
 
 PLAIN = QuantizerSpec(name="none", load="x:Y", exact=("plain",), api=2)
@@ -50,3 +53,19 @@ def test_refuses_with_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(memory_need, "available", lambda: 400 << 20)
     with pytest.raises(ConfigError, match=r"needs about 0\.0 GiB .* 0\.4 GiB of memory are free: "):
         fwk.LLM(str(path), max_total_tokens=256)
+
+
+def test_no_room_for_a_kv_cache_is_told_with_all_the_numbers() -> None:
+    mebi = 2**20
+    settings: dict[str, Any] = {"max_total_tokens": None, "block_size": 16, "bytes_per_block": mebi, "most": 9}
+    memory = MemoryInfo(300 * mebi, 1000 * mebi)
+    assert count_blocks(**settings, fraction=0.8, memory=memory) == 100
+    with pytest.raises(ConfigError) as caught:
+        count_blocks(**settings, fraction=0.7, memory=memory, num_tables=2)
+    assert str(caught.value) == (
+        "--mem-fraction-static 0.7 of 1000 MiB is 700 MiB, but 700 MiB are in use and 300 MiB free, and the smallest "
+        "KV cache takes 2.00 MiB: raise it to 0.703 or more, or take a smaller model, or one in fewer bits"
+    )
+    assert count_blocks(**settings, fraction=0.703, memory=memory, num_tables=2) == 2
+    with pytest.raises(ConfigError, match=r"free, and the smallest KV cache takes 1\.00 MiB: take a smaller model"):
+        count_blocks(**settings, fraction=0.9, memory=MemoryInfo(mebi // 2, 1000 * mebi))

@@ -191,8 +191,8 @@ def test_inputs_that_forget_the_newest_tokens_say_something_else(folder: Path, m
     assert elsewhere(folder) != on_cpu(folder)
 
 
-def test_log_probabilities_are_the_cpus(folder: Path) -> None:
-    """They are read while the step runs: such a step is waited for, and the next one knows its tokens."""
+def test_log_probabilities_are_the_cpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come with the tokens, in one copy."""
     asked = SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, ignore_eos=True)
 
     def logprobs(llm: fwk.LLM) -> list[float]:
@@ -205,7 +205,12 @@ def test_log_probabilities_are_the_cpus(folder: Path) -> None:
         want = logprobs(llm)
     with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **OPTIONS) as llm:
         assert len(want) == 6
+        JOURNAL.clear()
+        steps = Steps(monkeypatch)
         assert logprobs(llm) == pytest.approx(want, abs=1e-4)
+        assert set(steps.waits("launch")) == {0}
+        assert set(steps.waits("collect")) <= {0, 1}
+        assert not JOURNAL.of_kind("blocking")
     assert JOURNAL.faults == []
 
 
@@ -250,3 +255,16 @@ def test_features_say_what_they_say_on_the_cpu(folder: Path, options: dict[str, 
     repeated = SamplingParams(max_tokens=8, temperature=0.0, logit_bias={50: 3.0, 51: 3.0}, ignore_eos=True)
     assert elsewhere(folder, repeated, **options) == tokens_on_cpu(folder, repeated, **options)
     assert JOURNAL.faults == []
+
+
+def test_weights_are_encoded_where_they_will_be(folder: Path) -> None:
+    """Not by the host, which would take minutes for a model of billions."""
+
+    def launches(quantization: str) -> int:
+        options: dict[str, Any] = {**OPTIONS, "quantization": quantization}
+        with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **options):
+            return JOURNAL.launches.total()
+
+    plain = launches("none")
+    for quantization in ("int4", "int8", "fp8"):
+        assert launches(quantization) > plain + 10 * TINY["num_hidden_layers"], quantization

@@ -233,7 +233,7 @@ def _loaded(
         return {"weight": weight.to(context.device)}
     pieces: dict[str, list[Tensor]] = {name: [] for name in specs}
     for part, cut in parts:
-        for name, x in _read(context.weights, form, part, in_features, specs).items():
+        for name, x in _read(context.weights, form, part, in_features, specs, context.device).items():
             spec, full = specs[name], f"{part.prefix}.{name}"
             if spec.output_dim is not None:
                 cut.check(part.out_features, spec.output_block, full, is_joined=len(parts) > 1)
@@ -273,13 +273,18 @@ def _joined(weights: WeightSource, parts: Sequence[Part], in_features: int, dtyp
 
 
 def _read(
-    weights: WeightSource, form: LayerFormat, part: Part, in_features: int, specs: Mapping[str, ParamSpec]
+    weights: WeightSource,
+    form: LayerFormat,
+    part: Part,
+    in_features: int,
+    specs: Mapping[str, ParamSpec],
+    device: torch.device,
 ) -> Mapping[str, Tensor]:
-    """The tensors of one part, whole."""
+    """The tensors of one part, whole. Those that are encoded are on the device, which does that."""
     if form.layout == PLAIN:
         name, size, dtype = f"{part.prefix}.weight", (part.out_features, in_features), form.method.encodes_from
         weight = weights.tensor(name, size) if dtype is None else weights.tensor_as(name, size, dtype)
-        return form.method.encode(weight, part.prefix)
+        return form.method.encode(weight.to(device), part.prefix)
     return {
         name: _fit(
             weights.raw(f"{part.prefix}.{name}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from fwk.errors import BlameSequence
 from fwk.interfaces.device import Device, Event
-from fwk.types import Batch, SequenceResult, StepResult
+from fwk.types import Batch, SequenceResult, StepResult, TokenLogprobs
 from fwk.worker.inputs import StepRows
+from fwk.worker.logprobs import packed_logprobs, unpacked_logprobs
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.step_sampler import StepSampler
 
@@ -29,6 +31,7 @@ class Pending:
     launch_seconds: float
     tokens: Tensor  # [num_rows] int64 in the host's memory, once the event has come
     event: Event
+    logprobs: Tensor | None = None  # [num_rows, n] int32, as ``tokens``: ``packed_logprobs``
     gone: set[int] = field(default_factory=set[int])
     result: StepResult | None = None
 
@@ -52,7 +55,9 @@ class InFlight:
     ) -> None:
         self._table = table
         self._sampler = sampler
+        self._device = device
         self._buffers = [(device.host_buffer((max_rows,), torch.int64), device.event()) for _ in range(size)]
+        self._logprobs: list[Tensor | None] = [None] * size
         self._next = 0
         self._pending: deque[Pending] = deque()
         self.newest = torch.zeros(len(table.unknown), dtype=torch.int64, device=where)
@@ -63,22 +68,44 @@ class InFlight:
             pending.gone |= slots
 
     def add(
-        self, batch: Batch, rows: StepRows, picked: Tensor | None, failed: dict[int, BlameSequence], seconds: float
+        self,
+        batch: Batch,
+        rows: StepRows,
+        picked: Tensor | None,
+        failed: dict[int, BlameSequence],
+        seconds: float,
+        logits: Tensor | None = None,
     ) -> Pending:
-        """A step was launched, which picked a token for each row; its copy to the host is begun."""
-        host, event = self._buffers[self._next]
-        self._next = (self._next + 1) % len(self._buffers)
+        """A step was launched, which picked a token for each row; its copy to the host is begun.
+
+        logits: [num_rows, vocab_size], where the log-probability of a row's token is wanted.
+        """
+        number = self._next
+        host, event = self._buffers[number]
+        self._next = (number + 1) % len(self._buffers)
         tokens = host[: len(rows.slots)]
+        logprobs = None
         if picked is not None and rows.slots_on_device is not None:
             self.newest.index_copy_(0, rows.slots_on_device, picked.clamp(min=0))
             tokens.copy_(picked, non_blocking=True)
+            if logits is not None:
+                most = max(int(self._table.logprobs[rows.slots].max()), 1)
+                logprobs = self._sent(number, packed_logprobs(logits, picked, most))
         event.record()
         for scheduled in batch.sequences:
             self._table.finish(scheduled, [0] if scheduled.samples else [])
             self._table.unknown[scheduled.slot] += scheduled.samples
-        pending = Pending(batch, rows, failed, seconds, tokens, event)
+        pending = Pending(batch, rows, failed, seconds, tokens, event, logprobs)
         self._pending.append(pending)
         return pending
+
+    def _sent(self, number: int, packed: Tensor) -> Tensor:
+        """Begin to copy what the host reads with a step's tokens, to memory that stays until it has."""
+        kept = self._logprobs[number]
+        if kept is None or kept.numel() < packed.numel():
+            kept = self._logprobs[number] = self._device.host_buffer((2 * packed.numel(),), torch.int32)
+        host = kept[: packed.numel()].view(packed.shape)
+        return host.copy_(packed, non_blocking=True)
 
     def settle(self, until: Pending | None = None) -> None:
         """Wait for the steps up to one, or for all, and take in their tokens."""
@@ -91,10 +118,12 @@ class InFlight:
 
     def _results(self, pending: Pending) -> list[SequenceResult]:
         results: list[SequenceResult] = []
-        tokens = iter(pending.tokens.tolist())
+        picked = pending.tokens.tolist()
+        tokens, found = iter(picked), self._logprobs_of(pending, picked)
         for scheduled in pending.batch.sequences:
             slot = scheduled.slot
             token = next(tokens) if scheduled.samples else None
+            logprobs = next(found, None) if scheduled.samples else None
             if slot in pending.gone:
                 if token is not None:
                     results.append(SequenceResult(slot, [max(token, 0)]))  # nobody waits for it any more
@@ -105,5 +134,14 @@ class InFlight:
                 self._table.unknown[slot] -= 1
             result = self._sampler.settled(slot, token, pending.failed)
             if result is not None:
+                if logprobs is not None and result.error is None and self._table.logprobs[slot] >= 0:
+                    result.logprobs = [logprobs][: len(result.token_ids)]
                 results.append(result)
         return results
+
+    def _logprobs_of(self, pending: Pending, picked: list[int]) -> Iterator[TokenLogprobs]:
+        """Of each row; of none where nobody asked."""
+        if pending.logprobs is None:
+            return iter(())
+        num_top = [max(int(n), 0) for n in self._table.logprobs[pending.rows.slots]]
+        return iter(unpacked_logprobs(pending.logprobs, picked, num_top))

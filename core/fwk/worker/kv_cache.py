@@ -74,8 +74,21 @@ def count_blocks(
         return count
     count = memory.budget(fraction) // bytes_per_block
     if count < num_tables:
-        raise ConfigError("no memory is left for the KV cache: raise --mem-fraction-static or take a smaller model")
+        raise ConfigError(_no_room(fraction, bytes_per_block * num_tables, memory))
     return count
+
+
+def _no_room(fraction: float, least: int, memory: MemoryInfo) -> str:
+    """Why there is room for no block, with all the numbers."""
+    free, total, used = (size / 2**20 for size in (memory.free, memory.total, memory.total - memory.free))
+    remedy = "take a smaller model, or one in fewer bits"
+    needed = (memory.total - memory.free + least) / memory.total
+    if needed < 1:
+        remedy = f"raise it to {math.floor(needed * 1000 + 1) / 1000:.3f} or more, or {remedy}"
+    return (
+        f"--mem-fraction-static {fraction:g} of {total:.0f} MiB is {fraction * total:.0f} MiB, but {used:.0f} MiB are "
+        f"in use and {free:.0f} MiB free, and the smallest KV cache takes {least / 2**20:.2f} MiB: {remedy}"
+    )
 
 
 def agree(num_blocks: int, group: ParallelGroup, device: torch.device) -> int:

@@ -51,16 +51,30 @@ def prompt_logprobs(
     return result
 
 
-def _some(logits: Tensor, token_ids: list[int], num_top: list[int]) -> list[TokenLogprobs]:
+def packed_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
+    """What ``unpacked_logprobs`` reads, made where the logits are, so that one copy brings all of it to the host.
+
+    logits: [n, vocab_size]; token_ids: [n] int64. Returns [n, 2 + 2 * num_top] int32: the bits of the token's
+    log-probability, its rank from 1 on, the bits of the largest ones, and their tokens.
+    """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
-    ids = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
-    chosen = logprobs.gather(1, ids)
-    ranks = ((logprobs > chosen).sum(dim=1) + 1).tolist()
-    values, indices = logprobs.topk(max(max(num_top), 1), dim=1)
-    top_ids, top_values = indices.tolist(), values.tolist()
+    chosen = logprobs.gather(1, token_ids.clamp(min=0).unsqueeze(1))
+    ranks = (logprobs > chosen).sum(dim=1, keepdim=True, dtype=torch.int32) + 1
+    values, indices = logprobs.topk(num_top, dim=1)
+    parts = (chosen.view(torch.int32), ranks, values.contiguous().view(torch.int32), indices.to(torch.int32))
+    return torch.cat(parts, dim=1)
+
+
+def unpacked_logprobs(packed: Tensor, token_ids: list[int], num_top: list[int]) -> list[TokenLogprobs]:
+    """One entry per row of ``packed``, in the host's memory: of its token, and its ``num_top`` most likely ones."""
+    most = (packed.shape[1] - 2) // 2
+    numbers, words = packed.view(torch.float32).tolist(), packed.tolist()
     return [
-        TokenLogprobs(token, value[0], rank, list(zip(top_i[:k], top_v[:k], strict=True)))
-        for token, value, rank, top_i, top_v, k in zip(
-            token_ids, chosen.tolist(), ranks, top_ids, top_values, num_top, strict=True
-        )
+        TokenLogprobs(token, number[0], word[1], list(zip(word[2 + most :][:k], number[2 : 2 + most][:k], strict=True)))
+        for token, number, word, k in zip(token_ids, numbers, words, num_top, strict=True)
     ]
+
+
+def _some(logits: Tensor, token_ids: list[int], num_top: list[int]) -> list[TokenLogprobs]:
+    ids = torch.tensor(token_ids).to(logits.device)
+    return unpacked_logprobs(packed_logprobs(logits, ids, max([1, *num_top])).cpu(), token_ids, num_top)

@@ -93,15 +93,15 @@ class ModelRunner:
             self._in_flight.settle()
 
     def _waits(self, batch: Batch) -> bool:
-        """Whether the host must see what the step makes at once: log-probabilities and drafts."""
+        """Whether the host must see what the step makes at once: drafts, and log-probabilities of a prompt."""
         table = self._table
         slots = [s.slot for s in batch.sequences]
         if any(s.draft_token_ids for s in batch.sequences) or self._drafting.forced.concerns(slots):
             return True
         asked = [new.sampling for new in batch.new]
-        if any(s.logprobs is not None or s.prompt_logprobs is not None or s.grammar is not None for s in asked):
+        if any(s.prompt_logprobs is not None or s.grammar is not None for s in asked):
             return True
-        return bool((table.logprobs[slots] >= 0).any() or (table.prompt_logprobs[slots] >= 0).any())
+        return bool((table.prompt_logprobs[slots] >= 0).any())
 
     def _launch(self, batch: Batch, in_flight: InFlight) -> Pending:
         """Begin a step and wait for nothing, unless a logits processor must see the tokens of the step before."""
@@ -118,7 +118,8 @@ class ModelRunner:
             if self._sampling.reads_history(rows):
                 in_flight.settle()  # the model computes meanwhile
             picked = self._sampling.sample_later(logits, rows, failed)
-        return in_flight.add(batch, rows, picked, failed, time.perf_counter() - started)
+        wanted = logits if rows.sampling_state(self._table).wants_logprobs else None
+        return in_flight.add(batch, rows, picked, failed, time.perf_counter() - started, wanted)
 
     def execute(self, batch: Batch) -> StepResult:
         """Run one step."""

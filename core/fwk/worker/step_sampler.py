@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence
-from fwk.types import Batch, ScheduledSequence, SequenceResult, TokenLogprobs
+from fwk.types import Batch, ScheduledSequence, SequenceResult
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.inputs import StepRows
 from fwk.worker.logprobs import token_logprobs
@@ -37,6 +38,7 @@ class StepSampler:
         gained = self._verifier.verify(batch, rows, logits, failed, trees) if logits is not None else {}
         wants_logprobs = logits is not None and rows.sampling_state(self._table).wants_logprobs
         results: dict[int, SequenceResult] = {}
+        asked: list[tuple[SequenceResult, list[int]]] = []  # whose log-probabilities are wanted, and their rows
         for scheduled in batch.sequences:
             slot = scheduled.slot
             if not scheduled.samples:
@@ -46,10 +48,12 @@ class StepSampler:
                 continue
             tokens, at = gained[slot]
             result = self._result(scheduled, tokens, failed)
-            if wants_logprobs and result.error is None and logits is not None:
-                kept = result.token_ids
-                result.logprobs = self._logprobs(slot, logits[at][: len(kept)], kept)
+            if wants_logprobs and result.error is None and self._table.logprobs[slot] >= 0:
+                every = list(range(at.start, at.stop)) if isinstance(at, slice) else at
+                asked.append((result, every[: len(result.token_ids)]))
             results[slot] = result
+        if asked and logits is not None:
+            self._add_logprobs(asked, logits)
         return results
 
     def settled(self, slot: int, token: int | None, failed: dict[int, BlameSequence]) -> SequenceResult | None:
@@ -86,9 +90,16 @@ class StepSampler:
             failed[slot] = error
             return None
 
-    def _logprobs(self, slot: int, logits: Tensor, tokens: list[int]) -> list[TokenLogprobs] | None:
-        num_top = int(self._table.logprobs[slot])
-        return token_logprobs(logits, tokens, [num_top] * len(tokens)) if num_top >= 0 else None
+    def _add_logprobs(self, asked: list[tuple[SequenceResult, list[int]]], logits: Tensor) -> None:
+        """Log-probabilities of all tokens of a step, in one question to the device."""
+        rows = [row for _, mine in asked for row in mine]
+        tokens = [token for result, _ in asked for token in result.token_ids]
+        num_top = [int(self._table.logprobs[result.slot]) for result, mine in asked for _ in mine]
+        if rows != list(range(logits.shape[0])):
+            logits = logits.index_select(0, torch.tensor(rows).to(logits.device))
+        found = iter(token_logprobs(logits, tokens, num_top))
+        for result, mine in asked:
+            result.logprobs = [next(found) for _ in mine]
 
 
 def _note_unpicked(slot: int, tokens: list[int], failed: dict[int, BlameSequence]) -> None:
