@@ -66,6 +66,6 @@ def test_no_room_for_a_kv_cache_is_told_with_all_the_numbers() -> None:
         "--mem-fraction-static 0.7 of 1000 MiB is 700 MiB, but 700 MiB are in use and 300 MiB free, and the smallest "
         "KV cache takes 2.00 MiB: raise it to 0.703 or more, or take a smaller model, or one in fewer bits"
     )
-    assert count_blocks(**settings, fraction=0.703, memory=memory, num_tables=2) == 2
+    assert count_blocks(**settings, fraction=0.703, memory=memory, num_tables=2) == 3
     with pytest.raises(ConfigError, match=r"free, and the smallest KV cache takes 1\.00 MiB: take a smaller model"):
         count_blocks(**settings, fraction=0.9, memory=MemoryInfo(mebi // 2, 1000 * mebi))
