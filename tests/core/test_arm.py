@@ -1,0 +1,101 @@
+"""Kernels for ARM: cross-compiled, and run by an emulator against the same program on this machine.
+
+Needs Debian's g++-aarch64-linux-gnu and qemu-user; skipped without. No test here says how fast they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fwk.native import INCLUDE, compiler
+from fwk.native.build import COMMON_FLAGS
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests/native/kernels.cpp"
+CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+SYSROOT = "/usr/aarch64-linux-gnu"
+SOURCES = sorted([*(ROOT / "core").rglob("*.cpp"), *(ROOT / "plugins").rglob("*.cpp")])
+MISSING = [name for name in (CROSS, EMULATOR) if shutil.which(name) is None]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (apt-get install g++-aarch64-linux-gnu qemu-user)"
+    ),
+]
+
+
+def build(command: list[str], target: Path) -> Path:
+    folders = [INCLUDE, ROOT / "core/fwk/native", ROOT / "plugins", ROOT / "plugins/quant/fwk_quant/_linear_cpu"]
+    words = [
+        *command,
+        *COMMON_FLAGS,
+        *(f"-I{folder}" for folder in folders),
+        str(PROGRAM),
+        "-o",
+        str(target),
+        "-lpthread",
+    ]
+    subprocess.run(words, check=True, timeout=300)
+    return target
+
+
+def results(said: str) -> list[tuple[str, float, list[float]]]:
+    """Of each line: name, tolerance, numbers."""
+    found = []
+    for line in said.splitlines():
+        words = line.split()
+        at = next(i for i, word in enumerate(words) if word[0].isdigit())
+        found.append((" ".join(words[:at]), float(words[at]), [float(word) for word in words[at + 1 :]]))
+    return found
+
+
+def are_close(ours: list[float], theirs: list[float], tolerance: float) -> bool:
+    """Whether they differ by less than ``tolerance`` of the largest."""
+    most = tolerance * max(map(abs, theirs))
+    return len(ours) == len(theirs) and all(
+        math.isfinite(a) and abs(a - b) <= most for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float, list[float]]]:
+    program = build([CROSS], tmp_path_factory.mktemp("arm") / "kernels")
+    done = subprocess.run(
+        [EMULATOR, "-L", SYSROOT, str(program)], capture_output=True, text=True, check=True, timeout=300
+    )
+    return results(done.stdout)
+
+
+def test_it_computes_what_plain_loops_do(emulated: list[tuple[str, float, list[float]]]) -> None:
+    checked = 0
+    for before, (name, tolerance, numbers) in itertools.pairwise(emulated):
+        if name.startswith("reference"):
+            assert name == f"reference {before[0]}"
+            assert are_close(before[2], numbers, tolerance), name
+            checked += 1
+    assert checked == 7
+
+
+@pytest.mark.skipif(compiler.find() is None, reason="no C++ compiler")
+def test_it_computes_what_this_machine_does(emulated: list[tuple[str, float, list[float]]], tmp_path: Path) -> None:
+    program = build(list(compiler.find() or ()), tmp_path / "kernels")
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=True, timeout=120)
+    here = results(done.stdout)
+    assert [name for name, _, _ in here] == [name for name, _, _ in emulated]
+    for (name, tolerance, ours), (_, _, theirs) in zip(here, emulated, strict=True):
+        assert are_close(ours, theirs, tolerance), name
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=[source.stem for source in SOURCES])
+def test_every_kernel_is_compiled(source: Path, tmp_path: Path) -> None:
+    command = [CROSS, *COMMON_FLAGS, f"-I{INCLUDE}", "-shared", str(source), "-o", str(tmp_path / "kernel.so")]
+    subprocess.run(command, check=True, timeout=300)
+    said = subprocess.run(["file", str(tmp_path / "kernel.so")], capture_output=True, text=True, check=False).stdout
+    assert "aarch64" in said or not said
