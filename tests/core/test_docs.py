@@ -27,6 +27,8 @@ PAGES = sorted(
     }
 )
 MAX_CELL = 120
+MAX_PICTURE = 150_000
+"""Bytes."""
 MAX_ARCHITECTURE = 120
 
 
@@ -58,6 +60,11 @@ def broken_links(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_resolve(page: Path) -> None:
     assert not broken_links(page)
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs").rglob("*.png")), ids=lambda picture: picture.name)
+def test_pictures_are_small(picture: Path) -> None:
+    assert picture.stat().st_size < MAX_PICTURE
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
