@@ -85,9 +85,11 @@ def literal(words: str) -> str:
 def avoiding(marks: Collection[str]) -> str:
     """A pattern of all texts that hold none of the marks, in the size of these and without look-around.
 
-    All begin with ``<`` and have it nowhere else: a mark that breaks off can only begin again at the next ``<``.
+    All begin with ``<`` and have it nowhere else: a mark that breaks off can only begin again at the next ``<``. Raises
+    ``ValueError`` for others.
     """
-    assert all(mark.rfind("<") == 0 and len(mark) > 1 for mark in marks)
+    if not all(mark.rfind("<") == 0 and len(mark) > 1 for mark in marks):
+        raise ValueError(f"marks that begin with < and have it nowhere else, not {list(marks)}")
     open_, left = _broken_off([mark[1:] for mark in marks])
     return f"(?:[^<]|(?:<{open_})*<{left})*(?:<{open_})*"
 
