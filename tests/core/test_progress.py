@@ -105,8 +105,18 @@ def test_a_line_of_the_log_clears_the_bar(monkeypatch: pytest.MonkeyPatch) -> No
         bar.reach(50)
         handler.handle(logging.LogRecord("x", logging.INFO, "", 0, "a line", None, None))
         before, _, after = terminal.getvalue().rpartition("a line\n")
-        assert not before.rpartition("\r")[2].strip(), "the line begins on an empty one"
+        assert before.rpartition("\r")[2] == "\x1b[K", "the line begins on an empty one"
         assert "50%" in after, "and the bar comes again"
+
+
+def test_a_line_of_the_log_clears_another_processes_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "a line", None, None)
+    terminal = a_terminal(monkeypatch)
+    ClearingHandler(terminal).handle(record)
+    assert terminal.getvalue() == "\r\x1b[Ka line\n"
+    file = io.StringIO()
+    ClearingHandler(file).handle(record)
+    assert file.getvalue() == "a line\n"
 
 
 def test_a_terminal_that_says_it_has_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, TextIO
 
 from fwk.config.secrets import HidingFormatter, hide
+from fwk.process.progress import is_watched
 
 Format = Literal["text", "json"]
+
+CLEAR_LINE = "\r\x1b[K"
+"""What terminals take for it."""
 
 FIELDS = "fields"
 """Attribute of a record (``extra={FIELDS: {...}}``) whose items become members of the JSON object."""
@@ -42,12 +46,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class ClearingHandler(logging.StreamHandler[TextIO]):
-    """Clears this process's progress bars before a line, and draws them again after it."""
+    """Clears progress bars before a line: this process's own, and on a terminal one that another process has drawn.
+
+    They come again below it.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
         tqdm = sys.modules.get("tqdm.std")  # imported by the first bar
         with tqdm.tqdm.external_write_mode(file=self.stream) if tqdm is not None else contextlib.nullcontext():
+            if self.stream.isatty() and is_watched():
+                self.stream.write(CLEAR_LINE)
             super().emit(record)
 
 

@@ -1,8 +1,8 @@
 """Progress bars on standard error: drawn where a person looks on, and nowhere else.
 
 Each process draws its own, as engines and workers share their parent's terminal; ``set_up_progress`` leaves those of
-all but one of several engines or workers out, which would overwrite one another. A line of the log clears the bar that
-its process draws, which comes again below it (``fwk.process.log``).
+all but one of several engines or workers out, which would overwrite one another. A line of any process's log clears
+the bar, which comes again below it (``fwk.process.log``).
 """
 
 from __future__ import annotations
