@@ -16,7 +16,7 @@ from fwk.errors import ConfigError
 from fwk.interfaces.device import MemoryInfo
 from fwk.worker import memory_need
 from fwk.worker.kv_cache import count_blocks
-from fwk.worker.memory_need import available, estimate
+from fwk.worker.memory_need import estimate
 
 PLAIN = QuantizerSpec(name="none", load="x:Y", exact=("plain",), api=2)
 INT8 = QuantizerSpec(name="int8", load="x:Y", bits=8.0, api=2)
@@ -32,15 +32,6 @@ def test_estimate() -> None:
     assert estimate({"plain": (1000, 2000), "packed": (500, 500)}, INT8, 2) == 1500
 
 
-def test_a_container_has_what_it_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in (("max", "3000000\n"), ("current", "1000000\n"), ("stat", "anon 5\ninactive_file 200000\n")):
-        (tmp_path / f"memory.{name}").write_text(text)
-    monkeypatch.setattr(memory_need, "CGROUP", tmp_path)
-    assert available() == 2_200_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available() > 2_200_000
-
-
 def test_says_what_is_needed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), fwk.LLM(str(save_llama(tmp_path / "model")), max_total_tokens=256):
         pass
@@ -50,7 +41,7 @@ def test_says_what_is_needed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 def test_refuses_with_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     path = save_llama(tmp_path / "model") if kind == "safetensors" else gguf_twins("Q8_0", tmp_path).path
-    monkeypatch.setattr(memory_need, "available", lambda: 400 << 20)
+    monkeypatch.setattr(memory_need, "available_memory", lambda: 400 << 20)
     with pytest.raises(ConfigError, match=r"needs about 0\.0 GiB .* 0\.4 GiB of memory are free: "):
         fwk.LLM(str(path), max_total_tokens=256)
 

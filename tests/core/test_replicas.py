@@ -146,6 +146,21 @@ async def test_a_server_that_stops_moves_no_request(three: tuple[Replicas, list[
     assert [client.sent for client in clients[:2]] == [[], []]
 
 
+def test_a_replica_that_comes_back_is_offered_little_by_little(three: tuple[Replicas, list[Client]]) -> None:
+    engines, clients = three
+    clients[2].problem = "does not answer"
+    engines.submit(request("while it is out"), print)
+    clients[2].problem = None
+    Last.seen.clear()
+    for i in range(20):
+        engines.submit(request(str(i)), print)
+    offered = [any(index == 2 for index, _ in seen) for seen in Last.seen]
+    assert offered[0], "the first request tries it"
+    assert sum(offered) < 5
+    assert [entry["weight"] for entry in engines.info()[:2]] == [1.0, 1.0]
+    assert 0 < engines.info()[2]["weight"] < 0.5
+
+
 def test_a_balancer_that_chooses_a_stranger_is_an_error(three: tuple[Replicas, list[Client]]) -> None:
     with pytest.raises(AssertionError, match="Last chose no replica that can serve"):
         three[0].submit(request("stranger"), print)

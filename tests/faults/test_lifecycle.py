@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers.client import connect, together
 from tests.helpers.engine_death import begin
-from tests.helpers.rig import FAKE, NOISE, Server, is_alive, is_helper, until
+from tests.helpers.rig import FAKE, Server, is_alive, is_helper, until
 from tests.helpers.servers import Start
 
 SLOW = (*FAKE, "--fake-step-ms", "20")
@@ -24,6 +24,11 @@ RESTART_SECONDS = 20.0
 
 def status(server: Server, path: str) -> int:
     return server.get(path).status_code
+
+
+def finished(server: Server) -> list[int]:
+    """Requests that each replica has finished."""
+    return [replica["stats"]["finished"] for replica in server.get("/server_info").json()["replicas"]]
 
 
 def serves_again(server: Server) -> None:
@@ -40,7 +45,7 @@ async def test_a_draining_server_finishes_what_it_took(spawn: Start) -> None:
     async with connect(server) as client:
         streams, running = await begin(client, 8, max_tokens=150)
         server.process.terminate()
-        until(lambda: status(server, "/ready") == 503, 1 + NOISE, "not ready")
+        until(lambda: status(server, "/ready") == 503, 1, "not ready")
         assert server.health() == 200, "it lives"
         refused = server.post({"prompt": "Hi"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
@@ -55,7 +60,7 @@ async def test_a_second_signal_ends_it_at_once(spawn: Start) -> None:
     async with connect(server) as client:
         streams, running = await begin(client, 8, max_tokens=1500)
         server.process.terminate()
-        until(lambda: status(server, "/ready") == 503, 1 + NOISE, "not ready")
+        until(lambda: status(server, "/ready") == 503, 1, "not ready")
         await asyncio.sleep(0.5)
         assert not any(stream.errors for stream in streams)
         server.process.terminate()
@@ -109,7 +114,7 @@ def test_a_hung_engine_is_started_again(spawn: Start) -> None:
 
 
 async def test_only_the_dead_one_of_two_is_started_again(spawn: Start) -> None:
-    server = spawn(*SLOW, "--health-monitor", "--data-parallel-size", "2")
+    server = spawn(*SLOW, "--health-monitor", "--data-parallel-size", "2", "--replica-slow-start", "3600")
     first, second = server.engines()
     async with connect(server) as client:
         streams, running = await begin(client, 8, max_tokens=100)
@@ -120,7 +125,14 @@ async def test_only_the_dead_one_of_two_is_started_again(spawn: Start) -> None:
         until(lambda: server.get("/health").json()["status"] == "ok", RESTART_SECONDS, "both again")
         assert is_alive(second)
         assert len(server.engines()) == 2
-        await together(client.complete(prompt=f"{i}", max_tokens=4) for i in range(8))
+        weights = [replica["weight"] for replica in server.get("/server_info").json()["replicas"]]
+        new = weights.index(min(weights))
+        assert weights[1 - new] == 1.0
+        assert weights[new] < 0.2, "it comes back slowly"
+        before = finished(server)
+        await together(client.complete(prompt=f"{i}", max_tokens=4) for i in range(40))
+        await asyncio.to_thread(until, lambda: sum(finished(server)) - sum(before) >= 40, 5, "reports of both")
+        assert 1 <= finished(server)[new] - before[new] <= 8
     server.engine = second
     assert server.stop() == 0
 

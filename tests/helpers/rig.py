@@ -152,6 +152,10 @@ class Server:
         self.engine = self.engines()[0]
         self._num_fds = self._count_fds()
         self._files = self._open_files()
+        self.note_memory()
+
+    def note_memory(self) -> None:
+        """What it has now is what it needs: growth is measured from here."""
         self._memory = self._process().get("memory", 0.0)
 
     def _warm_up(self) -> None:

@@ -134,6 +134,14 @@ class ServerOptions(Options):
     ping_timeout: float = option(
         20.0, "Seconds without an answer from the engine's loop until /health reports 503.", gt=0, le=3600
     )
+    replica_slow_start: float = option(
+        10.0,
+        "Seconds in which a replica that has been started again, or answers again, comes to its full share of "
+        "requests, from a tenth of it; 0: at once.",
+        stability="beta",
+        ge=0,
+        le=3600,
+    )
     max_queued_requests: int = option(
         4096,
         "Sequences that may wait beyond --max-running-requests, for each engine; more requests are refused (429).",

@@ -27,6 +27,7 @@ from fwk.plugins import PluginSet, discover, plugin_that_raised
 from fwk.process.gc import gc_paused
 from fwk.process.log import set_up_log
 from fwk.process.malloc import Heap
+from fwk.process.oom import prefer_as_victim
 from fwk.process.parent import continue_with_parent_gone
 from fwk.process.progress import set_up_progress
 from fwk.types import EngineFailed, EngineReady
@@ -53,6 +54,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # what a terminal sends goes to all; the parent decides
     continue_with_parent_gone()
+    prefer_as_victim()
     parent_pipe = ParentPipe()
     with gc_paused():
         from fwk.engine.loop import EngineLoop, bind  # noqa: PLC0415 - torch comes with it, before there is a spec

@@ -11,6 +11,7 @@ import msgspec
 from fwk.config.wire import from_plain
 from fwk.errors import InvalidRequest
 from fwk.plugins import PluginFactory, discover
+from fwk.process.oom import prefer_as_victim
 from fwk.server.helper import GrammarJob, HelperSetup
 from fwk.setup.checkpoint import open_model
 from fwk.text import ModelText
@@ -48,6 +49,7 @@ def main() -> None:
     """Serve until standard input is closed."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # what a terminal sends goes to all; the parent decides
+    prefer_as_victim()
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(0, 1)  # no more: jobs follow

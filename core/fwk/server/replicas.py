@@ -20,6 +20,7 @@ from fwk.server.admission import RETRY_SECONDS, Deadlines, Receiver
 from fwk.server.engine_client import EngineClient
 from fwk.server.engine_process import EngineProcess
 from fwk.server.engine_sleep import EngineSleep
+from fwk.server.slow_start import SlowStart
 from fwk.types import AdapterInfo, EngineReady, EngineStats, Request, TokenEvent
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Replicas:
         self._clients = [EngineClient(config, fingerprint, index, process) for index, process in enumerate(processes)]
         self._views = [Replica(index) for index in range(len(self._clients))]
         self._options = config.server
+        self._slow_start = SlowStart(len(self._clients), config.server.replica_slow_start)
         self._max_open = config.engine.max_running_requests + config.server.max_queued_requests
         self._placed: dict[str, _Placed] = {}
         self.on_stats: Callable[[EngineStats], None] | None = None
@@ -136,7 +138,7 @@ class Replicas:
         self._place(_Placed(request, deadlines.start(receiver), deadlines, chosen.index))
 
     def _choose(self, request: Request) -> Replica:
-        able = [view for view, client in zip(self._views, self._clients, strict=True) if client.trouble() is None]
+        able = [view for view, can_serve in zip(self._views, self._note_able(), strict=True) if can_serve]
         if not able:
             raise EngineDead(self.trouble() or "no engine can serve")
         able = [view for view in able if not view.num_open or view.num_open + request.n <= self._max_open]
@@ -144,10 +146,18 @@ class Replicas:
             raise NotServed(
                 f"{self._options.max_queued_requests} requests are waiting already; try again", 429, RETRY_SECONDS
             )
+        able = [self._views[index] for index in self._slow_start.offered([view.index for view in able])]
         chosen = self._balancer.choose(request, able)
         if not any(view is chosen for view in able):
             raise AssertionError(f"{type(self._balancer).__name__} chose no replica that can serve")
         return chosen
+
+    def _note_able(self) -> list[bool]:
+        """Which replicas can serve. Those that could not, and can again, are noticed."""
+        able = [client.trouble() is None for client in self._clients]
+        if self.has_started:
+            self._slow_start.note(able)
+        return able
 
     def _place(self, placed: _Placed) -> None:
         self._clients[placed.replica].submit(placed.request, partial(self._receive, placed))
@@ -295,10 +305,12 @@ class Replicas:
 
     def info(self) -> list[dict[str, Any]]:
         """For /server_info."""
+        self._note_able()
         return [
             {
                 "trouble": None if self.sleep.is_asleep else client.trouble(),
                 "asleep": self.sleep.is_asleep,
+                "weight": self._slow_start.weight(view.index),
                 "num_open": view.num_open,
                 "stats": msgspec.structs.asdict(view.stats),
             }
@@ -323,6 +335,7 @@ class Replicas:
 
     def _revive(self, index: int) -> str:
         """An engine has died: start another in its place, if we are to. Returns what is done, for the log."""
+        self._note_able()
         if self.on_engine_death is not None:
             self.on_engine_death(self._clients[index].trouble() or "")
         if not self._config.server.health_monitor:

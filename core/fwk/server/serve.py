@@ -20,6 +20,7 @@ from fwk.plugins import PluginSet
 from fwk.process.file_limits import allow_more_descriptors
 from fwk.process.gc import gc_paused
 from fwk.process.malloc import Heap, return_large_blocks
+from fwk.process.memory_limits import memory_in_words
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, guarded
 from fwk.server.engine_process import EngineProcess
@@ -133,6 +134,7 @@ class _Server:
             await self._first.engines.start()
             with gc_paused():
                 app = await self._build()
+            log.info("%s", memory_in_words())
             http = HttpServer(app, bounds(self._options), self._listening.tls)
             serving = asyncio.create_task(self._serve(http))
             resting = [asyncio.create_task(work) for work in (self._rest(), self._memory.watch())]

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
-
-import psutil
 
 from fwk.errors import ConfigError
 from fwk.interfaces.quant import PACKED, PLAIN, QuantizerSpec
+from fwk.process.memory_limits import available_memory
 from fwk.setup.resolve import ModelSetup
 
 log = logging.getLogger(__name__)
 
 WORKING_BYTES = 500 << 20
 """Of an engine besides: libraries, buffers, and what packing needs meanwhile."""
-
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def estimate(sizes: Mapping[str, tuple[int, int]], spec: QuantizerSpec, itemsize: int) -> int:
@@ -35,21 +31,6 @@ def estimate(sizes: Mapping[str, tuple[int, int]], spec: QuantizerSpec, itemsize
     return int(total)
 
 
-def available() -> int:
-    """Bytes that this process may still take: of the machine, or of its container if that has less."""
-    free = psutil.virtual_memory().available
-    try:
-        limit = (CGROUP / "memory.max").read_text(encoding="ascii").strip()
-        used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
-        stat = (CGROUP / "memory.stat").read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return free
-    if limit == "max":
-        return free
-    reclaimable = sum(int(line.split()[1]) for line in stat.splitlines() if line.startswith("inactive_file "))
-    return min(free, int(limit) - used + reclaimable)
-
-
 def check(setup: ModelSetup, sizes: Mapping[str, tuple[int, int]], itemsize: int, num_ranks: int) -> None:
     """Say what the engine's weights will take. Raises ``ConfigError`` with the numbers where they cannot fit.
 
@@ -60,7 +41,7 @@ def check(setup: ModelSetup, sizes: Mapping[str, tuple[int, int]], itemsize: int
     spec = setup.factory.item("quant").declaration
     assert isinstance(spec, QuantizerSpec)
     need = estimate(sizes, spec, itemsize) // num_ranks
-    free = available()
+    free = available_memory()
     log.info("weights will take about %s of the %s of memory that are free", _gib(need), _gib(free))
     if need + WORKING_BYTES > free:
         raise ConfigError(

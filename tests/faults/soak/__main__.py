@@ -80,6 +80,8 @@ class Soak:
         await asyncio.sleep(max(0.0, started + 0.8 * MINUTE - time.monotonic()))
         try:
             async with self.load.quiet():
+                if number < WARM:  # each kind of fault reserves something, once
+                    await asyncio.to_thread(self.server.note_memory)
                 await asyncio.to_thread(self.server.check_invariants, may_log_errors=True)
                 await asyncio.sleep(REST_SECONDS + 2)  # what was freed goes back
                 minute.api = psutil.Process(self.server.process.pid).memory_info().rss / 2**20
