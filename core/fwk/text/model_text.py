@@ -165,7 +165,7 @@ class _Marks:
         if isinstance(value, str):
             return self._special.sub(self._mark, value)
         if isinstance(value, Mapping):
-            return {key: self.put(item) for key, item in value.items()}
+            return {self.put(key): self.put(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.put(item) for item in value]
         return value
