@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -64,7 +65,11 @@ class MoE:
                 device=context.device,
             )
         )
-        self.runner.load(experts)
+        try:
+            self.runner.load(experts)
+        except ModelLoadError as error:
+            experts.check_layout(str(error))
+            raise
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size], unchanged, to the same shape; the same on all ranks."""
@@ -102,6 +107,21 @@ class _Experts(ExpertWeights):
         self._num_experts = num_experts
         self._inner = intermediate_size
         self.shard = output_shard(Part(prefix, intermediate_size), context.tp)
+
+    def check_layout(self, error: str) -> None:
+        """Raise a clearer error than one of the first expert's weight when no expert's tensors go by such names."""
+        if f"'{self._prefix}.0.{self._names[0]}." not in error:
+            return
+        stored = [name for name in self._context.weights.names() if name.startswith(f"{self._prefix}.")]
+        expected = [f"{self._prefix}.{expert}.{name}." for expert in range(self._num_experts) for name in self._names]
+        if stored and not any(name.startswith(tuple(expected)) for name in stored):
+            kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name.removeprefix(self._prefix)) for name in stored)
+            wanted = ", ".join(f"N.{name}" for name in self._names)
+            found = ", ".join(kind.lstrip(".") for kind in kinds)
+            raise ModelLoadError(
+                f"{self._prefix}: the experts are stored as {found}, and this model reads {wanted}: "
+                "convert the checkpoint to the layout its makers publish"
+            )
 
     def layers(self, expert: int) -> tuple[ExpertLayer, ExpertLayer]:
         prefix, hidden = f"{self._prefix}.{expert}", self._context.config.hidden_size
