@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,11 @@ from safetensors.torch import load_file, save_file
 import fwk
 from fwk import SamplingParams
 from fwk.types import Batch, EngineStats, GrammarRequest
+from tests.helpers.architectures import GPT_OSS
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.draft_heads import save_eagle3
+from tests.helpers.gguf_families import family_twins
+from tests.helpers.mxfp4 import as_numbers, write_packed
 from tests.helpers.quantised import ONLINE, Twins, gguf_of, gguf_twins, round_int4
 
 PREFIX = [(7 * i) % 250 + 20 for i in range(40)]
@@ -69,6 +72,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"moe_intermediate_size": 128, "sliding_window": 24, "use_sliding_window": True},
     ),
     "window groups": ("qwen3", {"sliding_window": 24, "use_sliding_window": True, "layer_types": HALF}),
+    "MXFP4 experts": ("gpt_oss", {**GPT_OSS, "hidden_size": 128, "head_dim": 32, "intermediate_size": 128}),
     "state group": ("lfm2", {}),
     "state group + MoE": ("qwen3_next", {}),
     "window groups + MoE": (
@@ -186,6 +190,7 @@ FEATURES = [
     Feature("state group", lambda run: run.keeps_states, kind="state group"),
     Feature("MoE", lambda run: "moe" in run.chosen, kind="MoE"),
     Feature("MLA", lambda run: True, kind="MLA"),
+    Feature("MXFP4 experts", lambda run: "moe" in run.chosen, kind="MXFP4 experts"),
     Feature(
         "grammar",
         lambda run: all(re.fullmatch(PATTERN, text) or len(text) >= NUM_TOKENS for text in run.texts),
@@ -223,9 +228,9 @@ FEATURES = [
     Feature("triton attention", _chose("attention", "triton"), {"attention_backend": "triton"}),
 ]
 BY_NAME = {feature.name: feature for feature in FEATURES}
-NO_MODEL = ("state group", "MLA")
+NO_MODEL = (("state group", "MLA"), ("state group", "MXFP4 experts"), ("MLA", "MXFP4 experts"))
 """No model that is served has both."""
-PAIRS = [pair for pair in combinations(BY_NAME, 2) if pair != NO_MODEL]
+PAIRS = [pair for pair in combinations(BY_NAME, 2) if pair not in NO_MODEL]
 
 
 class Places:
@@ -247,10 +252,11 @@ class Places:
         if not rounding and not merged:
             name, changes = KINDS[kind]
             folder = self._root / kind
-            make_checkpoint(folder, name, **changes)
+            make = write_packed if name == "gpt_oss" else partial(make_checkpoint, kind=name)
+            make(folder, **changes)
             return folder
         if rounding and rounding[-1] == ("", "gguf"):
-            source, rounding = self.gguf("MoE" if "MoE" in kind else "llama").plain, rounding[:-1]
+            source, rounding = self.gguf(gguf_kind(kind)).plain, rounding[:-1]
         else:
             source = self.checkpoint(kind, (), False)
         folder = self._root / f"{kind}-{'+'.join(f'{p}={m}' for p, m in rounding) or source.name}-{merged}"
@@ -259,11 +265,7 @@ class Places:
             if file.suffix == ".json":
                 (folder / file.name).write_bytes(file.read_bytes())
         tensors = load_file(source / "model.safetensors")
-        for name, x in list(tensors.items()):
-            method = next((m for pattern, m in rounding if pattern in name), None)
-            if method is not None and name.endswith(LINEAR) and "kv_b_proj" not in name:  # absorbed: stays plain
-                rounded = round_int4(x.numpy(), GROUP) if method == "int4" else ONLINE[method](x.numpy())
-                tensors[name] = torch.from_numpy(np.asarray(rounded, np.float32))
+        _round_all(tensors, rounding)
         if merged:
             for name, delta in _adapter_deltas(tensors).items():
                 tensors[name] = tensors[name] + delta
@@ -274,12 +276,14 @@ class Places:
         """A file of Q8_0, and what it holds."""
         if kind == "llama":
             return gguf_twins("Q8_0", self._root / "gguf")
+        if kind in FAMILIES:
+            return family_twins(self.checkpoint(kind, (), False), self._root / f"gguf of {kind}")
         return gguf_of(self.checkpoint(kind, (), False), self._root / "gguf of experts")
 
     def other_gguf(self, kind: str) -> Path:
         """A GGUF file of the kind, as far as its header."""
         path = self._root / f"{kind}.gguf"
-        writer = GGUFWriter(path, {"MLA": "deepseek2", "state group": "lfm2", "state group + MoE": "qwen3next"}[kind])
+        writer = GGUFWriter(path, {"state group": "lfm2", "state group + MoE": "qwen3next"}[kind])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -312,6 +316,15 @@ class Places:
         return folder
 
 
+FAMILIES = ("MLA", "MXFP4 experts")
+"""Kinds that llama.cpp's converter writes in a way of their own."""
+
+
+def gguf_kind(kind: str) -> str:
+    """What of a kind is in a GGUF file."""
+    return kind if kind in FAMILIES else "MoE" if "MoE" in kind else "llama"
+
+
 WINDOWED = ("sliding window", "window groups")
 LINEAR = (
     "_proj.weight", "_proj_with_mqa.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight",
@@ -320,6 +333,27 @@ LINEAR = (
 GROUP = 32
 ADAPTED = ("q_proj", "o_proj")
 RANK = 4
+
+
+def _round_all(tensors: dict[str, torch.Tensor], rounding: tuple[tuple[str, str], ...]) -> None:
+    """Put in place of the weights the numbers that are left of them."""
+    for name, x in list(tensors.items()):
+        method = next((m for pattern, m in rounding if pattern in name), None)
+        if method is not None and name.endswith(LINEAR) and "kv_b_proj" not in name:  # absorbed: stays plain
+            tensors[name] = _rounded(x, method)
+        elif method is not None and name.endswith("_blocks"):
+            numbers = as_numbers(tensors, name.removesuffix("_blocks"))
+            step = 2 if "gate_up" in name else 1  # gate and up in turns, each a matrix of its own
+            for expert in numbers:
+                for first in range(step):
+                    expert[:, first::step] = _rounded(expert[:, first::step].t().contiguous(), method).t()
+            tensors[name.removesuffix("_blocks")] = numbers
+
+
+def _rounded(x: torch.Tensor, method: str) -> torch.Tensor:
+    """[out, in] as the numbers that a method leaves of them."""
+    rounded = round_int4(x.numpy(), GROUP) if method == "int4" else ONLINE[method](x.numpy())
+    return torch.from_numpy(np.asarray(rounded, np.float32))
 
 
 def _adapted(tensors: dict[str, torch.Tensor]) -> list[str]:
@@ -355,6 +389,8 @@ class Setting:
     @property
     def kind(self) -> str:
         kinds = {feature.kind for feature in self.features if feature.kind}
+        if "MXFP4 experts" in kinds:
+            return "MXFP4 experts"  # gpt-oss, half of whose layers have a window
         if kinds == {"MoE", "MLA"}:
             return "MLA"  # this kind has experts
         if "state group" in kinds and kinds & set(WINDOWED):
@@ -368,7 +404,7 @@ class Setting:
     @property
     def gguf_kind(self) -> str:
         """What of its kind is in a GGUF file."""
-        return "MoE" if "MoE" in self.kind else "llama"
+        return gguf_kind(self.kind)
 
     @property
     def wants_window(self) -> bool:
@@ -427,7 +463,7 @@ class Setting:
         model = places.checkpoint(self.kind, (), False)
         rounding = self.rounding
         if self.has_gguf:
-            is_known = not {"MLA", "state group"} & {feature.kind for feature in self.features}
+            is_known = "state group" not in {feature.kind for feature in self.features}
             model = places.gguf(self.gguf_kind).path if is_known else places.other_gguf(self.kind)
         if len(rounding) > 1:
             place, method = rounding[0]

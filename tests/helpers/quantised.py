@@ -575,28 +575,47 @@ def gguf_of(source: Path, folder: Path, kind: str = "Q8_0") -> Twins:
     return Twins("gguf", path, {"quantization": "gguf", "dtype": "float32"}, plain)
 
 
-def gguf_like(source: Path, path: Path, architecture: str, numbers: Mapping[str, str], *, interleaves: bool) -> Path:
+Change = Callable[[str, Array], "list[tuple[str, Array]]"]
+
+
+def gguf_like(
+    source: Path,
+    path: Path,
+    architecture: str,
+    numbers: Mapping[str, str],
+    *,
+    interleaves: bool,
+    more: Mapping[str, Any] | None = None,
+    change: Change | None = None,
+    quantises: str = "",
+    values: dict[str, Any] | None = None,
+) -> Path:
     """A checkpoint as llama.cpp's converter writes it in float32, by the gguf package's names.
 
     numbers: keys of float metadata and the fields of config.json they are. interleaves: the halves of Q's and K's heads
-    take turns.
+    take turns. more: further metadata. change: what the converter makes of a tensor: others, by name and data.
+    quantises: the type that experts are stored in; ``values`` gets the numbers that leaves, by the names they had.
     """
     config = json.loads((source / "config.json").read_text())
-    tensors = {name: x.float().numpy() for name, x in load_file(source / "model.safetensors").items()}
+    tensors: dict[str, Array] = {}
+    for name, x in load_file(source / "model.safetensors").items():
+        tensors |= dict([(name, x.float().numpy())] if change is None else change(name, x.float().numpy()))
     writer = gguf.GGUFWriter(path, architecture)
     rope = config["rope_parameters"]
     _write_metadata(writer, {**config, "rope_theta": rope.get("full_attention", rope)["rope_theta"]})
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if f"{architecture}.attention.key_length" not in (more or {}):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     for key, name in numbers.items():
         writer.add_float32(f"{architecture}.{key}", float(config[name]))
+    for key, value in (more or {}).items():
+        {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](
+            key, value
+        )
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
-    if "num_experts" in config:
-        writer.add_expert_count(config["num_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    _write_experts(writer, config)
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     stacked: dict[str, list[str]] = {}
@@ -606,16 +625,41 @@ def gguf_like(source: Path, path: Path, architecture: str, numbers: Mapping[str,
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         data = np.stack([tensors[part] for part in parts]) if len(parts) > 1 else tensors[parts[0]]
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
-            data = data + 1
-        if interleaves and re.search(r"\.[qk]_proj\.", name):
-            data = data.reshape(len(data) // head_dim, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(data.shape)
-        writer.add_tensor(stored, np.ascontiguousarray(data))
+        data = np.ascontiguousarray(_as_stored(name, data, architecture, head_dim if interleaves else 0))
+        if not quantises or not stored.endswith("_exps.weight"):
+            writer.add_tensor(stored, data)
+            continue
+        raw = gguf.GGMLQuantizationType[quantises]
+        blocks = gguf.quants.quantize(data, raw)
+        writer.add_tensor(stored, blocks, raw_dtype=raw)
+        if values is not None and len(parts) > 1:
+            values |= dict(zip(parts, gguf.quants.dequantize(blocks, raw), strict=True))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _as_stored(name: str, data: Array, architecture: str, interleaved_size: int) -> Array:
+    """What the converter does to the numbers. interleaved_size: of heads whose halves take turns; 0: they do not."""
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return data + 1
+    if interleaved_size and re.search(r"\.[qk]_proj\.", name):
+        pairs = data.reshape(len(data) // interleaved_size, 2, interleaved_size // 2, -1)
+        return pairs.swapaxes(1, 2).reshape(data.shape)
+    return data
+
+
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def _write_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    count = next((config[name] for name in COUNTS if config.get(name)), 0)
+    if count:
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
 
 
 def _write_metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
@@ -625,7 +669,11 @@ def _write_metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    eps = next((config[name] for name in ("norm_epsilon", "layer_norm_eps") if name in config), None)
+    if eps is None:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_eps(eps)
     writer.add_rope_freq_base(config["rope_theta"])
     vocab = build_tokenizer(config["vocab_size"], "test").get_vocab()
     tokens = [*sorted(vocab, key=lambda text: vocab[text])[:-1], "he"]  # the format wants a merge, which wants a token

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.architectures import write
+from tests.helpers.architectures import EXPERTS, GPT_OSS, GROUPS, LATENT, write
 from tests.helpers.checkpoints import reference_greedy, token_ids
+from tests.helpers.gguf_families import MORE, converter
 from tests.helpers.quantised import gguf_like
 
 import fwk
 from fwk import SamplingParams
+from fwk.errors import ModelLoadError
+from fwk_loaders.gguf.architectures import ARCHITECTURES
+from fwk_loaders.gguf.tokenizer import PRE_TOKENIZERS
 
 GRANITE = {
     "embedding_scale": "embedding_multiplier",
@@ -24,6 +29,9 @@ SCALES = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scali
 FOUR: dict[str, Any] = {"num_hidden_layers": 4}
 PATTERN = ["sliding_attention"] * 3 + ["full_attention"]
 
+HEAD = {"head_dim": 16}
+ROUTED = {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1}
+COHERE = {"logit_scale": "logit_scale"}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "olmo2": ("olmo2", {}, {}),
     "olmo3": ("olmo2", {**FOUR, "sliding_window": 20, "layer_types": PATTERN}, {}),
@@ -32,17 +40,87 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "gemma2": ("gemma2", {"head_dim": 24, "sliding_window": 20, "query_pre_attn_scalar": 24}, CAPS),
     "granite": ("granite", SCALES, GRANITE),
     "smollm3": ("smollm3", {**FOUR, "no_rope_layers": [1, 1, 1, 0], "tie_word_embeddings": False}, {}),
+    "mixtral": ("llama", {"num_local_experts": 4, "num_experts_per_tok": 2}, {}),
+    "starcoder2": ("starcoder2", {}, {}),
+    "cohere": ("command-r", {}, COHERE),
+    "cohere2": ("cohere2", {**FOUR, **HEAD, "sliding_window": 20, "layer_types": PATTERN}, COHERE),
+    "phi3": ("phi3", {}, {}),
+    "glm4": ("glm4", HEAD, {}),
+    "qwen2_moe": ("qwen2moe", {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 48}, {}),
+    "gpt_oss": ("gpt-oss", {**GPT_OSS, "intermediate_size": 96}, {}),
+    "deepseek_v2": ("deepseek2", {**EXPERTS, **LATENT, **ROUTED, "q_lora_rank": None}, {}),
+    "deepseek_v3": ("deepseek2", {**EXPERTS, **GROUPS, **LATENT}, {}),
 }
+"""By transformers' name for the model: GGUF's, its settings, and float metadata."""
 
 
 @pytest.mark.parametrize("kind", CASES)
 def test_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     architecture, changes, numbers = CASES[kind]
     reference = write(tmp_path / "source", kind, changes)
-    interleaves = architecture in ("granite", "smollm3")
-    path = gguf_like(tmp_path / "source", tmp_path / "m.gguf", architecture, numbers, interleaves=interleaves)
+    interleaves = architecture in ("granite", "smollm3", "llama")
+    config = json.loads((tmp_path / "source" / "config.json").read_text())
+    more = MORE[architecture](config) if architecture in MORE else {}
+    path = gguf_like(
+        tmp_path / "source",
+        tmp_path / "m.gguf",
+        architecture,
+        numbers,
+        interleaves=interleaves,
+        more=more,
+        change=converter(config),
+    )
+    check(path, reference)
+
+
+def check(path: Path, reference: Any) -> None:
     prompts = [token_ids(n, n) for n in (40, 7)]
     wanted = [reference_greedy(reference, prompt, 8) for prompt in prompts]
     settings = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     with fwk.LLM(str(path), dtype="float32", max_total_tokens=512) as llm:
         assert [done.token_ids for done in llm.generate(prompts, settings)] == wanted
+
+
+@pytest.mark.parametrize("architecture", ["internlm2", "baichuan"])
+def test_families_that_are_llama_by_other_names(architecture: str, tmp_path: Path) -> None:
+    """Their checkpoints join matrices; the converter takes those apart."""
+    reference = write(tmp_path / "source", "llama", {})
+    check(gguf_like(tmp_path / "source", tmp_path / "m.gguf", architecture, {}, interleaves=True), reference)
+
+
+def test_minicpm_is_granite_with_the_usual_scale_of_scores(tmp_path: Path) -> None:
+    reference = write(tmp_path / "source", "granite", {**SCALES, "attention_multiplier": 0.25})  # of heads of 16
+    numbers = {key: name for key, name in GRANITE.items() if key != "attention.scale"}
+    check(gguf_like(tmp_path / "source", tmp_path / "m.gguf", "minicpm", numbers, interleaves=True), reference)
+
+
+def test_a_deepseek_file_of_older_converters_holds_the_matrix_in_one(tmp_path: Path) -> None:
+    reference = write(tmp_path / "source", "deepseek_v2", CASES["deepseek_v2"][1])
+    more = MORE["deepseek2"](json.loads((tmp_path / "source" / "config.json").read_text()))
+    for name in ("key", "value"):
+        more[f"deepseek2.attention.{name}_length"] = more.pop(f"deepseek2.attention.{name}_length_mla")
+    path = gguf_like(tmp_path / "source", tmp_path / "m.gguf", "deepseek2", {}, interleaves=False, more=more)
+    check(path, reference)
+
+
+def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "deep", "llama", {"num_hidden_layers": 40, "hidden_size": 16, "intermediate_size": 16})
+    path = gguf_like(tmp_path / "deep", tmp_path / "13b.gguf", "baichuan", {}, interleaves=True)
+    with pytest.raises(ModelLoadError, match="Baichuan 13B cannot be read from GGUF"):
+        fwk.LLM(str(path))
+    write(tmp_path / "source", "llama", {})
+    more = {"granite.expert_count": 4}
+    path = gguf_like(tmp_path / "source", tmp_path / "moe.gguf", "granite", {}, interleaves=True, more=more)
+    with pytest.raises(ModelLoadError, match="experts of the architecture 'granite' cannot be read"):
+        fwk.LLM(str(path))
+    path = gguf_like(tmp_path / "source", tmp_path / "old.gguf", "minicpm", {}, interleaves=True)
+    with pytest.raises(ModelLoadError, match=r"minicpm\.embedding_scale is missing"):
+        fwk.LLM(str(path))
+
+
+def test_twenty_architectures_and_pre_tokenisers() -> None:
+    assert len(ARCHITECTURES) >= 20
+    assert len(PRE_TOKENIZERS) >= 20
+    told = (Path(__file__).parents[3] / "docs/models.md").read_text()
+    missing = [name for name in (*ARCHITECTURES, *PRE_TOKENIZERS) if f"`{name}`" not in told]
+    assert not missing

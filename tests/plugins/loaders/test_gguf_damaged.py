@@ -137,7 +137,10 @@ CASES = {
         "finite",
     ),
     "partial rotary": (entry("llama.rope.dimension_count", lambda k: k.scalar(U32, 4)), "size of a head"),
-    "mixture of experts": (entry("llama.expert_count", lambda k: k.scalar(U32, 8)), "experts"),
+    "experts, and not how many": (
+        entry("llama.expert_count", lambda k: k.scalar(U32, 8)),
+        r"llama\.expert_used_count is missing",
+    ),
     "part of a split": (entry("split.count", lambda k: k.scalar(U32, 2)), "join the parts"),
     "no embedding": (tensor("token_embd.weight", name="token_embd.other"), "token_embd.weight' is missing"),
     "eos beyond the vocabulary": (entry("tokenizer.ggml.eos_token_id", lambda k: k.scalar(U32, 16)), "vocabulary"),

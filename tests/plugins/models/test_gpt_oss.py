@@ -8,20 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tests.helpers.architectures import GPT_OSS, close, write
+from tests.helpers.architectures import close
 from tests.helpers.checkpoints import reference_greedy, reference_logits, token_ids
 from tests.helpers.models import RunnableModel
+from tests.helpers.mxfp4 import random_bytes, write_packed
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import fwk
 from fwk import SamplingParams
 from fwk.errors import FwkError
 from fwk_models.gpt_oss.experts import mxfp4_numbers
-
-
-def random_bytes(*shape: int, low: int = 0, high: int = 256) -> torch.Tensor:
-    return torch.randint(low, high, shape, dtype=torch.uint8)
 
 
 def test_numbers_are_those_of_transformers() -> None:
@@ -31,33 +27,15 @@ def test_numbers_are_those_of_transformers() -> None:
     assert torch.equal(mxfp4_numbers(blocks, scales), theirs.transpose(1, 2))
 
 
-def packed(folder: Path, **changes: Any) -> Any:
-    """A checkpoint with MXFP4 experts, and transformers' model with the same numbers."""
-    model = write(folder, "gpt_oss", {**GPT_OSS, **changes})
-    tensors = load_file(folder / "model.safetensors")
-    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        count, rows, columns = tensors.pop(name).shape
-        blocks = random_bytes(count, columns, rows // 32, 16)
-        scales = random_bytes(count, columns, rows // 32, low=122, high=126)
-        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = blocks, scales
-        with torch.no_grad():
-            model.get_parameter(name).copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
-    save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (folder / "config.json").write_text(json.dumps(config))
-    return model
-
-
 def test_logits_from_packed_experts(tmp_path: Path) -> None:
-    reference = packed(tmp_path)
+    reference = write_packed(tmp_path)
     model, prompt = RunnableModel(tmp_path), token_ids(60)
     close(model.logits(prompt, [30, 20, 1, 9]), reference_logits(reference, prompt))
     assert model.weights.asked >= set(model.weights.names())
 
 
 def test_it_is_served_with_block_tables_by_group(tmp_path: Path) -> None:
-    reference = packed(tmp_path)
+    reference = write_packed(tmp_path)
     prompt = token_ids(50)
     with fwk.LLM(str(tmp_path), dtype="float32", max_total_tokens=512, check_blocks=True) as llm:
         assert llm.engine.info.num_block_tables == 2
@@ -68,7 +46,7 @@ def test_it_is_served_with_block_tables_by_group(tmp_path: Path) -> None:
 
 def test_packed_experts_can_be_kept_small(tmp_path: Path) -> None:
     """Read as numbers, then quantised again: int8 holds a 4-bit block's numbers well."""
-    reference = packed(tmp_path)
+    reference = write_packed(tmp_path)
     prompt = token_ids(50)
     with fwk.LLM(str(tmp_path), dtype="float32", max_total_tokens=512, quantization="int8") as llm:
         assert "int8" in llm.engine.info.chosen["quant"]
@@ -85,7 +63,7 @@ def test_packed_experts_can_be_kept_small(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_served_is_said(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    packed(tmp_path)
+    write_packed(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(FwkError, match=message):

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from fwk.errors import ModelLoadError
-from fwk_loaders.gguf.architectures import ARCHITECTURES, Architecture
+from fwk_loaders.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture
+from fwk_loaders.gguf.families import FURTHER, PARTIAL_ROTARY, latent_head_dim
 from fwk_loaders.gguf.metadata import Metadata
 
 _MAX_LAYERS = 2**16 - 1
-_GEMMA2_27B_LAYERS = 46
-_GEMMA3_27B_LAYERS = 62
-_OLMO3_PATTERN = 4
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 CONTROL = 3
 """Token type of tokens that steer the model and are no text."""
@@ -33,7 +31,10 @@ def architecture_of(metadata: Metadata) -> Architecture:
         raise ModelLoadError(
             f"{path}: one part of a split file; join the parts first: llama-gguf-split --merge FIRST_PART OUT.gguf"
         )
-    if metadata.integer(".expert_count", 0) > 0 and not architecture.has_experts:
+    has_experts = metadata.integer(".expert_count", 0) > 0
+    if has_experts and name == "llama":
+        return MIXTRAL
+    if has_experts and not architecture.has_experts:
         raise ModelLoadError(
             f"{path}: experts of the architecture {name!r} cannot be read from GGUF. Use the model's safetensors"
         )
@@ -46,7 +47,7 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
     tensors = metadata.file.tensors
     num_heads = metadata.integer(".attention.head_count", low=1, high=2**16 - 1)
     hidden_size = metadata.integer(".embedding_length", low=1)
-    head_dim = _head_dim(metadata, hidden_size // num_heads)
+    head_dim = latent_head_dim(metadata) if architecture.is_latent else _head_dim(metadata, hidden_size // num_heads)
     num_layers = metadata.integer(".block_count", low=1, high=_MAX_LAYERS)
     inner = 4 * hidden_size if architecture.has_experts else None  # of layers without experts, if there are any
     config: dict[str, Any] = {
@@ -60,7 +61,7 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
         "head_dim": head_dim,
         "intermediate_size": metadata.integer(".feed_forward_length", inner, low=1),
         "max_position_embeddings": metadata.integer(".context_length", low=1),
-        "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": metadata.number(_eps(metadata)),
         "hidden_act": "silu",
         "rope_theta": metadata.number(".rope.freq_base", 10_000.0),
         "rope_scaling": _rope_scaling(metadata, head_dim),
@@ -81,12 +82,12 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
         if token_id is not None:
             config[f"{name}_token_id"] = token_id
     config |= {name: metadata.number(key) for name, key in architecture.numbers.items() if metadata.has(key)}
-    if architecture.model_type == "gemma2":
-        config["query_pre_attn_scalar"] = hidden_size // num_heads if num_layers == _GEMMA2_27B_LAYERS else head_dim
-    if architecture.model_type == "olmo2" and config.get("sliding_window"):
-        config |= _olmo3(num_layers)
-    if architecture.model_type == "gemma3_text":
-        config.update(_gemma3(metadata, num_layers, num_heads, hidden_size, head_dim))
+    if metadata.architecture in PARTIAL_ROTARY:
+        rotated = metadata.integer(".rope.dimension_count", head_dim, low=1, high=head_dim)
+        config["partial_rotary_factor"] = rotated / head_dim
+    further = FURTHER.get(metadata.architecture)
+    if further is not None:
+        config |= further(metadata, config)
     return config
 
 
@@ -125,9 +126,15 @@ def _vocab_size(metadata: Metadata) -> int:
     return embedding.shape[0]
 
 
+def _eps(metadata: Metadata) -> str:
+    key = ".attention.layer_norm_epsilon"
+    return key if metadata.has(key) else ".attention.layer_norm_rms_epsilon"
+
+
 def _head_dim(metadata: Metadata, default: int) -> int:
     head_dim = metadata.integer(".attention.key_length", default, low=1, high=2**16 - 1)
-    for key in (".attention.value_length", ".rope.dimension_count"):
+    is_whole = metadata.architecture not in PARTIAL_ROTARY
+    for key in (".attention.value_length", *([".rope.dimension_count"] if is_whole else [])):
         if metadata.integer(key, head_dim) != head_dim:
             raise metadata.wrong(key, f"the size of a head, {head_dim}: other sizes cannot be read from GGUF", "that")
     return head_dim
@@ -171,27 +178,4 @@ def _llama3_scaling(metadata: Metadata, head_dim: int) -> dict[str, Any]:
         "low_freq_factor": low,
         "high_freq_factor": high,
         "original_max_position_embeddings": original,
-    }
-
-
-def _olmo3(num_layers: int) -> dict[str, Any]:
-    """OLMo 3 goes by the name of OLMo 2, and has windows: in three layers, then one without."""
-    is_full = [(layer + 1) % _OLMO3_PATTERN == 0 for layer in range(num_layers)]
-    return {
-        "architectures": ["Olmo3ForCausalLM"],
-        "model_type": "olmo3",
-        "layer_types": ["full_attention" if full else "sliding_attention" for full in is_full],
-    }
-
-
-def _gemma3(metadata: Metadata, num_layers: int, num_heads: int, hidden_size: int, head_dim: int) -> dict[str, Any]:
-    """Five layers with a sliding window, then one without; the 27B model scales queries by another size."""
-    pattern = metadata.integer(".attention.sliding_window_pattern", 6, low=1)
-    scalar = hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim
-    is_full = [(layer + 1) % pattern == 0 for layer in range(num_layers)]
-    return {
-        "rope_local_base_freq": metadata.number(".rope.freq_base_swa", 10_000.0),
-        "query_pre_attn_scalar": scalar,
-        "sliding_window_pattern": pattern,
-        "layer_types": ["full_attention" if full else "sliding_attention" for full in is_full],
     }

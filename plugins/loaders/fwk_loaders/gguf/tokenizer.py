@@ -26,16 +26,32 @@ _LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_WORDS}|\p{{N}}|{_REST}"
 
 
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_PATHS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+"""Words that begin where case rises: ``HelloWorld`` is two."""
+_O200K = rf"{_CASED[0]}{_SHORT}|{_CASED[1]}{_SHORT}|\p{{N}}{{1,3}}|{_PATHS}"
+_TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_PATHS}"
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+    r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", r"\p{N}")
+
+
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
     """How text is cut before the merges apply; the published tokenizer.json of the family says the same.
 
-    regex: what a word is; None for GPT-2's own rule.
+    regex: what a word is; of several, each cuts what the ones before it left. None for GPT-2's own rule.
     splits_digits: every digit stands alone, before the rule.
     ignores_merges: a word that is a token stays whole, even if no merges lead there.
     """
 
-    regex: str | None = None
+    regex: str | tuple[str, ...] | None = None
     splits_digits: bool = False
     is_nfc: bool = False
     ignores_merges: bool = False
@@ -46,8 +62,8 @@ class PreTokenizer:
         steps: list[pre_tokenizers.PreTokenizer] = []
         if self.splits_digits:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
-        if self.regex is not None:
-            steps.append(pre_tokenizers.Split(Regex(self.regex), "isolated"))
+        given = (self.regex,) if isinstance(self.regex, str) else self.regex or ()
+        steps += [pre_tokenizers.Split(Regex(regex), "isolated") for regex in given]
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.regex is None))
         return steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)  # pyright: ignore[reportArgumentType]
 
@@ -63,7 +79,11 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("default", "gpt-2", "olmo", "mpt", "jais", "trillion"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), _CL100K),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _CL100K),
+    **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer(_O200K)),
+    "tekken": PreTokenizer(_TEKKEN, ignores_merges=True, adds_bos=True),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(_DEEPSEEK3)),
+    "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
     **dict.fromkeys(("stablelm2", "hunyuan"), _SINGLE_DIGITS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _NFC),
 }

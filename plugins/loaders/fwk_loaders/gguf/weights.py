@@ -20,6 +20,8 @@ from fwk_loaders.gguf.reader import GGUFFile, TensorInfo
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
+_KV_B = "self_attn.kv_b_proj.weight"
+
 
 class GGUFWeights(WeightSource):
     """Reads and de-quantises one tensor at a time; the file stays mapped, but what was read leaves memory again."""
@@ -33,14 +35,17 @@ class GGUFWeights(WeightSource):
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor of its own memory: float16 and bfloat16 as stored, everything else float32."""
-        info = self._find(name, shape)
+        values = self._values(name, self._find(name, shape))
+        return values - self._architecture.norm_offset if self._has_offset(name) else values
+
+    def _values(self, name: str, info: TensorInfo) -> Tensor:
         if info.type.name in _PLAIN:
             values = self._rows(name, info).clone().view(_PLAIN[info.type.name]).view(info.shape)
             self._file.release(info)
         else:
             values = torch.empty(info.shape)
             self._unpack(name, info, values)
-        return values - self._architecture.norm_offset if self._has_offset(name) else values
+        return values
 
     def tensor_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """Of its own memory, too; blocks become bfloat16 or float32 without another tensor in between."""
@@ -101,7 +106,7 @@ class GGUFWeights(WeightSource):
             experts = self._architecture.given_experts(stored, info.shape[0])
             if experts:
                 yield from experts
-            elif stored != "rope_freqs.weight":  # part of the configuration
+            elif not stored.startswith(("rope_freqs.", "rope_factors_")):  # part of the configuration
                 yield self._architecture.given_name(stored) or stored
 
     def _unpack(self, name: str, info: TensorInfo, values: Tensor) -> None:
@@ -125,6 +130,8 @@ class GGUFWeights(WeightSource):
         if info is None:
             also = f" (in GGUF: {stored!r})" if stored else ""
             raise ModelLoadError(f"{self._file.path}: tensor {name!r}{also} is missing; the file is no whole model")
+        if shape == (1, *info.shape):  # the converter drops dimensions of one
+            info = replace(info, shape=shape)
         if shape is not None and info.shape != tuple(shape):
             raise ModelLoadError(
                 f"{self._file.path}: tensor {info.name!r} ({name}) has the shape {info.shape}, but the model needs "
@@ -134,7 +141,7 @@ class GGUFWeights(WeightSource):
 
     def _expert(self, info: TensorInfo, name: str, place: int) -> TensorInfo:
         """One matrix of a layer's experts, which lie one after another."""
-        if len(info.shape) != 3 or place >= info.shape[0]:
+        if len(info.shape) != (2 if name.endswith(".bias") else 3) or place >= info.shape[0]:
             raise ModelLoadError(
                 f"{self._file.path}: tensor {info.name!r} has the shape {info.shape}: there is no {name!r} in it; the "
                 "file's metadata and tensors do not belong together"
@@ -161,3 +168,50 @@ class GGUFWeights(WeightSource):
     @staticmethod
     def _row_bytes(info: TensorInfo) -> int:
         return info.shape[-1] // info.type.block_size * info.type.block_bytes
+
+
+class LatentWeights(GGUFWeights):
+    """Of latent attention (MLA): ``kv_b_proj`` is one matrix, or K's part, transposed, and V's in a tensor each."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """``kv_b_proj`` as [num_heads * (size of K + size of V), rank], whichever way it is stored."""
+        parts = self._parts(name)
+        if parts is None:
+            return super().tensor(name, shape)
+        k, v = (self._values(name, info).float() for info in parts)
+        whole = torch.cat((k.transpose(1, 2), v), 1).flatten(0, 1) if k.ndim == v.ndim == 3 else k
+        if tuple(whole.shape) != shape:
+            raise ModelLoadError(
+                f"{self._file.path}: tensors {parts[0].name!r} and {parts[1].name!r} have the shapes {parts[0].shape} "
+                f"and {parts[1].shape}, but the model needs {shape} together: the file's metadata and tensors do not "
+                "belong together"
+            )
+        return whole
+
+    def tensor_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """The same, in a type."""
+        if self._parts(name) is None:
+            return super().tensor_as(name, shape, dtype, out)
+        found = self.tensor(name, shape)
+        return found.to(dtype) if out is None else out.copy_(found)
+
+    def layouts(self, prefix: str) -> tuple[str, ...]:
+        """Plain, of a matrix in two tensors."""
+        return (PLAIN,) if prefix and self._parts(f"{prefix}.weight") is not None else super().layouts(prefix)
+
+    def has(self, name: str) -> bool:
+        """Whether the file holds this tensor, or its two parts."""
+        return self._parts(name) is not None or super().has(name)
+
+    def names(self) -> Iterable[str]:
+        """The two parts under the name of the whole."""
+        for name in super().names():
+            if name.endswith(".attn_k_b.weight"):
+                yield f"model.layers.{name.split('.')[1]}.{_KV_B}"
+            elif not name.endswith(".attn_v_b.weight"):
+                yield name
+
+    def _parts(self, name: str) -> tuple[TensorInfo, TensorInfo] | None:
+        layer, _, rest = name.removeprefix("model.layers.").partition(".")
+        k, v = (self._file.tensors.get(f"blk.{layer}.attn_{part}_b.weight") for part in "kv")
+        return None if rest != _KV_B or k is None or v is None else (k, v)

@@ -50,8 +50,10 @@ class GptOss(ExpertStack):
                 raise ModelLoadError(f"'{name}' is {config.raw[name]}: gpt-oss is served with {value}")
         count = num_experts(config)
         routing = Routing(count, config.integer("num_experts_per_tok"), normalises=True)
+        if not context.weights.has(f"{prefix}.experts.0.gate_proj.weight"):  # as published; GGUF has them apart
+            context = replace(context, weights=GptOssExperts(context.weights, prefix, count))
         return MoE(
-            replace(context, weights=GptOssExperts(context.weights, prefix, count)),
+            context,
             prefix,
             routing,
             intermediate_size=config.intermediate_size,

@@ -1,7 +1,7 @@
 """Any causal language model that transformers knows, with fwk's attention, linear layers and weights."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from fwk import ModelSpec, Needs, hookimpl
 from fwk.errors import ModelLoadError
@@ -24,6 +24,9 @@ class FallbackSpec(ModelSpec):
         return raw
 
     def refusal(self, facts: Facts) -> str | None:
+        stored = facts.model.raw.get("quantization_config") if facts.model is not None else None
+        if isinstance(stored, Mapping) and cast("Mapping[str, Any]", stored).get("quant_method") == "mxfp4":
+            return "reads no experts in MXFP4"
         return self.refusal_of_run(facts)
 
 
