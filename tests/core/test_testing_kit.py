@@ -92,7 +92,8 @@ ELSEWHERE = {
     *(f"models.{name}" for name in (
         "baichuan", "bert", "bert_classifier", "bloom", "chatglm", "cohere", "colbert", "deepseek_v2", "deepseek_v3",
         "falcon", "gemma", "gemma2", "gemma3", "glm4", "glm4_moe", "gpt2", "gpt_neox", "gpt_oss", "granite",
-        "granite_hybrid", "internlm", "lfm2", "llama4", "mamba2", "minicpm", "mixtral", "olmo2", "olmoe", "opt", "phi3",
+        "granite_hybrid", "internlm", "lfm2", "llama4", "mamba2", "minicpm", "mixtral", "nemotron_h", "olmo2",
+        "olmoe", "opt", "phi3",
         "qwen2_moe", "qwen3", "qwen3_5", "qwen3_next", "roberta", "roberta_classifier", "smollm3", "starcoder2",
     )),
 }  # fmt: skip

@@ -77,6 +77,16 @@ HYBRID = {
     "logits_scaling": 2.0,
     "attention_multiplier": 0.2,
 }
+NEMOTRON = {
+    "num_hidden_layers": None,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 24,
+    "mlp_bias": True,
+}
 LLAMA4 = {
     "num_local_experts": 4,
     "intermediate_size_mlp": 128,
@@ -165,6 +175,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoehybrid",
         {**HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
     ),
+    "nemotron_h": ("nemotron_h", NEMOTRON),
     "llama4": ("llama4_text", LLAMA4),
     "llama4 dense layers between": (
         "llama4_text",
