@@ -9,6 +9,7 @@ import statistics
 import xml.etree.ElementTree as ElementTree
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from fwk.cli.main import main
 from fwk.errors import ConfigError
 from fwk_kit.bench import report
 from fwk_kit.bench.load import Reply, run, served_model
-from fwk_kit.bench.servers import fingerprint, free_port, of_fwk, parse
-from fwk_kit.bench.summary import Goals, percentile, summarise
+from fwk_kit.bench.servers import counters, fingerprint, free_port, of_fwk, parse
+from fwk_kit.bench.summary import Drafting, Goals, percentile, summarise
 from fwk_kit.bench.workload import WORDS, WORKLOADS, Maker, Workload, changed
 
 STEP = 0.02
@@ -71,9 +72,17 @@ class FakeServer:
 
 
 @asynccontextmanager
-async def serving(server: FakeServer, plugins: str | None = None, body: str | None = None) -> AsyncIterator[str]:
-    """``plugins``: the fingerprint it tells; ``body``: what /server_info answers instead."""
+async def serving(
+    server: FakeServer, plugins: str | None = None, body: str | None = None, metrics: str | None = None
+) -> AsyncIterator[str]:
+    """plugins: the fingerprint it tells. body: what /server_info answers instead. metrics: a page of them."""
     app = web.Application()
+    if metrics is not None:
+
+        async def page(_: web.Request) -> web.Response:
+            return web.Response(text=metrics)
+
+        app.router.add_get("/metrics", page)
     if plugins is not None or body is not None:
         text = json.dumps({"fingerprint": plugins}) if body is None else body
 
@@ -260,6 +269,37 @@ async def test_reports_say_which_plugins_a_server_had(tokenizer: Tokenizer, tmp_
         assert await asyncio.to_thread(main, [*of_two, *words]) == 0
     assert json.loads((tmp_path / "one.json").read_text())["plugins"] == {"server": told}
     assert json.loads((tmp_path / "two.json").read_text())["plugins"] == {"a": told, "b": told}
+
+
+PAGE = """# TYPE fwk:num_drafts counter
+fwk:num_drafts_total{{model_name="a"}} {steps}
+fwk:num_drafts_total{{model_name="b"}} 0.0
+fwk:num_draft_tokens_total{{model_name="a"}} {drafts}
+fwk:num_accepted_draft_tokens_total{{model_name="a"}} {accepted}
+fwk:num_accepted_tokens_per_pos_total{{model_name="a",position="0"}} {first}
+fwk:num_accepted_tokens_per_pos_total{{model_name="a",position="1"}} {second}
+fwk:draft_seconds_total{{model_name="a"}} {drafting}
+fwk:verify_seconds_total{{model_name="a"}} 5e-1
+fwk:num_requests_running{{model_name="a"}} 1.0
+"""
+
+
+async def test_drafts_are_told_by_the_servers_own_counters() -> None:
+    values = {"steps": 4.0, "drafts": 20.0, "accepted": 6.0, "first": 4.0, "second": 2.0, "drafting": 0.25}
+    async with serving(FakeServer(), metrics=PAGE.format(**values)) as url:
+        before = await asyncio.to_thread(counters, url)
+    later = {"steps": 14.0, "drafts": 60.0, "accepted": 21.0, "first": 12.0, "second": 9.0, "drafting": 1.25}
+    async with serving(FakeServer(), metrics=PAGE.format(**later)) as url:
+        after = await asyncio.to_thread(counters, url, "key")
+    found = Drafting.between(before, after)
+    assert found == Drafting(40, 2.5, (0.8, 0.7), 1.0, 0.0)
+    told = report.table(replace(summarise("w", [Reply(times=[1.0], ended=1.0)], 4.0), drafting=found))
+    assert (
+        "drafts: 40 verified, 2.50 tokens a step; accepted by place 0.80 0.70; drafting 25%, verifying 0% of the time"
+    ) in told
+    assert Drafting.between(after, after) is None
+    async with serving(FakeServer()) as url:
+        assert await asyncio.to_thread(counters, url) == {}
 
 
 @pytest.mark.parametrize("body", ["[]", "hello", '{"fingerprint": 3}'])

@@ -159,6 +159,8 @@ def test_each_request_knows_its_drafts(tiny_folder: Path) -> None:
         done = llm.generate(PROMPTS, sampling)
         stats = llm.engine.stats()
     assert sum(one.draft_tokens for one in done) == stats.draft_tokens > 0
+    assert stats.draft_seconds > 0
+    assert stats.verify_seconds > 0
     assert sum(one.accepted_draft_tokens for one in done) == stats.accepted_draft_tokens > 0
     assert len({one.draft_tokens for one in done}) > 1
     assert sum(stats.accepted_by_position) == stats.accepted_draft_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fwk.engine.sequence import Sequence
-from fwk.types import Batch, NewSequence, ScheduledSequence
+from fwk.types import Batch, NewSequence, ScheduledSequence, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,14 @@ class Counters:
     restored_prompt_tokens: int = 0
     verifications: int = 0
     accepted_by_position: list[int] = field(default_factory=list[int])
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+    def timed(self, result: StepResult, *, has_drafts: bool) -> None:
+        """A step has ended."""
+        self.draft_seconds += result.draft_seconds
+        if has_drafts:
+            self.verify_seconds += result.total_seconds - result.draft_seconds
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         """A sequence's drafts were verified."""

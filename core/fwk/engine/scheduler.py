@@ -230,6 +230,7 @@ class Scheduler:
     def update(self, step: PlannedStep, result: StepResult) -> list[TokenEvent]:
         """Take in what a step made; returns the news for the callers. Results of ended sequences are dropped."""
         self._kv_blocks.free_duplicate_blocks()
+        self._counters.timed(result, has_drafts=any(s.draft_token_ids for s in step.batch.sequences))
         results = {r.slot: r for r in result.sequences}
         events: list[TokenEvent] = []
         for (sequence, epoch), scheduled in zip(step.sequences, step.batch.sequences, strict=True):
@@ -273,6 +274,8 @@ class Scheduler:
             restored_prompt_tokens=c.restored_prompt_tokens,
             verifications=c.verifications,
             accepted_by_position=tuple(c.accepted_by_position),
+            draft_seconds=c.draft_seconds,
+            verify_seconds=c.verify_seconds,
         )
 
     def check(self) -> None:

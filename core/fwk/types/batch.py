@@ -98,6 +98,7 @@ class StepResult(msgspec.Struct, array_like=True):
     sequences: list[SequenceResult]
     model_seconds: float = 0.0
     total_seconds: float = 0.0
+    draft_seconds: float = 0.0  # of these: what the speculative decoder took
 
 
 @dataclass(slots=True)

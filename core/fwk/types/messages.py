@@ -115,6 +115,10 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     """Steps of sequences that had drafts."""
     accepted_by_position: tuple[int, ...] = ()
     """In how many of these at least one draft was accepted, at least two, ..."""
+    draft_seconds: float = 0.0
+    """What the speculative decoder took."""
+    verify_seconds: float = 0.0
+    """What the rest of the steps with drafts took."""
 
 
 class StepOutputs(msgspec.Struct, tag=True, frozen=True):

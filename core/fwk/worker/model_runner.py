@@ -141,6 +141,7 @@ class ModelRunner:
         computed = time.perf_counter()
         starts = forward.query_start_np.copy() if self._drafting.reads_hidden else None
         self._drafting.follow(forward)
+        drafting = time.perf_counter() - computed
         results = self._sampler.sample(batch, rows, logits, failed, trees)
         if rows.wants_prompt_logprobs:
             own = hidden.chunk(1 + self._drafting.num_taps, 1)[0]
@@ -150,12 +151,14 @@ class ModelRunner:
             for scheduled in batch.sequences:
                 if scheduled.samples and self._table.is_undone(scheduled, results[scheduled.slot].token_ids):
                     self._states.undo(scheduled.slot)
+        verified = time.perf_counter()
         if starts is not None:
             self._drafting.learn(batch, starts, hidden, results, trees)
         sampled = [s for s in batch.sequences if s.samples and results[s.slot].goes_on]
         self._drafting.draft(sampled, results)
         ended = time.perf_counter()
-        return StepResult(batch.step, list(results.values()), computed - launched, ended - started)
+        drafting += ended - verified
+        return StepResult(batch.step, list(results.values()), computed - launched, ended - started, drafting)
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 import fwk
-from fwk_kit.bench.summary import Summary
+from fwk_kit.bench.summary import Drafting, Summary
 
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf")
 HIGHER_IS_BETTER = frozenset({"output tokens/s", "requests/s", "goodput/s"})
@@ -42,6 +42,8 @@ def table(summary: Summary) -> str:
         lines.append(f"goodput {summary.goodput:.2f} requests/s meet every goal")
     if summary.num_valid is not None:
         lines.append(f"{summary.num_valid} answers fit their schema")
+    if summary.drafting is not None:
+        lines.append(_drafts(summary.drafting, summary.seconds))
     if summary.first_error is not None:
         lines.append(f"first error: {summary.first_error}")
     lines += ["", "| ms | p50 | p90 | p99 |", "| --- | --- | --- | --- |"]
@@ -50,6 +52,15 @@ def table(summary: Summary) -> str:
         f"| {name} | {' | '.join(f'{v:.1f}' for v in values.values())} |" for name, values in rows.items() if values
     ]
     return "\n".join(lines)
+
+
+def _drafts(found: Drafting, seconds: float) -> str:
+    rates = " ".join(f"{rate:.2f}" for rate in found.rates)
+    line = f"drafts: {found.num_drafts} verified, {found.accepted_length:.2f} tokens a step; accepted by place {rates}"
+    if found.draft_seconds is None or found.verify_seconds is None:
+        return line
+    shares = found.draft_seconds / seconds, found.verify_seconds / seconds
+    return f"{line}; drafting {shares[0]:.0%}, verifying {shares[1]:.0%} of the time"
 
 
 def comparison(runs: Mapping[str, Sequence[Summary]]) -> str:

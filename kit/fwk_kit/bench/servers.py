@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -93,6 +94,29 @@ def fingerprint(url: str, api_key: str | None = None) -> str | None:
         return None
     told: object = cast("dict[str, object]", found).get("fingerprint") if isinstance(found, dict) else None
     return told if isinstance(told, str) else None
+
+
+def counters(url: str, api_key: str | None = None) -> dict[str, float]:
+    """What a server of fwk has counted (``/metrics``), by name, with ``/POSITION`` where there is one.
+
+    Of several models the numbers together; empty for other servers.
+    """
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/metrics", headers=headers), timeout=5) as reply:
+            page = cast(bytes, reply.read()).decode()
+    except (OSError, ValueError):
+        return {}
+    found: dict[str, float] = {}
+    for name, labels, value in _COUNTER.findall(page):
+        position = _POSITION.search(labels)
+        key = name if position is None else f"{name}/{position[1]}"
+        found[key] = found.get(key, 0.0) + float(value)
+    return found
+
+
+_COUNTER = re.compile(r"^fwk:(\w+_total)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_POSITION = re.compile(r'\bposition="(\d+)"')
 
 
 def parse(text: str) -> Server:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,6 +24,42 @@ class Goals:
         """Whether a reply was good."""
         got = {"ttft": reply.ttft, "tpot": reply.tpot or 0.0, "latency": reply.latency}
         return all(limit is None or 1e3 * got[name] <= limit for name, limit in asdict(self).items())
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What speculative decoding did in a run, by the server's own counters."""
+
+    num_drafts: int
+    """Drafted tokens that were verified."""
+    accepted_length: float
+    """Tokens of a step with drafts, on average: those accepted, and the one the model adds."""
+    rates: tuple[float, ...]
+    """In which part of these steps at least one draft was accepted, at least two, ..."""
+    draft_seconds: float | None
+    verify_seconds: float | None
+
+    @classmethod
+    def between(cls, before: Mapping[str, float], after: Mapping[str, float]) -> Drafting | None:
+        """From two readings of ``/metrics``; None without drafts."""
+
+        def grown(name: str) -> float:
+            return after.get(name, 0.0) - before.get(name, 0.0)
+
+        steps = grown("num_drafts_total")
+        if steps <= 0:
+            return None
+        by_position: list[float] = []
+        while (name := f"num_accepted_tokens_per_pos_total/{len(by_position)}") in after:
+            by_position.append(grown(name) / steps)
+        has_times = "draft_seconds_total" in after
+        return cls(
+            num_drafts=int(grown("num_draft_tokens_total")),
+            accepted_length=1 + grown("num_accepted_draft_tokens_total") / steps,
+            rates=tuple(by_position),
+            draft_seconds=grown("draft_seconds_total") if has_times else None,
+            verify_seconds=grown("verify_seconds_total") if has_times else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +84,7 @@ class Summary:
     latency: dict[str, float] = field(default_factory=dict[str, float])
     num_valid: int | None = None
     first_error: str | None = None
+    drafting: Drafting | None = None
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""

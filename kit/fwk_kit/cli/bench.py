@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -344,10 +345,13 @@ def _measure(
     url: str, workload: Workload, maker: Maker, goals: Goals, arguments: argparse.Namespace, repeat: int
 ) -> Summary:
     from fwk_kit.bench.load import run as load  # noqa: PLC0415
-    from fwk_kit.bench.summary import summarise  # noqa: PLC0415
+    from fwk_kit.bench.servers import counters  # noqa: PLC0415
+    from fwk_kit.bench.summary import Drafting, summarise  # noqa: PLC0415
 
     asked = maker.requests(workload, repeat, arguments.dataset)
-    return summarise(workload.name, *asyncio.run(load(url, workload, asked, arguments.api_key)), goals)
+    before = counters(url, arguments.api_key)
+    found = summarise(workload.name, *asyncio.run(load(url, workload, asked, arguments.api_key)), goals)
+    return replace(found, drafting=Drafting.between(before, counters(url, arguments.api_key)))
 
 
 def _in_turn(

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from tests.helpers.architectures import EXPERTS, GROUPS, LATENT, write
+from tests.helpers.architectures import ARCHITECTURES, EXPERTS, GROUPS, LATENT, write
 from tests.helpers.draft_heads import DRAFT_VOCAB, save_eagle, save_eagle3, save_medusa
 from tests.helpers.tiny import save_llama
 from torch import Tensor
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 import fwk
 from fwk import SamplingParams
-from fwk.errors import ConfigError, FwkError
+from fwk.errors import ConfigError, FwkError, ModelLoadError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder
 from fwk_kit.testing.serving import TINY
 from fwk_speculative._common.heads import HeadDecoder
@@ -334,17 +334,7 @@ def test_multi_token_prediction_is_the_papers(kind: str, tmp_path: Path, monkeyp
     proposals = Proposals(monkeypatch, HeadDecoder)
     serve(folder, speculative_algorithm="NEXTN", speculative_num_steps=STEPS, prefix_cache="none")
     found = {name.removeprefix(f"{prefix}."): x.float() for name, x in tensors.items() if name.startswith(f"{prefix}.")}
-    names = layer.state_dict()
-    own = {name: x for name, x in found.items() if name in names}
-    packed = {name for name in names if name not in own}
-    for name in packed:  # transformers keeps the experts of a layer in two tensors
-        count = names[name].shape[0]
-        parts = ("gate", "up") if "gate_up" in name else ("down",)
-        stem = name.rpartition(".")[0]
-        own[name] = torch.stack(
-            [torch.cat([found[f"{stem}.{i}.{part}_proj.weight"] for part in parts]) for i in range(count)]
-        )
-    layer.load_state_dict(own)
+    load_layer(layer, found)
     eps = reference.config.rms_norm_eps
     embedding, output = tensors["model.embed_tokens.weight"].float(), tensors["lm_head.weight"].float()
 
@@ -353,18 +343,89 @@ def test_multi_token_prediction_is_the_papers(kind: str, tmp_path: Path, monkeyp
 
     def step(tokens: list[int], features: list[Tensor]) -> tuple[Tensor, Tensor]:
         e, h = normed(embedding[tokens], "enorm"), normed(torch.stack(features), "hnorm")
-        x = (torch.cat((e, h), -1) @ found["eh_proj.weight"].T).unsqueeze(0)
-        places = torch.arange(len(tokens)).unsqueeze(0)
-        mask = torch.full((len(tokens),) * 2, float("-inf")).triu(1)[None, None]
-        with torch.no_grad():
-            rows = reference.model.rotary_emb(x, places)
-            x = layer(x, attention_mask=mask, position_ids=places, position_embeddings=rows)
-        x = (x[0] if isinstance(x, tuple) else x)[0, -1] if x[0].dim() == 3 else x[0, -1]
+        x = run_layer(reference, layer, torch.cat((e, h), -1) @ found["eh_proj.weight"].T)
         return output @ normed(x, "shared_head.norm"), x
 
     greedy = list(proposals.chains())
     for text, tokens in greedy[: len(greedy) // 2]:
         assert tokens == chain(step, text, body(text[:-1])[-1], STEPS)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5"])
+def test_the_predictor_of_a_hybrid_is_a_layer_with_attention(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen3-Next's ``mtp``: its layer is transformers' own, its last norm's output the next feature. Norms add one."""
+    folder = tmp_path / "model"
+    write(folder, *ARCHITECTURES[kind])
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tensors = load_file(folder / "model.safetensors")
+    config, generator = reference.config, torch.Generator().manual_seed(9)
+    draw = lambda *shape: torch.randn(shape, generator=generator) * 0.1  # noqa: E731
+    last = f"model.layers.{config.num_hidden_layers - 1}."
+    own = {
+        name.replace(last, "mtp.layers.0."): x + draw(*x.shape) for name, x in tensors.items() if name.startswith(last)
+    }
+    size = config.hidden_size
+    own |= {f"mtp.{name}.weight": draw(size) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    own["mtp.fc.weight"] = draw(size, 2 * size)
+    save_file({**tensors, **own}, folder / "model.safetensors", {"format": "pt"})
+
+    body = streams(folder)
+    proposals = Proposals(monkeypatch, HeadDecoder)
+    serve(folder, speculative_algorithm="mtp", speculative_num_steps=STEPS, prefix_cache="none")
+    layer = reference.model.layers[-1]
+    load_layer(layer, {name.removeprefix("mtp.layers.0."): x for name, x in own.items() if "layers" in name})
+    embedding = tensors["model.embed_tokens.weight"].float()
+    output = tensors.get("lm_head.weight", embedding).float()
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.rms_norm_eps)
+        return scaled * (1 + own[f"mtp.{name}.weight"])
+
+    def step(tokens: list[int], features: list[Tensor]) -> tuple[Tensor, Tensor]:
+        e, h = normed(embedding[tokens], "pre_fc_norm_embedding"), normed(torch.stack(features), "pre_fc_norm_hidden")
+        x = run_layer(reference, layer, torch.cat((e, h), -1) @ own["mtp.fc.weight"].T)
+        feature = normed(x, "norm")
+        return output @ feature, feature
+
+    greedy = list(proposals.chains())
+    assert len(greedy) > 4
+    for text, tokens in greedy[: len(greedy) // 2]:
+        assert tokens == chain(step, text, body(text[:-1])[-1], STEPS)[: len(tokens)]
+
+
+def load_layer(layer: Any, given: dict[str, Tensor]) -> None:
+    """Put a checkpoint's tensors into transformers' layer, which keeps a layer's experts in two."""
+    names = layer.state_dict()
+    own = {name: x for name, x in given.items() if name in names}
+    for name in [name for name in names if name not in own]:
+        parts = ("gate", "up") if "gate_up" in name else ("down",)
+        stem = name.rpartition(".")[0]
+        own[name] = torch.stack(
+            [
+                torch.cat([given[f"{stem}.{i}.{part}_proj.weight"] for part in parts])
+                for i in range(names[name].shape[0])
+            ]
+        )
+    layer.load_state_dict(own)
+
+
+def run_layer(reference: Any, layer: Any, x: Tensor) -> Tensor:
+    """The last token's output: [hidden_size]."""
+    places = torch.arange(len(x)).unsqueeze(0)
+    mask = torch.full((len(x),) * 2, float("-inf")).triu(1)[None, None]
+    with torch.no_grad():
+        rows = reference.model.rotary_emb(x.unsqueeze(0), places)
+        found = layer(x.unsqueeze(0), attention_mask=mask, position_ids=places, position_embeddings=rows)
+    return (found[0] if isinstance(found, tuple) else found)[0, -1]
+
+
+def changed(folder: Path, **keys: Any) -> Path:
+    """A head whose config.json says something else."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -379,6 +440,22 @@ def test_multi_token_prediction_is_the_papers(kind: str, tmp_path: Path, monkeyp
         (lambda at: save_eagle3(at, draft_vocab_size=99), {"speculative_algorithm": "eagle3"}, "100"),
         (lambda at: save_medusa(at), {"speculative_algorithm": "eagle"}, "fc.weight"),
         (lambda at: save_medusa(at, 2), {"speculative_algorithm": "mtp"}, "not selected"),
+        (lambda at: changed(save_medusa(at), vocab_size=400), {"speculative_algorithm": "medusa"}, "vocabulary of 400"),
+        (
+            lambda at: changed(save_medusa(at), **{**TINY, "hidden_size": 32}),
+            {"speculative_algorithm": "medusa"},
+            "states of 32",
+        ),
+        (
+            lambda at: changed(save_medusa(at), medusa_num_heads=4),
+            {"speculative_algorithm": "medusa"},
+            r"'3\.0\.linear\.weight' is missing",
+        ),
+        (
+            lambda at: changed(save_medusa(at), medusa_num_heads=2),
+            {"speculative_algorithm": "medusa"},
+            r"belong to no layer of the head .*2\.0\.linear",
+        ),
     ],
 )
 def test_wrong_heads_are_refused(
@@ -387,6 +464,15 @@ def test_wrong_heads_are_refused(
     head = make(tmp_path / "head")
     with pytest.raises(FwkError, match=sentence):
         fwk.LLM(str(target), **{**ENGINE, **options, "speculative_draft_model_path": str(head)})
+
+
+def test_more_predictors_than_the_checkpoint_has_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write(folder, "glm4_moe", MTP["glm4_moe"])
+    with_predictor(folder, "glm4_moe")
+    changed(folder, num_nextn_predict_layers=2)
+    with pytest.raises(ModelLoadError, match=r"num_nextn_predict_layers, but .* no model\.layers\.3\.eh_proj\.weight"):
+        fwk.LLM(str(folder), **ENGINE, speculative_algorithm="mtp")
 
 
 def test_what_is_missing_is_named(target: Path) -> None:

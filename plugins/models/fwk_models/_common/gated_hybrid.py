@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from fwk.interfaces.model import ModelContext
+from fwk.interfaces.model import ModelContext, TokenPredictor
 from fwk.layers import (
     Attention,
     ColumnParallelLinear,
     LMHead,
     OffsetRMSNorm,
     Part,
+    ReplicatedLinear,
     RotaryEmbedding,
     RotaryRows,
     RowParallelLinear,
+    SelectTokens,
     VocabEmbedding,
 )
 from fwk_models._common.delta import DeltaNet
@@ -54,6 +58,12 @@ class GatedHybrid(Hybrid):
     def mlp(self, context: ModelContext, prefix: str, index: int) -> Apply:
         """The feed-forward network of a layer."""
 
+    def make_predictors(self, context: ModelContext) -> Sequence[TokenPredictor]:
+        if not context.weights.has(f"{PREDICTOR}.fc.weight"):
+            return ()
+        own = replace(context, config=replace(context.config, num_layers=1))
+        return [GatedPredictor(own, self)]
+
     def _layer(self, context: ModelContext, prefix: str, index: int) -> HybridLayer:
         mixer: DeltaNet | GatedAttention
         if context.config.layer_type(index) == "linear_attention":
@@ -61,6 +71,38 @@ class GatedHybrid(Hybrid):
         else:
             mixer = GatedAttention(context, f"{prefix}.self_attn", self.rotary)
         return HybridLayer(context, prefix, mixer, self.mlp(context, f"{prefix}.mlp", index))
+
+
+PREDICTOR = "mtp"
+
+
+class GatedPredictor(TokenPredictor):
+    """norm(M [norm(embedding); norm(h)] through a layer with attention); embedding and head are the model's own.
+
+    What the head reads is also the next prediction's hidden state, as in the model.
+    """
+
+    def __init__(self, context: ModelContext, target: GatedHybrid) -> None:
+        """context: of a model that has this layer alone."""
+        size, eps, layer = context.config.hidden_size, context.config.rms_norm_eps, f"{PREDICTOR}.layers.0"
+        self.before = [
+            OffsetRMSNorm(context, f"{PREDICTOR}.pre_fc_norm_{name}", size, eps) for name in ("embedding", "hidden")
+        ]
+        self.projection = ReplicatedLinear(context, f"{PREDICTOR}.fc", 2 * size, size)
+        attention = GatedAttention(context, f"{layer}.self_attn", target.rotary)
+        self.layer = HybridLayer(context, layer, attention, target.mlp(context, f"{layer}.mlp", 0))
+        self.norm = OffsetRMSNorm(context, f"{PREDICTOR}.norm", size, eps)
+        self.wanted = SelectTokens(context, 0)
+        self._target, self._operators = target, context.operators
+
+    def forward(self, embedded: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        parts = [norm(x.contiguous()) for norm, x in zip(self.before, (embedded, hidden), strict=True)]
+        x = self.projection(self._operators.join(parts))
+        x, residual = self.layer(x, None, None, self._target.rotary.rows(batch.positions), batch)
+        return self.norm.add(self.wanted(x, batch), self.wanted(residual, batch))[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._target.logits(hidden)
 
 
 class HybridLayer:
@@ -74,11 +116,18 @@ class HybridLayer:
         self.mixer, self.mlp = mixer, mlp
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, rows: RecurrentRows, angles: RotaryRows, batch: ForwardBatch
+        self, x: Tensor, residual: Tensor | None, rows: RecurrentRows | None, angles: RotaryRows, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
-        """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each."""
+        """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each.
+
+        rows: None is enough for a layer with attention.
+        """
         x, residual = self.norms[0].add(x, residual)
-        x = self.mixer(x, rows) if isinstance(self.mixer, DeltaNet) else self.mixer(x, angles, batch)
+        if isinstance(self.mixer, DeltaNet):
+            assert rows is not None
+            x = self.mixer(x, rows)
+        else:
+            x = self.mixer(x, angles, batch)
         x, residual = self.norms[1].add(x, residual)
         return self.mlp(x), residual
 

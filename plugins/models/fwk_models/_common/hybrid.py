@@ -37,3 +37,6 @@ class Hybrid(Model):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self.embedding(token_ids)

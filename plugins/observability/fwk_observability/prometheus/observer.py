@@ -35,6 +35,8 @@ _COUNTERS = {
     "draft_tokens": ("fwk:num_draft_tokens", "Tokens drafted by the speculative decoder and verified."),
     "accepted_draft_tokens": ("fwk:num_accepted_draft_tokens", "Drafted tokens that the model accepted."),
     "verifications": ("fwk:num_drafts", "Steps of sequences that had drafts to verify."),
+    "draft_seconds": ("fwk:draft_seconds", "What the speculative decoder took."),
+    "verify_seconds": ("fwk:verify_seconds", "What steps with drafts took, without the making of the next ones."),
     "preemptions": ("fwk:num_preemptions", "Sequences that gave their blocks up and began again."),
     "steps": ("fwk:engine_steps", "Steps of the engine loop."),
     "dropped_messages": (
@@ -164,7 +166,7 @@ class PrometheusObserver(Observer):
             family.add_metric(model, *histogram.read())
             yield family
 
-    def _counter(self, name: str, meaning: str, value: int) -> Metric:
+    def _counter(self, name: str, meaning: str, value: float) -> Metric:
         counter = CounterMetricFamily(name, meaning, labels=["model_name"])
         counter.add_metric([self.context.model_name], value)
         return counter

@@ -40,10 +40,10 @@ class Growing:
     """A counter fed from readings of another one, which starts again from 0 when its process does."""
 
     def __init__(self) -> None:
-        self.total = 0
-        self._last = 0
+        self.total: float = 0
+        self._last: float = 0
 
-    def reading(self, value: int) -> None:
+    def reading(self, value: float) -> None:
         """Add what has come since the last reading; after a restart, everything."""
         self.total += value - self._last if value >= self._last else value
         self._last = value

@@ -18,6 +18,6 @@ def speculative_decoders() -> list[SpeculativeDecoderSpec]:
             load="fwk_speculative.mtp.decoder:MtpDecoder",
             options=MtpOptions,
             api=2,
-            summary="Drafts with the checkpoint's own layers for further tokens (DeepSeek-V3, GLM-4.5).",
+            summary="Drafts with the checkpoint's own layers for further tokens (DeepSeek-V3, GLM-4.5, Qwen3-Next).",
         )
     ]
