@@ -136,6 +136,8 @@ class SpeculativeContext:
     no ``hidden_size`` is read as an addition to the target's. Tensors that nobody read are an error.
 
     ``tap(layers)`` asks for the target's residual stream as it comes to these layers (``TargetStep.taps``).
+
+    ``encode(text)`` returns a text's tokens, without special ones around them.
     """
 
     num_slots: int
@@ -147,6 +149,7 @@ class SpeculativeContext:
     num_target_layers: int = 0
     build: HeadMaker | None = None
     tap: Callable[[Sequence[int]], None] | None = None
+    encode: Callable[[str], list[int]] | None = None
 
 
 class SpeculativeDecoder(ABC):

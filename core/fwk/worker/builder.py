@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -223,6 +224,7 @@ class WorkerBuilder:
                 f"--speculative-algorithm {name} is asked for trees of drafts: {opened.name} has recurrent layers, "
                 "which can follow a chain only"
             )
+        text = functools.cache(self._text)
         return self._factory.build(
             "speculative",
             SpeculativeContext,
@@ -234,6 +236,7 @@ class WorkerBuilder:
             num_target_layers=self._setup.opened.config.num_layers,
             build=partial(self._models.build_head, model),
             tap=self._models.tap,
+            encode=lambda string: text().encode(string, add_special_tokens=False),
         )
 
     def _plan_attention(self, batch: ForwardBatch) -> Any:
@@ -297,12 +300,14 @@ class WorkerBuilder:
             "the model has recurrent layers": self._setup.opened.served.is_recurrent,
             "prompts are computed whole": self._setup.opened.served.needs_whole_prompts,
         }
+        windows = [layer.sliding_window for layer in layers if layer.sliding_window is not None]
+        if not windows or min(windows) >= self._setup.max_model_len:  # no window is ever left behind
+            return [layers]
         refusal = next((reason for reason, holds in why.items() if holds), "")
-        own, drafting = ([], []) if refusal else (layers[:num_own_layers], layers[num_own_layers:])
-        groups = kv_cache.form_groups(self._models.attention, own, drafting)
-        if refusal and any(layer.sliding_window for layer in layers):
+        if refusal:
             self._reasons.append(f"every layer keeps all of a sequence, though some see a window only: {refusal}")
-        return [layers] if refusal else groups
+            return [layers]
+        return kv_cache.form_groups(self._models.attention, layers[:num_own_layers], layers[num_own_layers:])
 
     def _count_blocks(self, groups: list[list[AttentionLayer]], num_null: int) -> int:
         """Blocks that sequences may hold, with room left for ``num_null`` others."""
@@ -338,7 +343,7 @@ class WorkerBuilder:
         opened = self._setup.opened
         vocab_size = opened.config.vocab_size
 
-        @cache
+        @functools.cache
         def token_bytes() -> list[bytes]:
             return self._text().vocabulary.all_bytes(vocab_size)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -10,13 +12,23 @@ import pytest
 from fwk.errors import ConfigError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, Verified
 from fwk_speculative._common import DraftDepth
+from fwk_speculative._common.corpus import Corpus
+from fwk_speculative._common.matches import longest_match
 from fwk_speculative.ngram import NgramOptions, speculative_decoders
 from fwk_speculative.ngram.decoder import NgramDecoder
 
 
 def decoder(**options: Any) -> NgramDecoder:
     given = NgramOptions(**options)
-    return NgramDecoder(SpeculativeContext(4, 64, 100, cast(Any, None), given))
+    return NgramDecoder(SpeculativeContext(4, 64, 100, cast(Any, None), given, encode=lambda text: []))
+
+
+def with_corpus(path: Path, *texts: str, lines: str = "", **options: Any) -> NgramDecoder:
+    """Its tokens are numbers, as in ``1 2 3``."""
+    path.write_text(lines or "".join(json.dumps(text) + "\n" for text in texts))
+    given = NgramOptions(speculative_ngram_external_corpus_path=str(path), **options)
+    encode = lambda text: [int(word) for word in text.split()]  # noqa: E731
+    return NgramDecoder(SpeculativeContext(4, 64, 100, cast(Any, None), given, encode=encode))
 
 
 def propose(maker: NgramDecoder, *sequences: list[int], most: int = 64) -> Drafts:
@@ -135,3 +147,55 @@ def test_branches_are_bounded_and_ranked() -> None:
     assert propose(both, long).token_ids == [[50, 40]]
     with pytest.raises(ConfigError, match="min-bfs-breadth 4 is larger than"):
         decoder(**wide, speculative_ngram_min_bfs_breadth=4)
+
+
+def test_a_corpus_is_followed_where_nothing_else_matches(tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    maker = with_corpus(file, "1 2 3 4 5 6", "9 2 3 7 8", speculative_num_draft_tokens=4)
+    assert propose(maker, [50, 2, 3]).token_ids == [[7, 8]], "the newest of equals, to its end"
+    assert propose(maker, [1, 2, 3]).token_ids == [[4, 5, 6]], "the longest"
+    assert propose(maker, [50, 3, 7, 60, 3]).token_ids == [[7, 60, 3]], "its own text comes first"
+    assert propose(maker, [50, 60]).token_ids == [[]]
+    assert propose(maker, [8, 1]).token_ids == [[]], "texts do not run into one another"
+    assert propose(maker, [6, 9]).token_ids == [[]]
+    wide = with_corpus(
+        file, "1 2 3 4", "1 2 5 6", speculative_ngram_max_bfs_breadth=2, speculative_ngram_external_sam_budget=3
+    )
+    assert propose(wide, [70, 1, 2]).token_ids == [[5, 3, 6, 4]]
+    narrow = with_corpus(file, "1 2 3 4 5 6", speculative_ngram_external_sam_budget=2)
+    assert propose(narrow, [70, 1, 2]).token_ids == [[3, 4]]
+    assert propose(with_corpus(file, lines='{"text": "1 2 3"}\n\n'), [1, 2]).token_ids == [[3]]
+
+
+def test_the_index_finds_what_a_search_of_all_texts_finds(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    texts = [rng.integers(0, 6, rng.integers(1, 40)).tolist() for _ in range(60)]
+    corpus = Corpus(iter(texts), 10_000, "it")
+    for _ in range(300):
+        end = rng.integers(0, 6, rng.integers(1, 9))
+        places, matched = corpus.longest_match(end)
+        wanted, length = longest_match(corpus.text, end)
+        if length < 2:
+            assert (len(places), matched) == (0, 0)
+        else:
+            assert (places.tolist(), matched) == (wanted.tolist(), length)
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        ('"1 2"\n[3]\n', {}, r"texts\.jsonl: line 2 is neither a JSON string nor an object with a string under 'text'"),
+        ("not json\n", {}, "line 1 is neither"),
+        ('"1 2 3"\n', {"speculative_ngram_external_corpus_max_tokens": 2}, "holds more than 2 tokens: shorten it or"),
+    ],
+)
+def test_a_wrong_corpus_is_told(lines: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        with_corpus(tmp_path / "texts.jsonl", lines=lines, **options)
+
+
+def test_a_missing_corpus_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere cannot be read: .*No such file"):
+        decoder(speculative_ngram_external_corpus_path=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="external-sam-budget is of a corpus: give"):
+        decoder(speculative_ngram_external_sam_budget=3)

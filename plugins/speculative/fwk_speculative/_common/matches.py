@@ -16,10 +16,13 @@ def longest_match(text: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, int]:
     last = len(text) - 1
     if last < 1 or not len(end):
         return np.zeros(0, np.int64), 0
-    found = np.flatnonzero(text[:last] == end[-1])
+    return longer_matches(text, end, np.flatnonzero(text[:last] == end[-1]), 1)
+
+
+def longer_matches(text: np.ndarray, end: np.ndarray, found: np.ndarray, matched: int) -> tuple[np.ndarray, int]:
+    """``longest_match``, of matches whose last tokens stand at ``found`` and which are known to be ``matched`` long."""
     if not len(found):
         return found, 0
-    matched = 1
     while matched < len(end):
         longer = found[found >= matched]
         longer = longer[text[longer - matched] == end[-1 - matched]]

@@ -52,6 +52,26 @@ class NgramOptions(DraftOptions):
         le=1 << 24,
         stability="experimental",
     )
+    speculative_ngram_external_corpus_path: str | None = option(
+        None,
+        "A file of texts to draft from where nothing else has a match: JSON lines, each a string or an object with one "
+        "under text.",
+        stability="experimental",
+    )
+    speculative_ngram_external_corpus_max_tokens: int = option(
+        10_000_000,
+        "Most tokens of such a file; a longer one is refused. A token takes 16 bytes.",
+        ge=1,
+        le=1 << 30,
+        stability="experimental",
+    )
+    speculative_ngram_external_sam_budget: int | None = option(
+        None,
+        "Most tokens drafted from such a file for one sequence in a step; by default as many as from other text.",
+        ge=1,
+        le=64,
+        stability="experimental",
+    )
 
 
 class NgramSpec(SpeculativeDecoderSpec):

@@ -9,6 +9,7 @@ import numpy as np
 from fwk.errors import ConfigError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, SpeculativeDecoder, Verified
 from fwk_speculative._common import DraftDepth
+from fwk_speculative._common.corpus import Corpus, read_corpus
 from fwk_speculative._common.matches import longest_match
 from fwk_speculative._common.outputs import Outputs
 from fwk_speculative.ngram import NgramOptions
@@ -37,6 +38,16 @@ class NgramDecoder(SpeculativeDecoder):
                 f"--speculative-ngram-min-match-window-size {self._shortest} is larger than "
                 f"--speculative-ngram-max-match-window-size {self._longest}"
             )
+        self._corpus: Corpus | None = None
+        self._budget = options.speculative_ngram_external_sam_budget
+        path = options.speculative_ngram_external_corpus_path
+        if path is not None:
+            assert context.encode is not None
+            self._corpus = read_corpus(path, context.encode, options.speculative_ngram_external_corpus_max_tokens)
+        elif self._budget is not None:
+            raise ConfigError(
+                "--speculative-ngram-external-sam-budget is of a corpus: give --speculative-ngram-external-corpus-path"
+            )
         self.max_drafts = options.chain_length()
         self.acceptance = options.acceptance()
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
@@ -61,20 +72,27 @@ class NgramDecoder(SpeculativeDecoder):
         return Drafts(token_ids, parents if self._breadth > 1 else None)
 
     def _branches(self, tokens: np.ndarray, most: int) -> list[list[int]]:
-        """Continuations of ``tokens`` [length] int32, of at most ``most`` tokens: its own, or else earlier outputs'."""
-        most = min(most, self._branch)
+        """Continuations of ``tokens`` [length] int32, of at most ``most`` tokens.
+
+        Its own, or else those of earlier outputs, or else those of the corpus.
+        """
+        most, end = min(most, self._branch), tokens[-self._longest :]
         for text in (tokens, self._outputs.text):
-            starts = self._places(text, tokens[-self._longest :])
+            starts = self._starts(text, *longest_match(text, end))
             if starts:
                 return [_until_end(text[start : start + most].tolist()) for start in starts]
-        return []
+        if self._corpus is None:
+            return []
+        most = most if self._budget is None else min(most, self._budget)
+        text = self._corpus.text
+        starts = self._starts(text, *self._corpus.longest_match(end))
+        return [_until_end(text[start : start + most].tolist()) for start in starts]
 
-    def _places(self, text: np.ndarray, end: np.ndarray) -> list[int]:
-        """Where continuations of ``end`` begin in ``text``: after its longest match, each with another next token.
+    def _starts(self, text: np.ndarray, places: np.ndarray, matched: int) -> list[int]:
+        """Where continuations begin in ``text``: places after its longest match, each with another next token.
 
         The newest come first, or those of the most frequent next token. After a longer match fewer are followed.
         """
-        places, matched = longest_match(text, end)
         if matched < self._shortest or not len(places):
             return []
         newest: dict[int, int] = {}
