@@ -175,7 +175,9 @@ def layers(kinds: str, sizes: str = "") -> list[AttentionLayer]:
         ("wwfwwf", "110220"),
         ("wfwfw", "10102"),
         ("ffw", "000"),  # next to nothing to save
-        ("www", "000"),
+        ("www", "012"),  # all have a window: the first group keeps whole sequences all the same
+        ("wwwwwwwww", "001122334"),
+        ("w", "0"),
         ("fff", "000"),
     ],
 )

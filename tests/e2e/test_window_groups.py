@@ -65,6 +65,28 @@ def test_tokens_are_those_of_transformers(
         assert stats.num_held_blocks == 0
 
 
+def test_layers_that_all_have_a_window_gain_too(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path, "mistral", num_hidden_layers=4)
+    wanted = [reference_greedy(model, prompt, 24) for prompt in PROMPTS]
+    lengths: list[int] = []
+    for off in (True, False):
+        with fwk.LLM(str(tmp_path), **OPTIONS, disable_hybrid_swa_memory=off) as llm:
+            assert llm.engine.info.num_block_tables == (1 if off else 4)
+            for _ in range(2):
+                assert [one.token_ids for one in llm.generate(PROMPTS, GREEDY)] == wanted
+            assert llm.engine.stats().cached_prompt_tokens > 0
+            lengths.append(llm.engine.info.max_model_len)
+    assert lengths[0] == 160
+    assert lengths[1] > 2 * 160
+
+
+def test_a_window_as_long_as_the_context_leaves_one_table(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "mistral", num_hidden_layers=4)
+    with fwk.LLM(str(tmp_path), **OPTIONS, context_length=24) as llm:
+        assert llm.engine.info.num_block_tables == 1
+        assert not [reason for reason in llm.engine.info.reasons if "see a window only" in reason]
+
+
 def test_the_same_pool_holds_a_longer_request(tiny: tuple[Path, list[list[int]]]) -> None:
     lengths: list[int] = []
     for off in (True, False):

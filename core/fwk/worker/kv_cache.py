@@ -13,6 +13,9 @@ from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.device import CacheMemory, Device, MemoryInfo
 from fwk.interfaces.parallel import ParallelGroup
 
+ALL_WINDOWED_GROUPS = 4
+"""Into how many groups layers are divided that all have a window. More would save more, and cost a table each."""
+
 
 def form_groups(
     backend: AttentionBackend, layers: list[AttentionLayer], drafting: Sequence[AttentionLayer] = ()
@@ -21,11 +24,16 @@ def form_groups(
 
     Layer i of each group keeps its K/V in the same tensor, in blocks of its own. There is one group where layers differ
     in what they store, or where groups would save next to nothing. The window is that of the layer that sees furthest.
+    Where all layers have a window, the first quarter of them counts as seeing everything: the first group keeps whole
+    sequences, by which the prefix cache knows them.
 
     drafting: the layers of what drafts, which come after those of the first group.
     """
     full = [layer for layer in layers if layer.sliding_window is None]
     windowed = [layer for layer in layers if layer.sliding_window is not None]
+    if not full and len(windowed) > 1:
+        count = max(1, len(windowed) // ALL_WINDOWED_GROUPS)
+        full, windowed = windowed[:count], windowed[count:]
     forms = {(form.block_shape, form.dtype) for form in (backend.block_format(layer.kv_spec) for layer in layers)}
     if not full or len(windowed) < len(full) or len(forms) != 1:
         return [[*layers, *drafting]]
