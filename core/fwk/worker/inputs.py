@@ -143,14 +143,14 @@ class InputBuffers:
         step_rows = self._rows(batch, slots, starts, computed)
         logits_indices = starts[step_rows.sequences] + (step_rows.num_tokens - 1 - computed[step_rows.sequences])
         token_ids = table.token_ids[rows, positions]
-        if trees:
-            positions = _in_trees(positions, slots, starts, seq_lens, trees)
         adapters = table.adapter[rows]
         has_adapters = bool((adapters >= 0).any())
         step_rows.wants_prompt_logprobs = table.wants_prompt_logprobs(slots)
         padding = self._padding(step_rows, len(slots)) if is_decode and not trees and not has_adapters else None
         if padding is None:
             slot_mappings = self._slot_mappings(rows, positions)
+            if trees:  # a draft's K/V has a place of its own, whatever its depth: no two share one
+                positions = _in_trees(positions, slots, starts, seq_lens, trees)
             hidden_indices, logits_indices = self._wanted(
                 logits_indices, len(token_ids), has_adapters or step_rows.wants_prompt_logprobs
             )
