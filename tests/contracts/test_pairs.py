@@ -142,11 +142,13 @@ def test_the_page_is_up_to_date() -> None:
 def test_the_core_contains_no_features_name() -> None:
     """Whatever a plugin is called, core knows families only."""
     everyday = {"none", "torch", "local", "file", "host", "hub", "cpu"}
-    everyday |= {"dummy", "json", "log", "openai", "priority", "processes", "random", "session", "suffix", "wheel"}
+    everyday |= {"dummy", "json", "log", "openai", "priority", "processes", "random", "reserve", "session", "suffix"}
+    everyday |= {"wheel"}
     kit = ("testing", "templates")  # they use libraries and number formats of which plugins have their names
     names = {item.name for item in discover().all() if item.family != "logits_processors"} - everyday
-    # Not compilers' words for instructions, such as "-mamx-int8", nor --disable-cuda-graph, which core's own option is.
-    pattern = re.compile(rf"(?<!-mamx-)(?<!--disable-)\b({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
+    # Not compilers' words for instructions, such as "-mamx-int8", nor the core's own options of captured steps.
+    other = r"(?<!-mamx-)(?<!--disable-)(?<!--(?=cuda-graph))"
+    pattern = re.compile(rf"{other}\b({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
     found = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sorted((ROOT / "core/fwk").rglob("*.py"))
