@@ -3,8 +3,8 @@
     python -m benchmarks.front_end [--concurrency 32] [--requests 64] [--output-len 128]
 
 A tiny random model serves, so that the HTTP process is what is busy. Reported is its processor time, which other
-processes on the machine lengthen little, by token and by step of the engine (as many tokens as there are streams), and
-the client's by token: where client and server share the cores, a step is as much longer.
+processes on the machine lengthen little, by token and by step of the engine (as many tokens as there are streams), the
+client's by token (where both share the cores, a step is as much longer), and the median time to the first token.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -40,8 +41,8 @@ def main() -> None:
         try:
             server.start()
             api = psutil.Process(server.process.pid)
-            print("| repeat | us a token | ms a step | tokens/s | client: us a token |")
-            print("| --- | --- | --- | --- | --- |")
+            print("| repeat | us a token | ms a step | tokens/s | TTFT p50 ms | client: us a token |")
+            print("| --- | --- | --- | --- | --- | --- |")
             for repeat in range(arguments.repeat):
                 asked = [_asked(rng, arguments.output_len) for _ in range(arguments.requests)]
                 before, client = api.cpu_times(), time.process_time()
@@ -50,7 +51,9 @@ def main() -> None:
                 tokens = sum(reply.num_output for reply in replies)
                 each = 1e6 * (after.user + after.system - before.user - before.system) / tokens
                 step, rate = each * arguments.concurrency / 1e3, tokens / seconds
-                print(f"| {repeat} | {each:.0f} | {step:.2f} | {rate:.0f} | {1e6 * client / tokens:.0f} |", flush=True)
+                ttft = 1e3 * statistics.median(reply.ttft for reply in replies)
+                ours = 1e6 * client / tokens
+                print(f"| {repeat} | {each:.0f} | {step:.2f} | {rate:.0f} | {ttft:.0f} | {ours:.0f} |", flush=True)
         finally:
             server.close()
 

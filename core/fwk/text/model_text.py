@@ -19,6 +19,7 @@ from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
 from fwk.text.infill import infill_template
 from fwk.text.prompt_limits import PromptLimits
+from fwk.text.tokenizer_check import MAX_FILE_BYTES, check_tokenizer
 from fwk.text.vocabulary import Vocabulary
 from fwk.types import SamplingParams
 
@@ -28,6 +29,7 @@ class ModelText(TextTools):
 
     def __init__(self, checkpoint: Checkpoint, options: ModelOptions, vocab_size: int) -> None:
         self.tokenizer = _tokenizer(checkpoint, options)
+        check_tokenizer(self.tokenizer, options.tokenizer_path or checkpoint.path)
         # A tokenizer.json may carry the padding and truncation of whoever saved it: here a text is its own tokens, all.
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
@@ -67,6 +69,10 @@ class ModelText(TextTools):
             return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError):
             raise InvalidRequest("the text is not valid Unicode (lone surrogates)", "prompt") from None
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of the library: no ``Exception``, and nowhere to import it
+                raise
+            raise InvalidRequest("the model's tokenizer takes too long to split this text", "prompt") from None
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         try:
@@ -190,6 +196,10 @@ def _tokenizer(checkpoint: Checkpoint, options: ModelOptions) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise ModelLoadError(f"--tokenizer-path: there is no {file}")
+    if file.stat().st_size > MAX_FILE_BYTES:
+        raise ModelLoadError(
+            f"--tokenizer-path: {file} is larger than {MAX_FILE_BYTES >> 20} MB, which no tokenizer is"
+        )
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:

@@ -17,7 +17,7 @@ from fwk_loaders._common.pooling import read_pooling
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MAX_TOKENIZER_BYTES = 512 * 2**20
+MAX_TOKENIZER_BYTES = 128 * 2**20
 MAX_TEMPLATE_BYTES = 4 * 2**20
 
 

@@ -66,9 +66,9 @@ def read_tools(raw: Mapping[str, Any], frontend: Frontend) -> ToolUse | None:
 
 
 def _read(raw: Mapping[str, Any], is_legacy: bool, frontend: Frontend) -> ToolUse | None:
-    tools = [
-        _tool(tool, f"tools[{i}]") for i, tool in enumerate(want(raw.get("tools") or [], list, "an array", "tools"))
-    ]
+    listed = raw.get("tools")
+    listed = [] if listed is None else want(listed, list, "an array", "tools")
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed)]
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"there are {len(tools)} tools; at most {MAX_TOOLS} are allowed", "tools")
     names = [tool["function"]["name"] for tool in tools]
