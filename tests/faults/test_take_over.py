@@ -88,13 +88,13 @@ async def test_those_who_have_just_connected_are_answered(spawn: Start) -> None:
     old = spawn(*SLOW)
     head, data = raw_request({"prompt": "late", "max_tokens": 2})
     silent, halfway = await dial(old), await dial(old)
-    halfway[1].write(head)
+    halfway[1].write(head[:20])  # no request yet, by which the old one would be held
     await asyncio.to_thread(until, lambda: len(connections_of(old)) >= 2, 10, "both accepted")
     new = await asyncio.to_thread(spawn, *SLOW, "--port", port_of(old), "--take-over", "true")
     await asyncio.to_thread(until, lambda: "has taken over" in old.log, 10, "the old one told")
     await asyncio.sleep(1.5)  # past what it waited when it did not look
     silent[1].write(head + data)
-    halfway[1].write(data)
+    halfway[1].write(head[20:] + data)
     for reader, writer in (silent, halfway):
         reply = await asyncio.wait_for(reader.read(), 100)
         assert reply.startswith(b"HTTP/1.1 200"), reply
