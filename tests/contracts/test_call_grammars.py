@@ -165,6 +165,32 @@ def test_strict_calls_among_text_are_read_back(name: str, has_special: bool) -> 
     assert ended, "no walk came to an end"
 
 
+@pytest.mark.parametrize("head", ["<|channel|>commentary ", " "])
+@pytest.mark.parametrize("has_special", [True, False], ids=["special", "text"])
+def test_strict_calls_among_the_messages_of_harmony(head: str, has_special: bool) -> None:
+    """The recipient stands behind the channel, or before it."""
+    parser, tools = PARSERS["gpt-oss"], [WEATHER, SAY]
+    compiler = backend(LLGuidanceBackend, special_of(parser, has_special))
+    grammar = compiler.compile(parser(ParserContext(tools)).free_grammar({"weather.now", "say"}))
+    encode = lambda text: compiler.context.tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    one = grammar.fork()
+    assert all(map(one.accept, encode(f"{thought}<|channel|>final<|message|>Yes.")))
+    assert EOS in allowed(one)
+    ended = 0
+    for seed in range(8):
+        one, text = grammar.fork(), f"{thought}{head}to=functions."
+        assert all(map(one.accept, encode(text)))
+        rest = walk(one, compiler.context.token_bytes, random.Random(seed))
+        if rest is None:
+            continue
+        _, calls = read(parser, tools, text.removeprefix(thought) + rest)
+        assert calls, text + rest
+        check(tools, calls, text)
+        ended += 1
+    assert ended, "no walk came to an end"
+
+
 @pytest.mark.parametrize("name", sorted(set(PARSERS) - {"gpt-oss"}))
 def test_other_tools_may_be_called_in_any_way(name: str) -> None:
     """Calls of tools that are not strict need not keep to a schema."""

@@ -62,7 +62,8 @@ HEAD = """# What composes
 Every two features below serve a tiny model with exactly the tokens of the plain path (torch attention, one process,
 no prefix cache, no drafts, adapters merged, quantised weights as the numbers they stand for), or are refused before
 anything is served. `tests/contracts/test_pairs.py` runs every cell and
-`python -m tests.helpers.pairs_page` prints this page.
+`python -m tests.helpers.pairs_page` prints this page. Client libraries that were tried are in
+[clients.md](clients.md).
 
 """
 

@@ -16,6 +16,7 @@ from tests.helpers.engine_machine import EngineMachine, assert_idle, prompts, re
 from fwk.engine.core import Engine
 from fwk.engine.transfer import WorkerTransfer
 from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
+from fwk.plugins import discover
 from fwk.types import Request, SamplingParams
 from fwk_cache.host import HostOptions
 from fwk_cache.host.tier import HostTier
@@ -299,3 +300,9 @@ def test_an_entry_counts_only_if_every_worker_has_it() -> None:
     transfer = WorkerTransfer(TwoWorkers())
     assert transfer.find([], [b"k"] * 5) == 2
     assert transfer.load([], [b"k"] * 5, list(range(5))) == 0
+
+
+def test_auto_never_takes_twice_the_memory() -> None:
+    """Where the trie is not installed nothing is kept, and the tiers are for those who ask for them."""
+    ranks = {item.name: item.declaration.rank for item in discover().family("cache")}
+    assert ranks["hierarchical"] < ranks["none"] < ranks["radix"]

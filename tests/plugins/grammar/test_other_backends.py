@@ -25,7 +25,7 @@ from fwk_loaders.dummy.tokenizer import build_tokenizer
 VOCAB, EOS = 320, 258
 KINDS = {
     "xgrammar": ["object", "schema", "regex", "choice", "gbnf", "tagged"],
-    "outlines": ["regex", "choice"],
+    "outlines": ["regex", "choice", "tagged"],
 }
 CLASSES: dict[str, type[GrammarBackend]] = {
     "xgrammar": XGrammarBackend,

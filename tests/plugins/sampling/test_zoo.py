@@ -131,20 +131,20 @@ def test_xtc_acts_as_often_as_it_is_told_and_by_seed_and_position_alone(make_con
     assert abs(np.mean(acted) - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 4000)
 
 
-def penalty(text: Sequence[int], token: int, extra: dict[str, Any], breakers: set[int]) -> float:
-    """DRY's definition, by comparing the text's end with every earlier place."""
-    last_n = extra.get("dry_penalty_last_n", -1)
+def penalties(text: Sequence[int], extra: dict[str, Any], breakers: set[int]) -> np.ndarray:
+    """[VOCAB]: DRY's definition, by comparing the text's end with every earlier place."""
+    last_n, allowed = extra["dry_penalty_last_n"], extra["dry_allowed_length"]
     text = list(text)[-last_n:] if last_n > 0 else list(text)
-    longest = 0
+    longest = np.zeros(VOCAB, int)
     for i in range(1, len(text)):
-        if text[i] == token:
-            length = 0
-            while length < i and text[i - 1 - length] == text[-1 - length] and text[-1 - length] not in breakers:
-                length += 1
-            longest = max(longest, length)
-    if token in breakers or longest < extra.get("dry_allowed_length", 2):
-        return 0.0
-    return extra["dry_multiplier"] * 1.75 ** (longest - extra.get("dry_allowed_length", 2))
+        length = 0
+        while length < i and text[i - 1 - length] == text[-1 - length] and text[-1 - length] not in breakers:
+            length += 1
+        longest[text[i]] = max(longest[text[i]], length)
+    out = extra["dry_multiplier"] * 1.75 ** (longest - float(allowed))
+    out[longest < allowed] = 0.0
+    out[list(breakers)] = 0.0
+    return out
 
 
 @pytest.mark.parametrize("size", [3, 12])
@@ -156,7 +156,7 @@ def test_dry_penalises_what_prolongs_a_repetition(make_context: Any, make_view: 
         context.vocab_size, context.num_slots, context.device, context.eos_token_ids, token_bytes=lambda: names
     )
     generator = np.random.default_rng(size)
-    for _ in range(60):
+    for _ in range(625):  # 5,000 rows for each size
         texts = [generator.integers(0, size, generator.integers(1, 40)).tolist() for _ in range(8)]
         asked = [
             {"dry_multiplier": 0.8, "dry_allowed_length": int(a), "dry_penalty_last_n": int(n)}
@@ -167,8 +167,7 @@ def test_dry_penalises_what_prolongs_a_repetition(make_context: Any, make_view: 
             assert processor.add(5 + row, SamplingParams(extra=extra))
         out = processor.apply(torch.zeros(8, VOCAB), make_view(texts)).numpy()
         for row, (text, extra) in enumerate(zip(texts, asked, strict=True)):
-            wanted = [-penalty(text, token, extra, breakers) for token in range(VOCAB)]
-            np.testing.assert_allclose(out[row], wanted, rtol=1e-6)
+            np.testing.assert_allclose(out[row], -penalties(text, extra, breakers), rtol=1e-6)
 
 
 def test_dry_on_a_long_repetition_is_bounded() -> None:
@@ -214,6 +213,22 @@ def test_a_watermark_is_detected_and_plain_text_is_not(make_context: Any, make_v
     assert abs(z["plain"]) < 4
 
 
+def test_a_watermark_favours_a_share_of_the_tokens_by_the_one_before(apply: Any) -> None:
+    """Algorithm 2 of the paper: the generator seeded by the token before, and ``delta`` for the favoured."""
+    settings = [(0.5, 2.0), (0.25, 3.0), (0.9, 0.5)]
+    for seed in range(ROUNDS):
+        logits = random_rows(seed)
+        texts = np.random.default_rng(seed).integers(0, VOCAB, (ROWS, 3)).tolist()
+        asked = [settings[i % 3] for i in range(ROWS)]
+        fields = [{"extra": {"watermark": True, "watermark_gamma": g, "watermark_delta": d}} for g, d in asked]
+        out = apply(Watermark, logits, fields, texts)
+        for row, (gamma, delta) in enumerate(asked):
+            generator = np.random.Generator(np.random.PCG64(15_485_863 * (texts[row][-1] + 1)))
+            wanted = logits[row].numpy().copy()
+            wanted[generator.permutation(VOCAB)[: int(gamma * VOCAB)]] += np.float32(delta)
+            np.testing.assert_array_equal(out[row].numpy(), wanted)
+
+
 class _Mirostat:
     """llama.cpp's two functions, a sequence at a time."""
 
@@ -249,7 +264,7 @@ def test_mirostat_is_that_of_the_paper_and_steers_to_its_surprise(
 ) -> None:
     generator = np.random.default_rng(version)
     wrong = 0
-    for sequence, (tau, temperature) in enumerate([(1.0, 1.0), (2.0, 0.7), (3.0, 1.5), (2.5, 1.0)] * 5):
+    for sequence, (tau, temperature) in enumerate([(1.0, 1.0), (2.0, 0.7), (3.0, 1.5), (2.5, 1.0)] * 10):
         extra = {"mirostat": version, "mirostat_tau": tau, "mirostat_eta": 0.1}
         processor = Mirostat(make_context(VOCAB))
         assert processor.add(5, SamplingParams(temperature=temperature, extra=extra))
@@ -267,7 +282,7 @@ def test_mirostat_is_that_of_the_paper_and_steers_to_its_surprise(
             text.append(token)
         assert processor._states[5].bound == pytest.approx(reference.mu, abs=1e-3), sequence
         assert np.mean(surprises[50:]) == pytest.approx(tau, abs=0.2)
-    assert wrong <= 2  # of 5,000 rows: a token at the very edge
+    assert wrong <= 4  # of 10,000 rows: a token at the very edge
 
 
 def test_mirostat_follows_drafts_and_comes_back_after_a_pre_emption(make_context: Any, make_view: Any) -> None:

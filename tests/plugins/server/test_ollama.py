@@ -77,3 +77,20 @@ async def test_models_and_errors(sdk):
     with pytest.raises(ollama.ResponseError, match="not served") as caught:
         await sdk.chat("other", HI)
     assert caught.value.status_code == 404
+
+
+async def test_log_probabilities_of_the_answers_tokens(sdk, frontend):
+    """Each of the answer's tokens once, whole and streamed alike."""
+    asked = {"logprobs": True, "top_logprobs": 2}
+    whole = await sdk.chat("tiny", HI, **asked)
+    assert len(whole.logprobs) == len(whole.message.content.encode())  # a token is a byte here
+    assert whole.logprobs[0].token == whole.message.content[0]
+    assert all(len(entry.top_logprobs) == 2 for entry in whole.logprobs)
+    streamed = [piece async for piece in await sdk.chat("tiny", HI, stream=True, **asked)]
+    told = [entry for piece in streamed for entry in piece.logprobs or []]
+    assert [entry.model_dump() for entry in told] == [entry.model_dump() for entry in whole.logprobs]
+    generated = await sdk.generate("tiny", "Hi", logprobs=True)
+    assert len(generated.logprobs) == len(whole.logprobs)
+    assert (await sdk.chat("tiny", HI)).logprobs is None
+    with pytest.raises(ollama.ResponseError, match="top_logprobs"):
+        await sdk.chat("tiny", HI, logprobs=True, top_logprobs=21)

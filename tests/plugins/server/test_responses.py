@@ -190,6 +190,72 @@ async def test_in_the_background(sdk, http, frontend, fake):
         await sdk.responses.retrieve(third.id)
 
 
+async def test_a_stream_in_the_background_goes_on_without_its_client(sdk, frontend):
+    """Whoever lost it gets the rest, and all of it later: the same events."""
+    go = asyncio.Event()
+    generate = frontend.generate
+
+    async def waits(item):
+        source = generate(item)
+        yield await anext(source)
+        await go.wait()
+        async for deltas in source:
+            yield deltas
+
+    frontend.generate = waits
+    seen = []
+    stream = await sdk.responses.create(input="Hi", background=True, stream=True)
+    async for event in stream:
+        seen.append(event)
+        if event.type == "response.output_text.delta":
+            break
+    await stream.close()
+    response_id, last = seen[0].response.id, seen[-1].sequence_number
+    assert (await sdk.responses.retrieve(response_id)).status == "in_progress"
+    follower = await sdk.responses.retrieve(response_id, stream=True, starting_after=last)
+    go.set()
+    rest = [event async for event in follower]
+    assert [event.sequence_number for event in [*seen, *rest]] == list(range(len(seen) + len(rest)))
+    assert rest[-1].type == "response.completed"
+    text = "".join(event.delta for event in [*seen, *rest] if event.type == "response.output_text.delta")
+    assert text == TEXT
+    again = await sdk.responses.retrieve(response_id, stream=True)
+    assert [event async for event in again] == [*seen, *rest]
+    nothing = await sdk.responses.retrieve(response_id, stream=True, starting_after=len(seen) + len(rest))
+    assert [event async for event in nothing] == []
+    with pytest.raises(openai.BadRequestError, match="starting_after must be the number"):
+        await sdk.responses.retrieve(response_id, stream=True, extra_query={"starting_after": "x"})
+    plain = await sdk.responses.create(input="Hi")
+    with pytest.raises(openai.BadRequestError, match="the events of this response are not kept"):
+        await sdk.responses.retrieve(plain.id, stream=True)
+
+
+async def test_who_follows_a_response_hears_of_its_end(sdk, frontend):
+    """When it is cancelled, deleted, or fails."""
+    generate = frontend.generate
+
+    async def hangs(item):
+        async for deltas in generate(item):
+            yield deltas
+            await asyncio.Event().wait()
+
+    async def breaks(item):
+        async for deltas in generate(item):
+            yield deltas
+            raise RequestFailed("the engine broke")
+
+    frontend.generate = hangs
+    for end in (sdk.responses.cancel, sdk.responses.delete):
+        stream = await sdk.responses.create(input="Hi", background=True, stream=True)
+        first = await anext(aiter(stream))
+        await end(first.response.id)
+        async with asyncio.timeout(10):
+            assert "response.completed" not in [event.type async for event in stream]
+    frontend.generate = breaks
+    stream = await sdk.responses.create(input="Hi", background=True, stream=True)
+    assert [event.type async for event in stream][-1] == "response.failed"
+
+
 async def test_the_length_limit_and_a_failure(sdk, http, frontend, fake):
     frontend.script = lambda item: [[delta] for delta in fake.deltas_of(item, TEXT, finish="length")]
     events = await events_of(http)
@@ -228,7 +294,6 @@ async def test_the_length_limit_and_a_failure(sdk, http, frontend, fake):
         ({"conversation": "conv_1"}, "conversations are not kept", "conversation"),
         ({"top_logprobs": -1}, "top_logprobs", "top_logprobs"),
         ({"include": ["web_search_call.results"]}, "include", "include[0]"),
-        ({"stream": True, "background": True}, "not streamed", "background"),
         ({"store": False, "background": True}, "background needs store", "background"),
         ({"text": {"format": {"type": "grammar"}}}, "json_schema, not 'grammar'", "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "JSON schema", "text.format.schema"),

@@ -28,6 +28,7 @@ def prefix_caches() -> list[PrefixCacheSpec]:
             switches=("enable-hierarchical-cache",),
             options=HierarchicalOptions,
             tiers=("host",),
+            rank=-10,  # only when asked for: it takes as much host memory again
             summary="radix, with evicted blocks kept in host memory and, if asked for, in files.",
         )
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 from outlines_core import Index, Vocabulary
@@ -13,7 +14,7 @@ from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.types import GrammarRequest
 from fwk_grammar._common.closing import closed
 from fwk_grammar._common.keywords import check_keywords
-from fwk_grammar._common.sources import choices_of, literal, schema_of, source_of
+from fwk_grammar._common.sources import choices_of, literal, read_json, schema_of, source_of
 from fwk_grammar.outlines import OutlinesOptions
 
 MAX_MESSAGE = 300
@@ -69,13 +70,24 @@ class OutlinesBackend(GrammarBackend):
 
     def _pattern(self, request: GrammarRequest) -> str:
         if request.kind == "json_schema":
-            schema = closed(schema_of(request))
-            check_keywords(schema, ENFORCED, "outlines")
-            return build_regex_from_schema(json.dumps(schema), self._options.outlines_whitespace_pattern)
+            return self._of_schema(schema_of(request))
         source = source_of(request)
+        if request.kind == "tagged":
+            tagged = read_json(source)
+            tags = [
+                f"{literal(tag['begin'])}{self._of_schema(tag['schema'])}{literal(tag['end'])}"
+                for tag in tagged["tags"]
+            ]
+            piece = f"(?:{'|'.join(tags)})"
+            return f"{piece}(?:{literal(tagged['separator'])}{piece})*" if tagged["is_many"] else piece
         if request.kind == "choice":
             return "|".join(map(literal, choices_of(source)))
         return source
+
+    def _of_schema(self, schema: dict[str, Any]) -> str:
+        schema = closed(schema)
+        check_keywords(schema, ENFORCED, "outlines")
+        return build_regex_from_schema(json.dumps(schema), self._options.outlines_whitespace_pattern)
 
 
 class OutlinesGrammar(Grammar):

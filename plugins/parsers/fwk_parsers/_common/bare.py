@@ -78,7 +78,7 @@ class BareCalls(SteppingParser, ToolParser):
         marks = [mark for mark in self.leads if mark.startswith("<")]
         leads = "|".join(map(literal, self.leads))
         unlike = rf"\s*(?:(?:{leads})\s*)?(?:\[\s*)?\{{\s*\"(?:{'|'.join(_KEYS)})\""
-        return request(calls, True, separator=self.separator, free={"unlike": unlike, "never": marks})
+        return request(calls, True, {"separator": self.separator}, {"unlike": unlike, "never": marks})
 
     def instructions(self) -> str:
         functions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.context.tools)

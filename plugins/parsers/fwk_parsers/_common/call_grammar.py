@@ -57,23 +57,11 @@ def arguments_of(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def request(
-    calls: Sequence[Call],
-    is_many: bool,
-    *,
-    begin: str = "",
-    separator: str = "\n",
-    end: str = "",
-    free: Mapping[str, Any] | None = None,
+    calls: Sequence[Call], is_many: bool, frame: Mapping[str, str], free: Mapping[str, Any] | None = None
 ) -> GrammarRequest:
-    """One call, or with ``is_many`` one or more, between ``begin`` and ``end``."""
-    source: dict[str, Any] = {
-        "begin": begin,
-        "calls": calls,
-        "separator": separator,
-        "end": end,
-        "is_many": is_many,
-        "free": free,
-    }
+    """One call, or with ``is_many`` one or more; ``frame``: ``begin``, ``separator`` and ``end`` where not empty."""
+    around = {"begin": "", "separator": "", "end": "", **frame}
+    source = {**around, "calls": calls, "is_many": is_many, "free": free}
     return GrammarRequest("calls" if free is None else "free_calls", json.dumps(source))
 
 

@@ -110,14 +110,14 @@ class MarkedCalls(SteppingParser, ToolParser):
 
     def grammar(self, is_many: bool) -> GrammarRequest | None:
         calls = each(self.context.tools, self._call_parts)
-        return None if not calls else request(calls, is_many and self.is_many_allowed, **self._frame())
+        return None if not calls else request(calls, is_many and self.is_many_allowed, self._frame())
 
     def free_grammar(self, strict: Collection[str]) -> GrammarRequest | None:
         def parts(tool: Mapping[str, Any]) -> Call:
             return self._call_parts(tool) if tool["name"] in strict else self._any_call_parts(tool)
 
         calls = each(self.context.tools, parts)
-        return None if not calls else request(calls, self.is_many_allowed, **self._frame(), free=self._free())
+        return None if not calls else request(calls, self.is_many_allowed, self._frame(), self._free())
 
     @abstractmethod
     def _call_parts(self, tool: Mapping[str, Any]) -> Call:

@@ -7,11 +7,13 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fwk_parsers._common.call_grammar import Call, arguments_of, json_value, text
+from fwk.types import GrammarRequest
+from fwk_parsers._common.call_grammar import Call, arguments_of, either, json_value, request, text
 from fwk_parsers._common.marked import MarkedCalls
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 TO_FUNCTION = re.compile(r"(?:^|\s|assistant)to=functions\.(?P<name>[^\s<]+)")
+_RECIPIENT = "to=functions."
 _ENDS = ("<|call|>", "<|end|>", "<|return|>")
 
 
@@ -54,9 +56,16 @@ class HarmonyTools(MarkedCalls):
         head = f"{CHANNEL}commentary to=functions.{tool['name']} <|constrain|>json{MESSAGE}"
         return [text(head), json_value(arguments_of(tool)), text(_ENDS[0])]
 
-    def free_grammar(self, strict: Collection[str]) -> None:
-        """None: calls begin as other messages do, and in two orders."""
-        return None
+    def free_grammar(self, strict: Collection[str]) -> GrammarRequest:
+        """The recipient tells a call from other messages. It stands behind the channel, or before it."""
+        json_ = f" <|constrain|>json{MESSAGE}"
+        heads = (json_, f" json{MESSAGE}", f"{CHANNEL}commentary{json_}", f"{CHANNEL}commentary json{MESSAGE}")
+        calls: list[Call] = []
+        for tool in self.context.tools:
+            schema = arguments_of(tool) if tool["name"] in strict else {"type": "object"}
+            head = either(*[[text(each)] for each in heads])
+            calls.append([text(f"{_RECIPIENT}{tool['name']}"), head, json_value(schema)])
+        return request(calls, False, {"end": _ENDS[0]}, {"trigger": _RECIPIENT, "never": []})
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         text = json.dumps(arguments, ensure_ascii=False)

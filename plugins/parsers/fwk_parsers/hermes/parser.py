@@ -78,7 +78,7 @@ class HermesParser(SteppingParser, ToolParser):
             schema = arguments_of(tool) if tool["name"] in strict else {"type": "object"}
             head = f'{OPEN}\n{{"name": {json.dumps(tool["name"])}, "arguments": '
             calls.append([text(head), json_value(schema), text(f"}}\n{CLOSE}")])
-        return request(calls, True, free={"trigger": OPEN, "never": []})
+        return request(calls, True, {"separator": "\n"}, {"trigger": OPEN, "never": []})
 
     def instructions(self) -> str:
         functions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.context.tools)

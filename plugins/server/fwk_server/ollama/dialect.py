@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from fwk import __version__
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import EmbedInput, Frontend
+from fwk.interfaces.dialect import DialectContext, EmbedInput, Frontend
 from fwk_http.replies import ByteStream
 from fwk_server._common import body
 from fwk_server._common.caller import Caller, caller_of
@@ -24,6 +24,7 @@ from fwk_server._common.chat.call import check, prepare
 from fwk_server._common.chat.dialect import ChatDialect, Running, told
 from fwk_server._common.chat.served import capabilities, check_model
 from fwk_server._common.documented import LINES, Reply
+from fwk_server._common.logprobs import TokenTexts, chat_logprobs
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
 from fwk_server.ollama.request import (
@@ -58,6 +59,10 @@ class OllamaDialect(ChatDialect):
         "/api/show": ShowBody,
     }
 
+    def __init__(self, context: DialectContext) -> None:
+        super().__init__(context)
+        self._tokens = TokenTexts(context.frontend.text)
+
     def routes(self, app: FastAPI) -> None:
         self.route(app, "/api/chat", self.chat, error=ErrorBody, stream=LINES)
         self.route(app, "/api/generate", self.generate, error=ErrorBody, stream=LINES)
@@ -83,7 +88,7 @@ class OllamaDialect(ChatDialect):
         started = time.perf_counter_ns()
         made = await self.frontend.run_blocking(self._made, data, is_chat, caller_of(request))
         raw, running = made
-        writer = _Writer(self._name(raw), is_chat, started)
+        writer = _Writer(self._name(raw), is_chat, started, self._tokens)
         if running is None:
             return json_response(writer.loaded())
         if raw.get("stream") is False:
@@ -181,10 +186,12 @@ def _listed(frontend: Frontend) -> dict[str, Any]:
 class _Writer:
     """Writes one reply; durations are nanoseconds."""
 
-    def __init__(self, name: str, is_chat: bool, started: int) -> None:
+    def __init__(self, name: str, is_chat: bool, started: int, tokens: TokenTexts) -> None:
         self._name = name
         self._is_chat = is_chat
         self._started = started
+        self._tokens = tokens
+        self._num_scores = 0  # told
 
     def loaded(self) -> dict[str, Any]:
         """The reply to a request that only loads the model."""
@@ -194,7 +201,7 @@ class _Writer:
         """The reply in one piece."""
         first = time.perf_counter_ns()
         message = await running.whole()
-        return self._piece(message) | self._end(running, first)
+        return self._piece(message) | self._scores(running) | self._end(running, first)
 
     async def lines(self, running: Running) -> AsyncGenerator[bytes, None]:
         """A line for each delta that says something, and a last one with the counts."""
@@ -207,8 +214,14 @@ class _Writer:
                 calls = running.answer.calls[num_told : max(upto, num_told)]
                 num_told += len(calls)
                 if calls or added.get("content") or added.get("reasoning_content"):
-                    yield _line(self._piece({**added, "tool_calls": calls}))
-        yield _line(self._piece({}) | self._end(running, first))
+                    yield _line(self._piece({**added, "tool_calls": calls}) | self._scores(running))
+        yield _line(self._piece({}) | self._scores(running) | self._end(running, first))
+
+    def _scores(self, running: Running) -> dict[str, Any]:
+        """The log-probabilities of the newest tokens, where they were asked for."""
+        new = running.scores[self._num_scores :]
+        self._num_scores += len(new)
+        return {"logprobs": chat_logprobs(self._tokens, new, running.call.num_top)["content"]} if new else {}
 
     def _piece(self, message: Mapping[str, Any]) -> dict[str, Any]:
         piece: dict[str, Any] = {"model": self._name, "created_at": _when(time.time())}

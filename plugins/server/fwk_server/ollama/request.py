@@ -9,6 +9,7 @@ from pydantic import Field
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import ModelCard
+from fwk.types.sampling import MAX_LOGPROBS
 from fwk_server._common.body import shown, want
 from fwk_server._common.fields import CONTEXT, RequestFields, bounded
 
@@ -39,6 +40,7 @@ class _Body(_Fields):
     format: Annotated[str, bounded("string", "json")] | _Object | None = None
     think: bool | Annotated[str, bounded("string", "low, medium or high")] | None = None
     logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     keep_alive: _Seconds | Annotated[str, Field(max_length=MAX_DURATION)] | None = None
 
 
@@ -111,9 +113,7 @@ def _common(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
         if think not in ("low", "medium", "high"):
             raise InvalidRequest("think must be true, false, 'low', 'medium' or 'high'", "think")
         fields["reasoning_effort"] = think
-    if raw.get("logprobs") or raw.get("top_logprobs"):
-        raise InvalidRequest("logprobs are not supported here: use /v1/chat/completions", "logprobs")
-    return fields
+    return fields | {name: raw[name] for name in ("logprobs", "top_logprobs") if raw.get(name)}
 
 
 def _options(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:

@@ -17,7 +17,7 @@ Output is constrained by ``response_format``, by ``structured_outputs`` (``json`
 of them at a time. A schema is always kept, ``strict`` or not. ``tool_choice`` ``required`` or naming a function
 constrains the output to calls, in the model's own format where that can be said in a grammar, else as plain JSON. With
 ``auto``, calls of tools with ``strict: true`` are valid wherever the tool parser and the grammar backend can see to it
-(all formats but gpt-oss, with llguidance); calls of other tools are what the model makes of them. With
+(all formats of ours, with llguidance); calls of other tools are what the model makes of them. With
 a ``response_format`` and ``tool_choice`` ``auto`` the output is a call or keeps to the schema. Where the chat template
 shows the model no tools, a system message does. A constrained answer has no thinking: the grammar holds from the first
 token.

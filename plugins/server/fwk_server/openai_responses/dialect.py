@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
 from fwk_server.openai_responses.items import read_items
+from fwk_server.openai_responses.job import OPENED, Job
 from fwk_server.openai_responses.reply import Writer
 from fwk_server.openai_responses.request import MAX_ID, ResponsesBody, chat_fields, read
 from fwk_server.openai_responses.store import Key, ResponseStore, UnknownResponse
@@ -36,7 +36,12 @@ _ONE = "/v1/responses/{response_id}"
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 """Fields of chat requests, and what they are called here."""
 _MAX_LISTED = 100
+_MAX_DIGITS = 12
 _ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string", "maxLength": MAX_ID}}
+_FOLLOWING = [
+    {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
+    {"name": "starting_after", "in": "query", "schema": {"type": "integer", "minimum": 0}},
+]
 _LISTING = [
     {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": _MAX_LISTED}},
     {"name": "order", "in": "query", "schema": {"type": "string", "enum": ["asc", "desc"]}},
@@ -74,22 +79,6 @@ class ErrorReply(Reply):
     error: dict[str, Any]
 
 
-@dataclass(slots=True)
-class _Job:
-    """A response under way, and what is stored of it at its end; ``key`` None: nothing."""
-
-    writer: Writer
-    running: Running
-    key: Key | None
-    inputs: list[dict[str, Any]]
-    context: list[dict[str, Any]]
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        return {"response": self.writer.response, "input": self.inputs, "context": self.context}
-
-
 class ResponsesDialect(ChatDialect):
     """OpenAI's Responses API over the served model."""
 
@@ -100,14 +89,14 @@ class ResponsesDialect(ChatDialect):
         options = context.options
         self._store = ResponseStore(options.responses_store_bytes if options else 64 * 2**20)
         self._max_background = options.max_background_responses if options else 64
-        self._background: dict[Key, _Job] = {}
+        self._background: dict[Key, Job] = {}
         self._tokens = TokenTexts(context.frontend.text)
         context.lifecycle.on(Stage.CLOSE, self._close)
 
     def routes(self, app: FastAPI) -> None:
         self.route(app, "/v1/responses", self.create, reply=ResponseReply, error=ErrorReply, stream=EVENTS)
         add = partial(self.route, app, error=ErrorReply)
-        add(_ONE, self.retrieve, reply=ResponseReply, method="GET", parameters=[_ID])
+        add(_ONE, self.retrieve, reply=ResponseReply, method="GET", parameters=[_ID, *_FOLLOWING], stream=EVENTS)
         add(_ONE, self.delete, reply=DeletedReply, method="DELETE", parameters=[_ID])
         add(f"{_ONE}/cancel", self.cancel, reply=ResponseReply, parameters=[_ID])
         add(f"{_ONE}/input_items", self.input_items, reply=ItemsReply, method="GET", parameters=[_ID, *_LISTING])
@@ -117,12 +106,13 @@ class ResponsesDialect(ChatDialect):
         data, caller = await body.read(request), caller_of(request)
         asked, job = await self.frontend.run_blocking(self._job, data, caller)
         if asked.background:
-            return json_response(self._start(job))
+            started = self._start(job)
+            return _stream(job.follow(0)) if asked.stream else json_response(started)
         if asked.stream:
             return ByteStream(self._events(job), lambda error: job.writer.fail(told(error)[1]), media_type=EVENTS)
         return await replied(request, self._whole(job))
 
-    def _job(self, data: bytes, caller: Caller) -> tuple[ResponsesBody, _Job]:
+    def _job(self, data: bytes, caller: Caller) -> tuple[ResponsesBody, Job]:
         """Read, render and check a body. Runs off the event loop."""
         raw = body.parse(data)
         asked = read(raw)
@@ -137,7 +127,8 @@ class ResponsesDialect(ChatDialect):
             context = [*before["context"], *before["response"]["output"], *inputs]
         running = self.prepared(chat_fields(asked, raw, context), caller)
         writer = Writer(asked, raw, running, is_stored, self._tokens)
-        return asked, _Job(writer, running, (tenant, writer.id) if is_stored else None, inputs, context)
+        events = [] if asked.background and asked.stream else None
+        return asked, Job(writer, running, (tenant, writer.id) if is_stored else None, inputs, context, events)
 
     def prepared(self, fields: Mapping[str, Any], caller: Caller) -> Running:
         """A call of OpenAI's chat fields; what is wrong with one is told with its name here."""
@@ -153,13 +144,13 @@ class ResponsesDialect(ChatDialect):
                 name + message.removeprefix(head) if message.startswith(head) else message, name
             ) from None
 
-    async def _whole(self, job: _Job) -> dict[str, Any]:
+    async def _whole(self, job: Job) -> dict[str, Any]:
         job.writer.take(await job.running.whole())
         job.writer.finish()
         self._keep(job)
         return job.writer.response
 
-    async def _events(self, job: _Job) -> AsyncGenerator[bytes, None]:
+    async def _events(self, job: Job) -> AsyncGenerator[bytes, None]:
         """The events. The first ones wait for the engine: what it refuses is an ordinary HTTP error."""
         opening = job.writer.opening()
         async with aclosing(job.running.news()) as news:
@@ -170,11 +161,11 @@ class ResponsesDialect(ChatDialect):
         self._keep(job)
         yield last
 
-    def _keep(self, job: _Job) -> None:
+    def _keep(self, job: Job) -> None:
         if job.key is not None:
             self._store.put(job.key, job.entry)
 
-    def _start(self, job: _Job) -> dict[str, Any]:
+    def _start(self, job: Job) -> dict[str, Any]:
         """Have a response made in the background: the response as it is now."""
         if len(self._background) >= self._max_background:
             raise NotServed(f"{self._max_background} responses are in the background already: try again later", 429)
@@ -184,35 +175,46 @@ class ResponsesDialect(ChatDialect):
         job.task = asyncio.create_task(self._run(job, job.key))
         return told_now
 
-    async def _run(self, job: _Job, key: Key) -> None:
+    async def _run(self, job: Job, key: Key) -> None:
         writer = job.writer
         try:
-            writer.opening()
+            job.tell(writer.opening())
             async with aclosing(job.running.news()) as news:
                 async for added, _ in news:
-                    writer.take(added)
-            writer.finish()
+                    job.tell(writer.take(added))
+            job.tell(writer.finish())
         except asyncio.CancelledError:
             writer.cancel()
             raise
         except Exception as error:
-            writer.fail(told(error)[1])
+            job.tell(writer.fail(told(error)[1]))
         finally:
+            job.end()
             if self._background.pop(key, None) is not None:  # not deleted meanwhile
                 self._keep(job)
 
     async def retrieve(self, request: Request) -> Response:
-        """Tell of a stored response, or of one in the background."""
-        if request.query_params.get("stream") == "true":
-            raise InvalidRequest("stream is not supported here: a response is streamed while it is made", "stream")
-        return json_response(self._entry(_key(request))["response"])
+        """Tell of a stored response, or of one in the background; with ``stream=true`` its events again."""
+        key = _key(request)
+        if request.query_params.get("stream") != "true":
+            return json_response(self._entry(key)["response"])
+        start = _start_of(request.query_params.get("starting_after"))
+        job = self._background.get(key)
+        stored: list[str] | None = None if job is not None else self._store.get(key).get("events")
+        if stored is None and (job is None or job.events is None):
+            raise InvalidRequest(
+                "stream: the events of this response are not kept: only those of responses that were made with both "
+                "background and stream are",
+                "stream",
+            )
+        return _stream(job.follow(start) if job is not None else _again((stored or [])[start:]))
 
     async def delete(self, request: Request) -> Response:
         """Forget a response; one in the background ends."""
         key = _key(request)
         job = self._background.pop(key, None)
         if job is not None:
-            await _end(job)
+            await job.stop()
         elif not self._store.delete(key):
             raise UnknownResponse(key[1], "response_id")
         return json_response({"id": key[1], "object": "response", "deleted": True})
@@ -225,7 +227,7 @@ class ResponsesDialect(ChatDialect):
             raise InvalidRequest("only responses in the background can be cancelled", "response_id")
         job = self._background.get(key)
         if job is not None:
-            await _end(job)
+            await job.stop()
             if job.key in self._background:  # it had not begun
                 job.writer.cancel()
                 self._keep(self._background.pop(key))
@@ -257,14 +259,25 @@ class ResponsesDialect(ChatDialect):
 
     async def _close(self) -> None:
         for job in list(self._background.values()):
-            await _end(job)
+            await job.stop()
 
 
-async def _end(job: _Job) -> None:
-    """Stop a response in the background, and wait until the engine knows."""
-    assert job.task is not None
-    job.task.cancel()
-    await asyncio.gather(job.task, return_exceptions=True)
+def _stream(events: AsyncGenerator[bytes, None]) -> ByteStream:
+    """Events that are sent whether or not somebody reads them: what fails is an event among them."""
+    return ByteStream(events, lambda _: b"", media_type=EVENTS)
+
+
+async def _again(events: list[str]) -> AsyncGenerator[bytes, None]:
+    yield OPENED + "".join(events).encode()
+
+
+def _start_of(after: str | None) -> int:
+    """The number of the first event to tell."""
+    if after is None:
+        return 0
+    if not (after.isascii() and after.isdecimal() and len(after) <= _MAX_DIGITS):
+        raise InvalidRequest(f"starting_after must be the number of an event, not {shown(after)}", "starting_after")
+    return int(after) + 1
 
 
 def _key(request: Request) -> Key:

@@ -122,8 +122,6 @@ def read(raw: Mapping[str, Any]) -> ResponsesBody:
         raise InvalidRequest(
             "truncation must be disabled: nothing is left out here; send a shorter input", "truncation"
         )
-    if body.stream and body.background:
-        raise InvalidRequest("background responses are not streamed: leave stream or background out", "background")
     return body
 
 
