@@ -37,7 +37,7 @@ class KernelsHook(BuildHookInterface[Any]):
         self._folder = tempfile.TemporaryDirectory()
         sources = sorted([*root.glob("core/**/*.cpp"), *root.glob("plugins/**/*.cpp")])
         for library in prebuilt.build_all(sources, wanted, Path(self._folder.name)):
-            build_data["force_include"][str(library)] = f"fwk/native/prebuilt/{library.name}"
+            build_data["force_include"][str(library)] = f"fwk/native/prebuilt/{library.parent.name}/{library.name}"
         build_data["pure_python"] = False
         platform_tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform_tag}"

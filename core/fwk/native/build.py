@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fwk.errors import PluginError
 from fwk.native import cache, compiler, prebuilt
-from fwk.native.cpu_features import flags_of, isa
+from fwk.native.cpu_features import flags_of, isa, isas
 from fwk.process.progress import ProgressBar, is_watched
 
 COMMON_FLAGS = (
@@ -49,7 +49,7 @@ def refusal() -> str | None:
 
     Builds the thread pool once, to find a compiler that fails, a full disk or a folder that cannot be written to.
     """
-    if _prebuilt(SMALLEST, "plain") is not None:
+    if _prebuilt(SMALLEST, isas()[-1]) is not None:
         return None
     return _unavailable() or _failure(compiler.find(), os.environ.get("XDG_CACHE_HOME"))
 
@@ -118,7 +118,7 @@ def _prebuilt(source: Path, instructions: str) -> Path | None:
     """The library of a source that came with the wheel."""
     if not prebuilt.FOLDER.is_dir():
         return None
-    return prebuilt.find(library_name(source, (*COMMON_FLAGS, *flags_of(instructions))))
+    return prebuilt.find(instructions, library_name(source, (*COMMON_FLAGS, *flags_of(instructions))))
 
 
 def required_compiler() -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import os
 import sys
 
 from fwk.errors import ConfigError
-from fwk.native import amx, compiler
+from fwk.native import amx, compiler, prebuilt
 
 ISA_FLAGS: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -67,9 +67,15 @@ def amx_refusal() -> str | None:
 
 
 def isas() -> list[str]:
-    """Instruction sets this machine can run, from the least to the most."""
+    """Instruction sets this machine can run, from the least to the most.
+
+    Without a compiler only those that kernels came for, if any did.
+    """
     flags = cpu_flags()
     possible = [name for name, needs in ISA_NEEDS.items() if needs <= flags]
+    if compiler.find() is None:
+        brought = prebuilt.instruction_sets()
+        possible = [name for name in possible if name in brought] or possible
     return [name for name in possible if name != "amx" or amx_refusal() is None]
 
 
