@@ -247,7 +247,7 @@ class Server:
         until(self._books_balance, SETTLE_SECONDS, "free + cached blocks = all")
         assert self.children() == self._family
         until(lambda: self._count_fds() <= self._num_fds + 4, SETTLE_SECONDS, "connections closed")
-        assert self._open_files() == self._files
+        assert self._open_files() == self._files, self._open_files() ^ self._files
         process = self._process()
         assert process["busy"] < MAX_LAG, f"the event loop computed for {process['busy']:.1f} s in one go"
         assert process["late"] < MAX_LAG + NOISE, f"the event loop stood still for {process['late']:.1f} s"

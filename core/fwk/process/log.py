@@ -52,11 +52,13 @@ class ClearingHandler(logging.StreamHandler[TextIO]):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record."""
+        """Write one record. Where no bar can be, tqdm is left alone: its first lock is a semaphore that stays."""
+        if not (self.stream.isatty() and is_watched()):
+            super().emit(record)
+            return
         tqdm = sys.modules.get("tqdm.std")  # imported by the first bar
         with tqdm.tqdm.external_write_mode(file=self.stream) if tqdm is not None else contextlib.nullcontext():
-            if self.stream.isatty() and is_watched():
-                self.stream.write(CLEAR_LINE)
+            self.stream.write(CLEAR_LINE)
             super().emit(record)
 
 
