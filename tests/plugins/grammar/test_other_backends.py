@@ -126,6 +126,15 @@ def test_a_keyword_that_is_not_enforced_is_refused_by_name(name: str, keyword: s
         BACKENDS[name].compile(GrammarRequest("json_schema", json.dumps(schema)))
 
 
+@pytest.mark.parametrize("keyword", ["minLength", "maxLength"])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_pattern_with_a_length_is_refused(name: str, keyword: str) -> None:
+    """One backend leaves out the pattern, the other the length."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a*$", keyword: 3}}}
+    with pytest.raises(InvalidRequest, match=f"{name}.* does not enforce 'pattern' and '{keyword}'.* llguidance"):
+        BACKENDS[name].compile(GrammarRequest("json_schema", json.dumps(schema)))
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_one_of_parts_must_exclude_each_other(name: str) -> None:
     def one_of(*parts: dict[str, object]) -> GrammarRequest:

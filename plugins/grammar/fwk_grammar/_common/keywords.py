@@ -35,7 +35,8 @@ _SCHEMAS = ("items", "additionalProperties", "propertyNames", "not", "contains",
 def check_keywords(schema: dict[str, Any], enforced: frozenset[str], backend: str) -> None:
     """Raise ``InvalidRequest`` for the first keyword that is neither in ``enforced`` nor an annotation.
 
-    ``oneOf`` is read as ``anyOf`` by backends that enforce it, so its parts must exclude each other.
+    ``oneOf`` is read as ``anyOf`` by backends that enforce it, so its parts must exclude each other. Of a pattern and
+    lengths they enforce one: XGrammar 0.2 the pattern, outlines-core the lengths.
     """
     for part in _parts(schema):
         for keyword in part:
@@ -44,6 +45,12 @@ def check_keywords(schema: dict[str, Any], enforced: frozenset[str], backend: st
                     f"the grammar backend {backend!r} does not enforce {keyword!r} of a JSON schema: leave it out, or "
                     "serve with --grammar-backend llguidance"
                 )
+        lengths = [keyword for keyword in ("minLength", "maxLength") if keyword in part]
+        if "pattern" in part and lengths:
+            raise InvalidRequest(
+                f"the grammar backend {backend!r} does not enforce 'pattern' and {lengths[0]!r} of one string: write the "
+                "length into the pattern, or serve with --grammar-backend llguidance"
+            )
         choices = part.get("oneOf")
         if isinstance(choices, list) and not _exclude_each_other(choices):
             raise InvalidRequest(
