@@ -48,8 +48,8 @@ def check_keywords(schema: dict[str, Any], enforced: frozenset[str], backend: st
         lengths = [keyword for keyword in ("minLength", "maxLength") if keyword in part]
         if "pattern" in part and lengths:
             raise InvalidRequest(
-                f"the grammar backend {backend!r} does not enforce 'pattern' and {lengths[0]!r} of one string: write the "
-                "length into the pattern, or serve with --grammar-backend llguidance"
+                f"the grammar backend {backend!r} does not enforce 'pattern' and {lengths[0]!r} of one string: write "
+                "the length into the pattern, or serve with --grammar-backend llguidance"
             )
         choices = part.get("oneOf")
         if isinstance(choices, list) and not _exclude_each_other(choices):
