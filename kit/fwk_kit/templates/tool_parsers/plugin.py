@@ -16,25 +16,30 @@ class MineToolParser(ToolParser):
 
     def __init__(self, context: ParserContext) -> None:
         super().__init__(context)
-        self._held = ""
+        self._held = ""  # what could still become OPEN
+        self._body: list[str] | None = None  # of the call that is open
         self._num_calls = 0
 
     def feed(self, text: str) -> Parsed:
-        self._held += text
+        """In time linear in the text: each character is looked at a bounded number of times."""
         out = Parsed()
         while True:
-            before, mark, after = self._held.partition(OPEN)
-            if not mark:
-                keep = next((n for n in range(len(OPEN) - 1, 0, -1) if self._held.endswith(OPEN[:n])), 0)
-                cut = len(self._held) - keep
-                out, self._held = out + Parsed(self._held[:cut]), self._held[cut:]
+            if self._body is None:
+                before, mark, text = (self._held + text).partition(OPEN)
+                if not mark:
+                    keep = next((n for n in range(len(OPEN) - 1, 0, -1) if before.endswith(OPEN[:n])), 0)
+                    cut = len(before) - keep
+                    self._held = before[cut:]
+                    return out + Parsed(before[:cut])
+                out, self._held, self._body = out + Parsed(before), "", []
+            tail = "".join(self._body[1 - len(CLOSE) :])  # pieces of a character at least: enough for a cut mark
+            if text:
+                self._body.append(text)
+            if CLOSE not in tail[1 - len(CLOSE) :] + text:
                 return out
-            body, end, rest = after.partition(CLOSE)
-            if not end:
-                self._held = mark + after
-                return out + Parsed(before)
-            out = out + Parsed(before) + self._call(body)
-            self._held = rest
+            body, _, text = "".join(self._body).partition(CLOSE)
+            self._body = None
+            out = out + self._call(body)
 
     def _call(self, body: str) -> Parsed:
         """A whole call, or its text when it is none of a known tool."""
@@ -50,7 +55,8 @@ class MineToolParser(ToolParser):
         return Parsed(tool_calls=[ToolCallDelta(self._num_calls - 1, name, arguments or "{}")])
 
     def finish(self) -> Parsed:
-        held, self._held = self._held, ""
+        held = self._held if self._body is None else OPEN + "".join(self._body)
+        self._held, self._body = "", None
         return Parsed(held)
 
     def grammar(self, is_many: bool) -> GrammarRequest:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.types import ForwardBatch
-    from fwk.types.batch import KVGroup
 
 LARGEST_FP8 = 448.0
 
@@ -91,7 +90,7 @@ class FlashInferBackend(AttentionBackend):
             for part in parts_of(batch, kind.is_latent):
                 key = (kind.kv_group, part.sequences.start)
                 if key not in pages:
-                    pages[key] = self._pages(batch, part, group)
+                    pages[key] = self._pages(batch, part, kind.kv_group)
                 runs.append((part, self._planned(batch, kind, part, pages[key])))
         self._buffers.sent()
         return plan
@@ -116,15 +115,15 @@ class FlashInferBackend(AttentionBackend):
             group, part = batch.kv_groups[kind.kv_group], captured.part(batch, kind)
             if kind.kv_group not in plan.slots:
                 plan.slots[kind.kv_group] = captured.slots(kind.kv_group, group)
-                pages[kind.kv_group] = self._pages(batch, part, group)
+                pages[kind.kv_group] = self._pages(batch, part, kind.kv_group)
             wrapper = captured.wrapper(kind, part.mode, batch.num_seqs)
             plan.runs[kind] = [(part, self._planned(batch, kind, part, pages[kind.kv_group], wrapper))]
         self._buffers.sent()
         return plan
 
-    def _pages(self, batch: ForwardBatch, part: Part, group: KVGroup) -> Pages:
-        lens, table = batch.seq_lens_np[part.sequences], group.block_table_np[part.sequences]
-        name = f"pages {batch.kv_groups.index(group)} {part.sequences.start}"
+    def _pages(self, batch: ForwardBatch, part: Part, kv_group: int) -> Pages:
+        lens, table = batch.seq_lens_np[part.sequences], batch.kv_groups[kv_group].block_table_np[part.sequences]
+        name = f"pages {kv_group} {part.sequences.start}"
         send = partial(self._buffers.send, name)
         return pages_of(lens, table, self.context.block_size, self.context.device, send)
 
