@@ -85,7 +85,7 @@ class Offer:
             await self._is_taken.wait()
         finally:
             loop.remove_reader(self._socket)
-            self._socket.close()  # before the successor is told, whose own offer has the same name
+            self._socket.close()  # before the successor is notified, whose own offer has the same name
 
     def release(self) -> None:
         """Nothing is accepted any more: let the successor know."""

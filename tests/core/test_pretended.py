@@ -227,7 +227,7 @@ def test_slots_change_hands_while_steps_are_in_flight(folder: Path) -> None:
 
 
 def test_a_preempted_sequence_goes_on_with_the_tokens_it_had(folder: Path) -> None:
-    """What a step in flight chose for it is computed again, or was taken in; never both, and never neither."""
+    """What a step in flight chose for it is computed again, or was accepted; never both, and never neither."""
     prompts = [[n, 5, 9, 2 * n] for n in range(1, 7)]
     grown = SamplingParams(max_tokens=30, temperature=0.8, seed=5, ignore_eos=True)
     tight = {**OPTIONS, "max_total_tokens": 96, "page_size": 4, "schedule_conservativeness": 0.05}

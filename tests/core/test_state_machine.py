@@ -40,7 +40,7 @@ class StateMachine(EngineMachine):
 
     @rule(data=st.data(), own=st.lists(st.integers(0, 3), min_size=1, max_size=6), n=st.integers(1, 3))
     def next_turn(self, data: st.DataObject, own: list[int], n: int) -> None:
-        """A prompt that goes on behind an earlier prompt and its answer; n of it are forks of one prompt."""
+        """A prompt that continues an earlier prompt and its answer; n of it are forks of one prompt."""
         prompt = [*data.draw(st.sampled_from(self.turns)), *own]
         name = f"t{self.count}"
         self.count += 1

@@ -105,7 +105,7 @@ async def test_those_who_have_just_connected_are_answered(spawn: Start) -> None:
 
 
 def test_one_that_fails_changes_nothing(spawn: Start, tmp_path: Path) -> None:
-    """The plugins are not those of the lock: it ends before the old one is told anything."""
+    """The plugins are not those of the lock: it ends before the old one is notified."""
     old = spawn(*SLOW)
     lock = tmp_path / "lock.json"
     lock.write_text(json.dumps({"fingerprint": "x", "plugins": {}}))

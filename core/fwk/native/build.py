@@ -204,7 +204,7 @@ def _termination_delayed(source: Path) -> Iterator[None]:
 
 
 def _run(command: list[str], source: Path, bar: ProgressBar | None) -> None:
-    """One step of a build, at whose end the bar goes on; meanwhile its clock does."""
+    """One step of a build, at whose end the bar moves; its clock runs meanwhile."""
     try:
         code, said = _waited_for(command, bar)
     except (OSError, subprocess.TimeoutExpired) as error:

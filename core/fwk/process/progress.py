@@ -83,7 +83,7 @@ class ProgressBar:
             self._bar.update(count - self._bar.n)
 
     def refresh(self) -> None:
-        """Draw it again: the time goes on while nothing else does."""
+        """Draw it again: the time runs while nothing else changes."""
         if self._bar is not None:
             self._bar.refresh()
 

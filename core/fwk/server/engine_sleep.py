@@ -28,7 +28,7 @@ class EngineSleep:
     """Whether a model's engines run, and who waits for them.
 
     Every use is inside ``awake``, or has a request placed (``has_requests``). stop, start: of the processes. ``turn``
-    surrounds each start, ``on_ready`` is told of it.
+    surrounds each start, ``on_ready`` is notified of it.
     """
 
     def __init__(

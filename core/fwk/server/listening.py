@@ -29,7 +29,7 @@ class Listening:
     keys: Keys
     tls: ssl.SSLContext | None = None
     predecessor: Predecessor | None = None
-    """The server that still serves there, until it is told that this one does."""
+    """The server that still serves there, until it is notified that this one does."""
 
 
 def listen(options: ServerOptions) -> Listening:

@@ -65,7 +65,7 @@ class GrammarRequest(msgspec.Struct, frozen=True):
       [part, ...], "is_required": bool}, ...], "between": str}``, in this order, those that are not required perhaps.
       ``answer``, if there: a schema of JSON that may stand instead of calls.
     - ``free_calls``: the same among other text, with ``"free"``: ``{"trigger": str, "never": [str, ...]}`` where any
-      text may stand around calls, that goes on as calls behind the trigger and has none of the other texts;
+      text may stand around calls, that continues as calls behind the trigger and has none of the other texts;
       ``{"unlike": regex, "never": [...]}`` where any text may stand instead of calls, that does not begin so.
     """
 

@@ -18,7 +18,7 @@ class StepModel:
     """The model as the runner calls it, every step operator by operator.
 
     is_greedy: the model's own (``ModelContext``), 1 while a greedy step runs; None: it has none.
-    taps: what heads read of it; what they keep stands beside the hidden states that ``run`` returns, [num_hidden,
+    taps: what heads read of it; what they keep stands alongside the hidden states that ``run`` returns, [num_hidden,
     (1 + number of taps) * hidden_size].
     """
 

@@ -46,7 +46,7 @@ class StagingRing(Staging):
             arrays[name] = hosts[name].numpy()
 
     def turn(self) -> None:
-        """Go on to the next set, which may be written to when this returns."""
+        """Turn to the next set, which may be written to when this returns."""
         if not self.is_host:
             self._at = (self._at + 1) % self._size
             self._events[self._at].wait()

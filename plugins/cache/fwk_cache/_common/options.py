@@ -10,7 +10,7 @@ from fwk import Options, option
 
 
 class EvictionOptions(Options):
-    """Which blocks go first, and who is told of them."""
+    """Which blocks go first, and who is notified of them."""
 
     radix_eviction_policy: Literal["lru", "lfu"] = option(
         "lru",

@@ -42,7 +42,7 @@ class CudaCapture(GraphCapture):
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Only this thread's calls may spoil a capture: grammars and downloads go on in others.
+            # Only this thread's calls may spoil a capture: grammars and downloads continue in others.
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 output = step(most)
         except RuntimeError as error:

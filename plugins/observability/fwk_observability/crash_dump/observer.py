@@ -1,4 +1,4 @@
-"""The observer: keeps what it is told for a while, and writes it when an engine dies."""
+"""The observer: keeps the events of a while, and writes it when an engine dies."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ clear, so there is nothing encrypted, and clients that keep the items themselves
 Tools are functions; tools that OpenAI's service runs itself, images, files, prompts kept on a server, conversations
 and ``truncation: auto`` are refused by name, and so is every field that is not known.
 
-The events of a response made with both ``background`` and ``stream`` are stored with it: whoever lost its stream goes
-on with ``GET /v1/responses/{id}?stream=true&starting_after=N``, while it is made and afterwards.
+The events of a response made with both ``background`` and ``stream`` are stored with it: a client that lost its stream
+continues with ``GET /v1/responses/{id}?stream=true&starting_after=N``, while it is made and afterwards.
 """
 
 from fwk import DialectSpec, Options, hookimpl, option
