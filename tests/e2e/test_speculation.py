@@ -72,7 +72,7 @@ def test_output_is_token_for_token_the_plain_one(
     assert any(accepted < drafts for drafts, accepted in EchoDecoder.verified)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "mamba2", "qwen3_next", "granite hybrid"])
+@pytest.mark.parametrize("name", ["lfm2", "mamba2", "qwen3_next", "granite hybrid", "jamba"])
 @pytest.mark.parametrize(
     "options",
     [

@@ -57,6 +57,14 @@ GPT_OSS = {
     "layer_types": KINDS,
 }
 MAMBA = {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 1, "expand": 2}
+JAMBA = {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 3,
+    "num_experts": 4,
+    "mamba_d_state": 12,
+}
 DELTA = {
     "head_dim": 32,
     "layer_types": ["linear_attention", "full_attention"],
@@ -161,6 +169,14 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", GPT_OSS),
     "mamba2": ("mamba2", MAMBA),
     "mamba2 groups": ("mamba2", {**MAMBA, "n_groups": 2, "use_bias": True, "tie_word_embeddings": True}),
+    "mamba": ("mamba", {"state_size": 12}),
+    "mamba biased": ("mamba", {"use_bias": True, "time_step_rank": 6, "tie_word_embeddings": False, "conv_kernel": 3}),
+    "falcon mamba": ("falcon_mamba", {"mixer_rms_eps": 1e-3, "time_step_rank": 6}),
+    "jamba": ("jamba", JAMBA),
+    "jamba dense, ends with a state": (
+        "jamba",
+        {**JAMBA, "num_experts": 1, "attn_layer_offset": 0, "mamba_proj_bias": True, "tie_word_embeddings": True},
+    ),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 32}),
     "lfm2 ends with a convolution": (
         "lfm2",

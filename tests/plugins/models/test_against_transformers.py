@@ -21,8 +21,8 @@ from fwk_kit.testing.batches import block_tables
 
 SPLIT = ["phi3", "olmo2", "gpt2", "gpt_neox", "falcon slopes", "falcon multi-query", "cohere norms", "granitemoe"]
 SPLIT += ["mixtral", "qwen2_moe", "olmoe", "glm4_moe", "deepseek_v3", "gpt_oss"]
-RECURRENT = ["mamba2", "lfm2", "qwen3_next", "qwen3_5", "granite hybrid", "nemotron_h"]
-SPLIT += ["llama4", *RECURRENT, "mamba2 groups", "qwen3_next dense", "qwen3_5_moe"]
+RECURRENT = ["mamba2", "lfm2", "qwen3_next", "qwen3_5", "granite hybrid", "nemotron_h", "mamba", "jamba"]
+SPLIT += ["llama4", *RECURRENT, "falcon mamba", "mamba2 groups", "qwen3_next dense", "qwen3_5_moe"]
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
@@ -74,6 +74,8 @@ def test_layers_behind_the_last_one_are_left_out(name: str, tmp_path: Path) -> N
         ("deepseek_v3", {"scoring_func": "softmax"}, "routing by 'noaux_tc' and 'softmax'"),
         ("glm4_moe", {"n_group": 8, "topk_group": 4}, "8 experts in 8 groups: a group needs two"),
         ("olmoe", {"clip_qkv": 8.0}, "'clip_qkv' is 8.0"),
+        ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset 8 and attn_layer_period 2 must be"),
+        ("jamba", {"expert_layer_offset": 3}, "expert_layer_offset 3 must be less than expert_layer_period 3"),
         ("nemotron_h", {"layers_block_type": ["mamba", "moe"]}, "layer 1 is of kind 'moe': .* experts without a gate"),
     ],
 )

@@ -165,6 +165,25 @@ def state_space(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, state: Tenso
     return torch.cat(outputs, 1), state
 
 
+def selective_scan(
+    x: Tensor, steps: Tensor, rate: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """h = exp(steps * rate) h + x b^T; y = h c: Mamba's recurrence, token by token (arXiv:2312.00752, section 3).
+
+    x: [tokens, channels], times its step; steps: [tokens, channels]; rate, state: [channels, state_size]; b, c:
+    [tokens, state_size]. All float32. Returns y like ``x``, and the state after the last token.
+    """
+    outputs: list[Tensor] = []
+    for start in range(0, x.shape[0], CHUNK):
+        part = slice(start, start + CHUNK)
+        decay = (steps[part].unsqueeze(-1) * rate).exp_()
+        states = x[part].unsqueeze(-1) * b[part].unsqueeze(1)  # [tokens, channels, state_size]
+        for left, written in zip(decay, states, strict=True):
+            state = written.addcmul_(left, state)
+        outputs.append((states @ c[part].unsqueeze(-1)).squeeze(-1))
+    return torch.cat(outputs), state
+
+
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -7,23 +7,18 @@ from typing import TYPE_CHECKING
 from fwk.errors import ModelLoadError
 from fwk.layers import RMSNorm, RotaryEmbedding, VocabEmbedding
 from fwk_models._common.experts import granite_experts
+from fwk_models._common.hybrid_stack import HybridStack
 from fwk_models._common.mamba2 import Mamba2Mixer, MixerSizes, step_limits
 from fwk_models._common.qkv import SplitQKV
-from fwk_models._common.recurrent import RecurrentRows
-from fwk_models._common.stack import Block, JoinedGatedMLP, SelfAttention, Stack
+from fwk_models._common.stack import Block, JoinedGatedMLP, SelfAttention
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fwk.interfaces.model import ModelContext
-    from fwk.types import ForwardBatch
-    from fwk_models._common.stack import Apply, Mixer, Rows
+    from fwk_models._common.stack import Apply
 
 
-class GraniteHybrid(Stack):
+class GraniteHybrid(HybridStack):
     """Token ids to hidden states to logits."""
-
-    prunes_last_layer = False  # a state is made of all tokens
 
     def __init__(self, context: ModelContext) -> None:
         config, raw = context.config, context.config.raw
@@ -42,7 +37,7 @@ class GraniteHybrid(Stack):
             bias=bool(raw.get("mamba_proj_bias", False)),
             conv_bias=bool(raw.get("mamba_conv_bias", True)),
         )
-        self.recurrent_rows: RecurrentRows | None = None  # of the step that is computed
+        self.width = self.sizes.width
         self.build(
             context,
             embedding=VocabEmbedding(
@@ -54,29 +49,18 @@ class GraniteHybrid(Stack):
             logit_scale=1.0 / float(raw.get("logits_scaling") or 1.0),
         )
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        self.recurrent_rows = RecurrentRows.of(batch, self.sizes.width)
-        return super().forward(batch)
-
     def _block(self, context: ModelContext, index: int) -> Block:
         config, raw, prefix = context.config, context.config.raw, f"model.layers.{index}"
         names = ("input_layernorm", "post_attention_layernorm")
         first, second = (RMSNorm(context, f"{prefix}.{n}", config.hidden_size, config.rms_norm_eps) for n in names)
         if config.layer_type(index) == "linear_attention":
-            mixer = self._mixer(Mamba2Mixer(context, f"{prefix}.mamba", self.sizes))
+            mixer = self.recurrent(Mamba2Mixer(context, f"{prefix}.mamba", self.sizes))
         else:
             name, bias = f"{prefix}.self_attn", bool(raw.get("attention_bias", False))
             scale, qkv = float(raw.get("attention_multiplier") or 1.0), SplitQKV(context, name, bias=bias)
             mixer = SelfAttention(context, index, qkv, f"{name}.o_proj", rotary=self.rotary, bias=bias, scale=scale)
         factor = float(raw.get("residual_multiplier") or 1.0)
         return Block(context, index, mixer, self._mlp(context, prefix), before=(first, second), factor=factor)
-
-    def _mixer(self, mixer: Mamba2Mixer) -> Mixer:
-        def run(x: Tensor, rows: Rows, batch: ForwardBatch) -> Tensor:
-            assert self.recurrent_rows is not None
-            return mixer(x, self.recurrent_rows)
-
-        return run
 
     def _mlp(self, context: ModelContext, prefix: str) -> Apply:
         names, inner = f"{prefix}.shared_mlp", context.config.integer("shared_intermediate_size", 1024)
