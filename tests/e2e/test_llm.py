@@ -199,6 +199,9 @@ def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny_llm: Tiny) -> No
         ),
         ({"port": 9}, ConfigError, "--port is for fwk serve: fwk.LLM has no server"),
         ({"tool_call_parser": "hermes"}, ConfigError, "--tool-call-parser is for fwk serve"),
+        ({"strict_requests": True}, ConfigError, "--strict-requests is for fwk serve"),
+        ({"log_requests": True}, ConfigError, "--log-requests is for fwk serve"),
+        ({"load_balance_method": "nope"}, ConfigError, "--load-balance-method is for fwk serve"),
         (
             {"mem_fraction_static": 0.5, "max_total_tokens": 256},
             ConfigError,

@@ -16,7 +16,8 @@ from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, InvalidRequest, RequestFailed
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, check_task
 from fwk.plugins import PluginSet, discover
-from fwk.plugins.options import build_config, called, normal
+from fwk.plugins.families import FAMILIES
+from fwk.plugins.options import build_config, called, normal, option_owners
 from fwk.process.progress import ProgressBar, set_up_progress
 from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
@@ -400,7 +401,13 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _refuse_server_options(given: Mapping[str, Any], plugins: PluginSet) -> None:
     """Raise for an option that only ``fwk serve`` reads: here it would do nothing."""
     flags = called(plugins)
+    families = [family for family in FAMILIES.values() if family.serves]
+    served = {*ServerOptions.model_fields, *(family.option for family in families)}
+    used: set[str] = set()
+    for owner in option_owners(plugins):
+        is_served = owner.item is not None and FAMILIES[owner.item.family].serves
+        (served if is_served else used).update(owner.model.model_fields if owner.item is not None else ())
     for name in given:
         ours = flags[normal(name)].partition(" ")[0]
-        if normal(ours) in ServerOptions.model_fields:
+        if normal(ours) in served - used:
             raise ConfigError(f"{ours} is for fwk serve: fwk.LLM has no server, so leave {name} out")

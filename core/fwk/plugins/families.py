@@ -40,6 +40,7 @@ class Family:
     takes_all: every installed plugin takes part, so there is nothing to choose.
     pattern_option: a core option with values ``PATTERN=NAME``, which choose plugins for parts of the model.
     switch: the core option without which nothing of the family is used.
+    serves: only a server has plugins of the family; ``fwk.LLM`` builds none.
     version: raise ``newest`` with the interface, and add an adapter for the version before.
     """
 
@@ -51,6 +52,7 @@ class Family:
     takes_all: bool = False
     pattern_option: str | None = None
     switch: str | None = None
+    serves: bool = False
     version: ApiVersion = field(default_factory=ApiVersion)
 
 
@@ -100,12 +102,19 @@ _ALL = [
     ),
     Family("devices", "device", DeviceSpec, "devices:DeviceSuite", "device"),
     Family("executors", "executor", ExecutorSpec, "executors:ExecutorSuite", "executor"),
-    Family("load_balancers", "load balancer", LoadBalancerSpec, "balancers:LoadBalancerSuite", "load_balance_method"),
+    Family(
+        "load_balancers",
+        "load balancer",
+        LoadBalancerSpec,
+        "balancers:LoadBalancerSuite",
+        "load_balance_method",
+        serves=True,
+    ),
     Family("kv_transfers", "KV transfer", KVTransferSpec, "kv_transfer:KVTransferSuite"),
     Family("loaders", "loader", LoaderSpec, "loaders:LoaderSuite", "load_format"),
     Family("model_sources", "model source", ModelSourceSpec, "loaders:ModelSourceSuite", takes_all=True),
-    Family("dialects", "HTTP dialect", DialectSpec, "dialects:DialectSuite", takes_all=True),
-    Family("observers", "observer", ObserverSpec, "observers:ObserverSuite", takes_all=True),
+    Family("dialects", "HTTP dialect", DialectSpec, "dialects:DialectSuite", takes_all=True, serves=True),
+    Family("observers", "observer", ObserverSpec, "observers:ObserverSuite", takes_all=True, serves=True),
     Family("operators", "set of operators", OperatorsSpec, "operators:OperatorsSuite", "operator_backend"),
     Family("moe_runners", "MoE runner", MoERunnerSpec, "moe:MoERunnerSuite", "moe_runner_backend"),
     Family(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
@@ -80,10 +82,18 @@ class RouteRegistry:
 
 
 def _made(add: AddRoutes) -> list[BaseRoute]:
-    """The routes a plugin would add."""
+    """The routes a plugin would add, and for each that answers GET one for HEAD, which HTTP wants of every server."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     add(app)
-    return list(app.router.routes)
+    routes = list(app.router.routes)
+    places = _places(routes)
+    for route in list(routes):
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()) and (route.path, "HEAD") not in places:
+            head = copy(route)
+            head.methods = {"HEAD"}
+            head.include_in_schema = False
+            routes.append(head)
+    return routes
 
 
 def _places(routes: Sequence[BaseRoute]) -> list[tuple[str, str]]:

@@ -123,3 +123,28 @@ async def test_what_is_refused(sdk, fields, error, said):
     with pytest.raises(error, match=said) as caught:
         await sdk.messages.create(**{"model": "tiny", "max_tokens": 9, "messages": HI, **fields})
     assert caught.value.body["type"] == "error"
+
+
+async def test_documents_that_are_text_are_read(sdk, frontend):
+    blocks = [{"type": "text", "text": "page two"}]
+    documents = [
+        {"type": "document", "title": "Notes", "source": {"type": "text", "media_type": "text/plain", "data": "one"}},
+        {"type": "document", "context": "a scan", "source": {"type": "content", "content": blocks}},
+    ]
+    turns = [{"role": "user", "content": [*documents, {"type": "text", "text": "What do they say?"}]}]
+    await sdk.messages.create(model="tiny", max_tokens=64, messages=turns)
+    prompt = bytes(token for token in frontend.items[0].prompt_token_ids if token < 256)
+    assert b"Notes\none\n\na scan\npage two\n\nWhat do they say?" in prompt
+
+
+@pytest.mark.parametrize(
+    ("block", "sentence"),
+    [
+        ({"source": {"type": "base64", "media_type": "application/pdf", "data": ""}}, "a document of type 'base64'"),
+        ({"source": {"type": "text", "data": "x"}, "citations": {"enabled": True}}, "nothing is cited here"),
+    ],
+)
+async def test_other_documents_are_refused(sdk, block, sentence):
+    turns = [{"role": "user", "content": [{"type": "document", **block}]}]
+    with pytest.raises(anthropic.BadRequestError, match=sentence):
+        await sdk.messages.create(model="tiny", max_tokens=64, messages=turns)

@@ -138,6 +138,7 @@ async def test_token_ids_are_returned_when_asked(api, frontend):
 
 
 async def test_prompt_logprobs_come_at_the_top(api):
+    assert (await api.chat())["prompt_logprobs"] is None  # as vLLM has it
     scores = (await api.chat(prompt_logprobs=1))["prompt_logprobs"]
     assert scores[0] is None
     assert scores[1][str(ord("u"))] == {"logprob": -0.5 - ord("u") / 1000, "rank": 2, "decoded_token": "u"}

@@ -155,6 +155,7 @@ async def test_sixteen_tokens_unless_told(api, frontend):
 
 
 async def test_prompt_logprobs_and_token_ids_are_in_the_choice(api):
+    assert (await api.complete())["choices"][0]["prompt_logprobs"] is None  # as vLLM has it
     choice = (await api.complete(prompt_logprobs=0, return_token_ids=True, max_tokens=2))["choices"][0]
     assert [None if entry is None else list(entry) for entry in choice["prompt_logprobs"]] == [None, ["72"], ["105"]]
     assert choice["prompt_token_ids"] == [256, 72, 105]

@@ -2,6 +2,8 @@
 
 import pytest
 
+from fwk import __version__
+
 
 async def test_models_are_listed(api, client):
     reply = await api.get("/v1/models", "ModelList")
@@ -82,3 +84,7 @@ async def test_the_routes_document_their_bodies(client):
         post = document["paths"][path]["post"]
         assert field in post["requestBody"]["content"]["application/json"]["schema"]["properties"]
         assert post["description"]
+
+
+async def test_the_version_is_told(client):
+    assert (await client.get("/version")).json() == {"version": __version__}

@@ -158,3 +158,16 @@ async def test_a_stream_may_have_only_what_is_new(frontend):
     assert "".join(frame["text"] for frame in frames) == TEXT
     assert [token for frame in frames for token in frame["output_ids"]] == whole["output_ids"]
     assert frames[-1]["meta_info"]["completion_tokens"] == len(whole["output_ids"])
+
+
+@pytest.mark.parametrize("path", ["/get_model_info", "/model_info"])
+async def test_what_is_served_is_told(client, path):
+    told = (await client.get(path)).json()
+    assert (told["model_path"], told["is_generation"], told["weight_version"]) == ("tiny", True, "default")
+
+
+async def test_head_is_answered_where_get_is(client):
+    reply = await client.head("/info")
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "application/json")
+    wrong = await client.put("/info")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")

@@ -161,8 +161,10 @@ class _Blocks:
         elif kind == "tool_result" and role == "user":
             called = want(block.get("tool_use_id"), str, "a string", f"{at}.tool_use_id")
             self.results.append(
-                {"role": "tool", "tool_call_id": called, "content": _text(block.get("content") or "", at)}
+                {"role": "tool", "tool_call_id": called, "content": _text(block.get("content") or "", f"{at}.content")}
             )
+        elif kind == "document" and role == "user":
+            self.texts.append(_document(block, at))
         elif kind == "tool_use" and role == "assistant":
             self.calls.append(_call(block, at))
         elif kind == "thinking" and role == "assistant":
@@ -188,6 +190,19 @@ def _text(value: Any, at: str) -> str:
             raise InvalidRequest(f"{at}[{i}] must be a text block: this server's model reads text only", at)
         texts.append(block["text"])
     return "".join(texts)
+
+
+def _document(block: Mapping[str, Any], at: str) -> str:
+    """A document that is text: behind its title and context, and with an empty line after it."""
+    if (block.get("citations") or {}).get("enabled"):
+        raise InvalidRequest(f"{at}.citations: nothing is cited here", "messages")
+    source = want(block.get("source"), dict, "an object", f"{at}.source")
+    kind = source.get("type")
+    if kind not in ("text", "content"):
+        raise InvalidRequest(f"{at}: a document of type {shown(kind)} is not read here, only text", "messages")
+    name = "data" if kind == "text" else "content"
+    heads = [want(block[key], str, "a string", f"{at}.{key}") for key in ("title", "context") if block.get(key)]
+    return "\n".join([*heads, _text(source.get(name), f"{at}.source.{name}")]) + "\n\n"
 
 
 def _tools(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,6 +111,12 @@ class ModelsBody(Reply):
     data: list[ModelBody]
 
 
+class VersionBody(Reply):
+    """The reply of /version."""
+
+    version: str
+
+
 class TokenizeBody(Reply):
     """The reply of /tokenize."""
 

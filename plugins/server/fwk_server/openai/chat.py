@@ -20,7 +20,12 @@ from fwk_server._common.replies import event
 
 def _frame(call: ChatCall, frontend: Frontend, kind: str) -> dict[str, Any]:
     model = call.body.model or frontend.card.name
-    frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+    frame = {
+        "id": f"chatcmpl-{call.item.label or uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+    }
     tier = call.body.service_tier
     return frame if tier is None else frame | {"service_tier": "default" if tier == "auto" else tier}
 
@@ -38,6 +43,7 @@ async def complete(call: ChatCall, frontend: Frontend, tokens: TokenTexts) -> di
         choice["finish_reason"] = answer.finish_reason(choice["finish_reason"])
     _count_reasoning(answers, usage)
     reply["usage"] = usage.body()
+    reply["prompt_logprobs"] = None  # as vLLM has it; a stream has no such field
     if call.body.prompt_logprobs is not None:
         entries = choices[0].prompt_logprobs or []
         # There may be much to write: off the event loop, and as JSON already.

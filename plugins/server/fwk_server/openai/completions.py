@@ -22,7 +22,7 @@ from fwk_server._common.replies import event
 def _frame(call: CompletionCall, frontend: Frontend) -> dict[str, Any]:
     model = call.body.model or frontend.card.name
     return {
-        "id": f"cmpl-{uuid.uuid4().hex}",
+        "id": f"cmpl-{call.items[0].label or uuid.uuid4().hex}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": model,
@@ -71,6 +71,7 @@ def _choice(
         reply["logprobs"] = joined(first, writer.output(choice.logprobs, len(text)))
     reply["finish_reason"] = choice.finish_reason
     reply["stop_reason"] = reply["matched_stop"] = choice.stop_reason
+    reply["prompt_logprobs"] = None  # as vLLM has it; a stream has no such field
     if body.prompt_logprobs is not None:
         reply["prompt_logprobs"] = prompt_logprobs(tokens, scored or [], body.prompt_logprobs)
     if body.return_token_ids:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fwk import __version__
 from fwk.interfaces.dialect import Dialect, DialectContext, Frontend
 from fwk.interfaces.lifecycle import Stage
 from fwk_server._common import body, completion
@@ -44,6 +45,7 @@ from fwk_server.openai.bodies import (
     ModelBody,
     ModelsBody,
     TokenizeBody,
+    VersionBody,
 )
 from fwk_server.openai.files import FileStore
 
@@ -109,6 +111,7 @@ class OpenAIDialect(Dialect):
         self._post(app, "/v1/embeddings", self.create_embedding, EmbeddingsBody)
         self._post(app, "/tokenize", self.tokenize, TokenizeBody)
         self._post(app, "/detokenize", self.detokenize, DetokenizeBody)
+        self._get(app, "/version", self.version, VersionBody)
         self._get(app, "/v1/models", self.list_models, ModelsBody)
         self._get(app, "/v1/models/{name:path}", self.retrieve_model, ModelBody)
 
@@ -192,6 +195,10 @@ class OpenAIDialect(Dialect):
     async def detokenize(self, request: Request) -> Response:
         """Turn token ids into text."""
         return json_response(await self._read(request, tokens.detokenize))
+
+    async def version(self) -> Response:
+        """The version of fwk, as vLLM tells its own."""
+        return json_response({"version": __version__})
 
     async def list_models(self, request: Request) -> Response:
         """List the served model and its LoRA adapters; for Anthropic's clients, which ask the same path, as theirs."""

@@ -58,6 +58,13 @@ class Info(Reply):
     max_total_tokens: int
 
 
+class NativeInfo(Reply):
+    """What is served, in SGLang's words."""
+
+    model_path: str
+    is_generation: bool
+
+
 class Failure(Reply):
     """Every error."""
 
@@ -92,6 +99,9 @@ class TGIDialect(Dialect):
         self._post(app, "/", self.compat_generate, both)
         told = documented(Info, Failure, works=False)
         app.add_api_route("/info", self.info, methods=["GET"], response_model=None, responses=told)
+        asked = documented(NativeInfo, Failure, works=False)
+        for path in ("/get_model_info", "/model_info"):
+            app.add_api_route(path, self.model_info, methods=["GET"], response_model=None, responses=asked)
 
     def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
         """TGI's shape. A key that is missing or a body that is too large it does not know; they are validation too."""
@@ -187,6 +197,18 @@ class TGIDialect(Dialect):
                 "version": __version__,
                 "sha": None,
                 "docker_label": None,
+            }
+        )
+
+    async def model_info(self) -> Response:
+        """What is served, in SGLang's words; paths of the server are told to nobody."""
+        card = self._frontend.card
+        return json_response(
+            {
+                "model_path": card.name,
+                "tokenizer_path": card.name,
+                "is_generation": card.task == "generate",
+                "weight_version": self._weight_version,
             }
         )
 

@@ -163,7 +163,9 @@ class GenerateRequest(Standing):
     lora_path: Annotated[str, Field(max_length=MAX_NAME)] | None = Field(
         None, description="The name of a loaded LoRA adapter, as SGLang takes it; model may name one as well."
     )
-    request_id: Label | None = Field(None, description="The client's own name of the request, for the server's logs.")
+    request_id: Label | None = Field(
+        None, description="The client's own name of the request: part of the reply's id, and for the server's logs."
+    )
     rid: Label | None = Field(None, description="SGLang's name of request_id.")
     return_token_ids: bool | None = None
     response_format: _Object = None

@@ -61,6 +61,7 @@ _CANNOT = "this server's engine cannot do that"
 _ZOO = "it needs a logits processor that is installed and switched on"
 # With the value that asks for nothing, besides null, false, "", [] and {}.
 _REFUSED: dict[str, tuple[Sequence[Any], str]] = {
+    "json_object": ((), "response_format of type json_object does that here"),
     "prompt_embeds": ((), "prompts are text or token ids"),
     "input_embeds": ((), "prompts are text or token ids"),
     "return_hidden_states": ((), _CANNOT),
