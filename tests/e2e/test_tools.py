@@ -96,3 +96,25 @@ async def test_without_tools_in_the_template_they_are_plain_json(tiny: Server) -
             check_call(call)
         plain = await post(http, tools=TOOLS, max_tokens=4)
         assert plain["finish_reason"] in ("stop", "length")
+
+
+async def test_plain_json_forces_what_a_format_and_its_backend_cannot_say_together(
+    spawn: Start, tmp_path: Path
+) -> None:
+    """In XML formats a string has a pattern, that keeps the format's marks out; XGrammar keeps no length beside one."""
+    pytest.importorskip("xgrammar")
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    options = ("--chat-template", str(template), "--tool-call-parser", "qwen3-coder", "--grammar-backend", "xgrammar")
+    server = spawn(*options, "--xgrammar-any-whitespace", "false")
+    short = {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 3}, "minItems": 1, "maxItems": 2}
+    schema = {"type": "object", "properties": {"words": short}, "required": ["words"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "say", "parameters": schema}}]
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, verify=NO_TLS) as http:
+        one = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+        choices = [await post(http, **one, seed=seed) for seed in range(3)]
+    for choice in choices:
+        (call,) = choice["message"]["tool_calls"]
+        words = json.loads(call["function"]["arguments"])["words"]
+        assert 1 <= len(words) <= 2
+        assert all(1 <= len(word) <= 3 for word in words)

@@ -30,7 +30,7 @@ from fwk.server.stream_interval import DeltaBuffer
 from fwk.server.streams import EventStream, PendingEmbedding, SequenceStream
 from fwk.text import ModelText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
-from fwk.types import AdapterInfo, Request, SamplingParams, TokenEvent, cache_namespace
+from fwk.types import AdapterInfo, GrammarRequest, Request, SamplingParams, TokenEvent, cache_namespace
 from fwk.types.sampling import NOTHING_FOLLOWS, GrammarKind
 from fwk_jobs.client import MAX_WAITING, Work, current_work
 
@@ -164,9 +164,15 @@ class ServerFrontend(Frontend):
     ) -> ToolParser | None:
         parser: ToolParser | None = self._parsers.tool.make(tools, prompt_tail)
         grammar = parser.grammar(True) if is_forced and parser is not None else None
-        if is_forced and (grammar is None or grammar.kind not in self.grammar_kinds):
+        if is_forced and (grammar is None or not self._can_force(grammar)):
             return self._parsers.fallback.make(tools, prompt_tail)
         return parser
+
+    def _can_force(self, grammar: GrammarRequest) -> bool:
+        """Whether the backend takes a grammar of calls: the marks of a format may need of it what it does not do."""
+        if grammar.kind not in self.grammar_kinds:
+            return False
+        return not self._is_settled or self._grammars.takes(grammar)
 
     def reasoning_parser(self, prompt_tail: str = "") -> StreamParser | None:
         return None if self._parsers.reasoning.is_none else self._parsers.reasoning.make((), prompt_tail)

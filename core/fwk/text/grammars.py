@@ -19,6 +19,9 @@ MAX_REMEMBERED_BYTES = 8 * 2**20
 """Grammars known to be right, so that a client that sends one with every request pays for it once; and the bytes of
 their sources."""
 
+MAX_WRONG = 64
+"""Grammars remembered that the backend refuses."""
+
 
 class Grammars:
     """Compiles the grammars of requests, and refuses what cannot be compiled. Safe to use from any thread.
@@ -43,6 +46,7 @@ class Grammars:
         self._backend: GrammarBackend | None = None
         self._right: dict[GrammarRequest, None] = {}
         self._num_bytes = 0  # of the sources in it
+        self._wrong: dict[GrammarRequest, None] = {}
         self._item: Registered | None = None
         self._vet = vet
 
@@ -54,6 +58,7 @@ class Grammars:
         if item is not self._item:
             with self._lock:
                 self._item, self._backend = item, None
+                self._wrong.clear()
 
     @property
     def name(self) -> str:
@@ -95,6 +100,20 @@ class Grammars:
                 oldest = next(iter(self._right))
                 del self._right[oldest]
                 self._num_bytes -= len(oldest.source)
+
+    def takes(self, request: GrammarRequest) -> bool:
+        """Whether ``check`` lets a grammar of the server's own making through; remembered, for it is asked often."""
+        if request in self._wrong:
+            return False
+        try:
+            self.check(request)
+        except InvalidRequest:
+            with self._lock:
+                self._wrong[request] = None
+                if len(self._wrong) > MAX_WRONG:
+                    del self._wrong[next(iter(self._wrong))]
+            return False
+        return True
 
     def _check_kind(self, request: GrammarRequest) -> None:
         if self._item is None:
