@@ -96,7 +96,7 @@ class StepSampler:
         tokens = [token for result, _ in asked for token in result.token_ids]
         num_top = [int(self._table.logprobs[result.slot]) for result, mine in asked for _ in mine]
         if rows != list(range(logits.shape[0])):
-            logits = logits.index_select(0, torch.tensor(rows).to(logits.device))
+            logits = logits.index_select(0, torch.tensor(rows, dtype=torch.int64).to(logits.device))
         found = iter(token_logprobs(logits, tokens, num_top))
         for result, mine in asked:
             result.logprobs = [next(found) for _ in mine]

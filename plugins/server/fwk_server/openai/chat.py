@@ -21,7 +21,7 @@ from fwk_server._common.replies import event
 def _frame(call: ChatCall, frontend: Frontend, kind: str) -> dict[str, Any]:
     model = call.body.model or frontend.card.name
     frame = {
-        "id": f"chatcmpl-{call.item.label or uuid.uuid4().hex}",
+        "id": f"chatcmpl-{call.body.request_id or uuid.uuid4().hex}",
         "object": kind,
         "created": int(time.time()),
         "model": model,

@@ -22,7 +22,7 @@ from fwk_server._common.replies import event
 def _frame(call: CompletionCall, frontend: Frontend) -> dict[str, Any]:
     model = call.body.model or frontend.card.name
     return {
-        "id": f"cmpl-{call.items[0].label or uuid.uuid4().hex}",
+        "id": f"cmpl-{call.body.request_id or uuid.uuid4().hex}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": model,
