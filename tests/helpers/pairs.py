@@ -127,7 +127,8 @@ def _tried_to_capture(run: Run) -> bool:
     """The step was captured, or it is said which operator stands against it."""
     how = run.chosen["step"]
     reasons = (
-        "which a recorded step cannot hold", "ranks add up", "the model does not generate", "recurrent layers"
+        "which a recorded step cannot hold", "ranks add up", "the model does not generate", "recurrent layers",
+        "attention backends of their own",
     )  # fmt: skip
     return how == "captured" or any(reason in how for reason in reasons)
 
@@ -226,6 +227,11 @@ FEATURES = [
         {"attention_backend": "auto", "operator_backend": "auto", "disable_cuda_graph": False},
     ),
     Feature("triton attention", _chose("attention", "triton"), {"attention_backend": "triton"}),
+    Feature(
+        "two attention backends",
+        _chose("attention", "cpu-prefill.torch-decode"),
+        {"prefill_attention_backend": "cpu", "decode_attention_backend": "torch"},
+    ),
 ]
 BY_NAME = {feature.name: feature for feature in FEATURES}
 NO_MODEL = (("state group", "MLA"), ("state group", "MXFP4 experts"), ("MLA", "MXFP4 experts"))

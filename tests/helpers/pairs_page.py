@@ -53,6 +53,17 @@ REFUSED: dict[tuple[str, str], str] = {
         "hierarchical cache",
     ): "--prefix-cache hierarchical: .* has recurrent layers, and tiers keep no states",
     ("MXFP4 experts", "triton attention"): "triton.* for sinks, which it lacks",
+    ("int8 KV", "two attention backends"): "'cpu' and 'torch' lay out K/V in int8 differently: name one for both",
+    ("fp8 KV", "two attention backends"): "'cpu' and 'torch' lay out K/V in fp8_e4m3 differently: name one for both",
+    ("MXFP4 experts", "two attention backends"): "cpu-prefill.torch-decode.* for sinks, which it lacks",
+    (
+        "rerank",
+        "two attention backends",
+    ): "--decode-attention-backend torch: .* is served to classify, and there are no next tokens",
+    (
+        "triton attention",
+        "two attention backends",
+    ): "--attention-backend triton does nothing alongside --prefill-attention-backend cpu",
     ("tensor parallel", "overlap"): "it runs one worker, but --tensor-parallel-size is 2",
 }
 """Pairs that are refused, each with what the user is told."""

@@ -43,6 +43,14 @@ class EngineOptions(Options):
         False, "Plan a step only when the one before has come back, also with an executor that could overlap the two."
     )
     attention_backend: str = option("auto", "Attention kernels.")
+    prefill_attention_backend: str = option(
+        "auto",
+        "Attention kernels of prompts and of drafts that are verified; auto: those of all steps.",
+        stability="beta",
+    )
+    decode_attention_backend: str = option(
+        "auto", "Attention kernels of next tokens; auto: those of all steps.", stability="beta"
+    )
     quantization: str = option(
         "auto",
         "Weight format the linear layers compute with; auto: what the checkpoint holds.",

@@ -117,7 +117,8 @@ class AttentionContext:
 
     ``kv_dtype`` is the user's word, one of the declaration's ``kv_dtypes``: what it means in bytes is the backend's
     affair. ``auto`` is ``dtype``. ``threads`` runs native operators. ``staging()`` makes buffers for what a plan copies
-    to a device; None where the device is the host.
+    to a device; None where the device is the host. ``kv_layout`` is one of the declaration's ``kv_layouts``, to be kept
+    to as another backend shares the cache; empty: the backend may lay out K/V as it likes.
     """
 
     device: torch.device
@@ -127,6 +128,7 @@ class AttentionContext:
     options: Any = None
     threads: NativeThreads = NO_THREADS
     staging: Callable[[], Staging] | None = None
+    kv_layout: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,11 @@ class AttentionBackendSpec(Declaration):
         captured on a device), ``tree_mask``, ``latent``, ``sinks``, ``alibi_slopes``, ``chunk_size``, ``kv_groups`` (it
         looks a layer's blocks up in ``batch.kv_groups[layer.kv_group]`` wherever it does; without, all layers share one
         block table), and any other word that a model's layers need (``AttentionLayer.needs``).
+    kv_layouts: by K/V format (of ``kv_dtypes``), the name of a layout of blocks that it can keep to: two backends with
+        the same name can share a cache, one for prompts and one for next tokens. ``rows`` is [K and V, or K alone in a
+        latent layer; num_kv_heads; block_size; row]: a row is a head's numbers of a token, in quantised formats
+        followed by padding to a multiple of four bytes and a float32 to multiply them with. A block that is begun is
+        cleared before: the other backend may read all of it.
     """
 
     family: ClassVar[str] = "attention"
@@ -228,6 +235,7 @@ class AttentionBackendSpec(Declaration):
     head_sizes: tuple[int, ...] | None = None  # None: any
     block_sizes: tuple[int, ...] | None = None  # None: any
     features: frozenset[str] = frozenset()
+    kv_layouts: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def refusal(self, facts: Facts) -> str | None:
         if facts.dtype not in self.dtypes:

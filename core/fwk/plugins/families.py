@@ -37,6 +37,7 @@ class Family:
 
     suite: the contract suite, ``"module:class"`` of the kit's package of suites.
     option: the core option whose value names the plugin (or plugins); None while no option chooses from the family.
+    part_options: core options that each name a plugin for a part of the work, in place of ``option``'s.
     takes_all: every installed plugin takes part, so there is nothing to choose.
     pattern_option: a core option with values ``PATTERN=NAME``, which choose plugins for parts of the model.
     switch: the core option without which nothing of the family is used.
@@ -49,6 +50,7 @@ class Family:
     spec: type[Declaration]
     suite: str
     option: str | None = None
+    part_options: tuple[str, ...] = ()
     takes_all: bool = False
     pattern_option: str | None = None
     switch: str | None = None
@@ -58,7 +60,12 @@ class Family:
 
 _ALL = [
     Family(
-        "attention_backends", "attention backend", AttentionBackendSpec, "attention:AttentionSuite", "attention_backend"
+        "attention_backends",
+        "attention backend",
+        AttentionBackendSpec,
+        "attention:AttentionSuite",
+        "attention_backend",
+        ("prefill_attention_backend", "decode_attention_backend"),
     ),
     Family(
         "quantizers",

@@ -130,10 +130,12 @@ def build_config(plugins: PluginSet, given: Mapping[str, Any]) -> Config:
 
 def _named(plugins: PluginSet, option: str, value: str) -> str:
     """A value as it is called here: a plugin's name in lower case, or another server's value as ours."""
-    names = {item.name for item in plugins.all() if FAMILIES[item.family].option == option}
+    family = next((f for f in FAMILIES.values() if option == f.option or option in f.part_options), None)
+    names = {item.name for item in plugins.family(family.spec.family)} if family is not None else set[str]()
     if value in names:
         return value
-    return value.lower() if value.lower() in names else meant(option, value)
+    whole = (family.option if family is not None else None) or option
+    return value.lower() if value.lower() in names else meant(whole, value, option)
 
 
 def _check_selected(config: Config, plugins: PluginSet) -> None:
@@ -173,6 +175,7 @@ def _selected(config: Config, plugins: PluginSet, family: Family) -> set[str]:
     parts = (config.engine, config.model, config.server)
     value: Any = next((found for part in parts if (found := getattr(part, family.option, None))), None)
     names = {value} if isinstance(value, str) else set[str](value or ())
+    names |= {getattr(config.engine, option) for option in family.part_options}
     names = {static_choice(plugins, family.spec.family, name) for name in names}
     if family.spec is CacheTierSpec:
         cache = plugins.by_family.get("cache", {}).get(static_choice(plugins, "cache", config.engine.prefix_cache))

@@ -69,15 +69,15 @@ def valued(option: str) -> list[tuple[str, str]]:
     return [*means.get(option, {}).items(), *((value, what) for (name, value), what in says.items() if name == option)]
 
 
-def meant(option: str, value: str) -> str:
+def meant(option: str, value: str, given: str = "") -> str:
     """Our name for another server's value, or the value. Raises ``ConfigError`` with what to write instead.
 
-    Case does not matter: vLLM writes some of them in capitals.
+    Case does not matter: vLLM writes some of them in capitals. given: the option it was given for, if not ``option``.
     """
     means, says = _values()
     said = says.get((option, value.lower()))
     if said is not None:
-        raise ConfigError(f"--{option.replace('_', '-')} {value}: {said}")
+        raise ConfigError(f"--{(given or option).replace('_', '-')} {value}: {said}")
     return means.get(option, {}).get(value.lower(), value)
 
 

@@ -22,6 +22,7 @@ from fwk.plugins import (
     negotiate,
     taking_part,
 )
+from fwk.plugins.attention_pair import own_options, with_attention_pairs
 from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.selection import AUTO, Candidate, Selection, check_used, plugin_options, ranked
 from fwk.setup.checkpoint import OpenedModel
@@ -77,9 +78,11 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
     """
     chosen = choose_device(config, plugins)
     facts, reasons = _facts(config, opened, plugins, chosen)
-    resolution = negotiate(plugins, requested_plugins(config, opened, plugins), facts, config.plugin_options)
+    plugins, asked = _asked(config, opened, plugins)
+    resolution = negotiate(plugins, asked, facts, config.plugin_options)
     one_each = {family: name for family, name in resolution.chosen.items() if family != "quant"}  # that is by layer
-    check_used(plugins, config.plugin_options, one_each | {"loaders": opened.loader})
+    given = own_options(config.plugin_options, resolution.item("attention"))
+    check_used(plugins, given, one_each | {"loaders": opened.loader})
     parts = {family: _parts(config, plugins, resolution, family).refusals() for family in PARTS}
     for item in _using(config, plugins):
         if item.name in parts[item.family]:
@@ -109,7 +112,7 @@ def explain_family(config: Config, opened: OpenedModel | None, plugins: PluginSe
     opened: None to judge without a model; then nothing is chosen that depends on one, unless it was named.
     """
     facts, _ = _facts(config, opened, plugins, choose_device(config, plugins))
-    asked = requested_plugins(config, opened, plugins)
+    plugins, asked = _asked(config, opened, plugins)
     if family not in PARTS:
         return judge(plugins, asked, facts, config.plugin_options, family)
     resolution = negotiate(plugins, asked, facts, config.plugin_options)
@@ -178,6 +181,12 @@ def _check_readable(options: EngineOptions, opened: OpenedModel, plugins: Plugin
         )
 
 
+def _asked(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> tuple[PluginSet, dict[str, str]]:
+    """What there is to choose from, and what was asked for of each family."""
+    plugins, attention = with_attention_pairs(plugins, config.engine)
+    return plugins, requested_plugins(config, opened, plugins) | {"attention": attention}
+
+
 def requested_plugins(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> dict[str, str]:
     """What was asked for of each family that an engine for the model uses: a plugin's name, or ``auto``."""
     found: dict[str, str] = {}
@@ -212,6 +221,7 @@ def _check_pooled(options: EngineOptions, opened: OpenedModel) -> None:
     what = "makes embeddings" if served.task == "embed" else f"is served to {served.task}"
     refused: list[tuple[str, tuple[Any, ...], str]] = [
         ("speculative_algorithm", ("none",), "there is nothing to draft"),
+        ("decode_attention_backend", ("auto",), "and there are no next tokens"),
         ("enable_lora", (False,), "and adapters are for models of text"),
     ]
     if not served.is_decoder:

@@ -12,6 +12,7 @@ from fwk.interfaces.graphs import GraphCapture
 from fwk.interfaces.model import Model
 from fwk.interfaces.speculative import SpeculativeDecoder
 from fwk.setup.resolve import ModelSetup
+from fwk.worker.attention_pair import AttentionPair
 from fwk.worker.graph_sizes import GraphSizes, graph_sizes
 from fwk.worker.graphs import CapturedStepModel, DecodeGraphs, StepModel, StepSize
 from fwk.worker.inputs import InputBuffers
@@ -53,6 +54,8 @@ class Capturing:
             return "ranks add up their parts through torch.distributed"
         if self._setup.opened.served.is_recurrent:
             return "the model has recurrent layers"
+        if self._setup.device.is_host and isinstance(self._models.attention, AttentionPair):
+            return "prompts and next tokens have attention backends of their own"
         if self._capture is None:
             is_host, chosen = self._setup.device.is_host, self._setup.resolution.chosen
             return f"the operators {chosen['operators']} are not captured" if is_host else "the device captures none"

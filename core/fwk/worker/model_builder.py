@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, ModelLoadError
-from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer
+from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.device import Staging
 from fwk.interfaces.lora import LoRABackend, LoRAContext
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
@@ -30,6 +30,7 @@ from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers
 from fwk.text import ModelText
 from fwk.types import ModelConfig
 from fwk.worker import memory_need
+from fwk.worker.attention_pair import build_attention
 from fwk.worker.pooled_decoder import PooledDecoder
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.weights import BaseModelWeights, TrackedWeights
@@ -90,9 +91,8 @@ class ModelBuilder:
 
     @cached_property
     def attention(self) -> AttentionBackend:
-        return self._factory.build(
-            "attention",
-            AttentionContext,
+        return build_attention(
+            self._factory,
             device=self._device,
             dtype=self._dtype,
             kv_dtype=self._setup.facts.kv_dtype,

@@ -24,6 +24,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
             dtypes=("float32", "bfloat16"),
             kv_dtypes=("auto", "int8", "fp8_e4m3"),
             features=frozenset({"kv_groups", "sliding_window", "soft_cap", "tree_mask"}),
+            kv_layouts={"auto": "rows"},  # slower than its own: tiles are made of rows whenever they are read
             rank=10,
             summary="C++ kernels for CPUs (AVX2, AVX-512, AMX), built on first use.",
         )

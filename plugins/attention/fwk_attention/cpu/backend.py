@@ -40,7 +40,7 @@ class CpuBackend(AttentionBackend):
         super().__init__(context)
         has_pairs = context.dtype == torch.bfloat16 and native.has_pairs(native.isa())
         stored = context.dtype if context.kv_dtype == "auto" else torch.uint8
-        self._layout = Layout(context.block_size, 2 if has_pairs else 1, stored)
+        self._layout = Layout(context.block_size, 2 if has_pairs else 1, stored, bool(context.kv_layout))
         library = native.load(SOURCE)
         computed = "bfloat16" if context.dtype == torch.bfloat16 else "float32"
         self._attend = operator(library, f"attend_{computed}_{context.kv_dtype}")

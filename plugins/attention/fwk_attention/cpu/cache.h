@@ -1,8 +1,9 @@
-// Layout of a layer's cache: [num_blocks, num_kv_heads, 2 (K, V), numbers of a block]. A word is as many numbers as one
-// lane of a product takes: a float, or a pair of bfloat16. In tiles, K is [words of a head][block_size], V is
+// Layout of a layer's cache in tiles: [num_blocks, num_kv_heads, 2 (K, V), numbers of a block]. A word is as many numbers
+// as one lane of a product takes: a float, or a pair of bfloat16. K is [words of a head][block_size], V is
 // [block_size / numbers of a word][head_size], in words, as the products want them: nothing is laid out anew when it is
-// read. In rows (blocks or heads that are no multiple of 16) both are [block_size][head_size], and tiles are made of
-// them. Quantised numbers are bytes, followed by a float for each token that they are to be multiplied with.
+// read. In rows (blocks or heads that are no multiple of 16, or a cache that another backend shares):
+// [num_blocks, 2 (K, V), num_kv_heads, block_size, head_size], and tiles are made of them. Quantised numbers are bytes,
+// followed by a float for each token that they are to be multiplied with.
 
 #pragma once
 
@@ -21,7 +22,8 @@ struct Cache {
     int64_t half = numbers + (IS_QUANTISED<S> ? layer.block_size * 4 : 0);  // elements of K or of V of a block and head
 
     S* at(int64_t block, int64_t head, bool is_value) const {
-        return base + ((block * layer.num_kv_heads + head) * 2 + is_value) * half;
+        const int64_t heads = layer.num_kv_heads;
+        return base + (block * 2 * heads + (layer.is_tiled ? head * 2 + is_value : is_value * heads + head)) * half;
     }
     S* scales(S* block) const { return block + numbers; }  // one float for each token, not always aligned
     // Put a token's numbers where they belong in a block's K or V.

@@ -21,21 +21,24 @@ GROUP = 16
 class Layout:
     """The layout of all layers' blocks but for what differs between layers.
 
-    A block is [num_kv_heads, 2 (K, V), numbers]: in tiles as the kernel's products want them where block and head sizes
-    allow, in rows otherwise. Quantised numbers are bytes, followed by a float32 for each token to multiply them with.
+    A block is [num_kv_heads, 2 (K, V), numbers] in tiles as the kernel's products want them, where block and head sizes
+    allow and no other backend shares the cache; otherwise [2, num_kv_heads, block_size, numbers] in rows. Quantised
+    numbers are bytes, followed by a float32 for each token to multiply them with.
     """
 
     block_size: int
     per_word: int
     """Numbers in a lane of a product: 2 where the machine multiplies pairs of bfloat16."""
     dtype: torch.dtype
+    is_shared: bool = False
+    """Whether rows are wanted, whatever the sizes."""
 
     @property
     def is_quantised(self) -> bool:
         return self.dtype == torch.uint8
 
     def is_tiled(self, head_size: int) -> bool:
-        return self.block_size % GROUP == 0 and head_size % GROUP == 0
+        return not self.is_shared and self.block_size % GROUP == 0 and head_size % GROUP == 0
 
     def block_format(self, spec: KVSpec) -> BlockFormat:
         """Tiles, and tiles of other words, have other shapes: whoever compares shapes tells them apart."""
@@ -43,7 +46,7 @@ class Layout:
         if self.is_tiled(spec.head_size):
             shape = (spec.num_kv_heads, 2, (numbers + scales) // self.per_word, self.per_word)
         else:
-            shape = (spec.num_kv_heads, 2, self.block_size, (numbers + scales) // self.block_size)
+            shape = (2, spec.num_kv_heads, self.block_size, (numbers + scales) // self.block_size)
         return BlockFormat(shape, self.dtype)
 
     def move(self, layer: AttentionLayer, source: Tensor, target: Tensor) -> None:
@@ -51,7 +54,7 @@ class Layout:
         cache = layer.kv_cache
         assert cache is not None, "move before the KV cache was allocated"
         size, words, head = self.block_size, self.per_word, layer.head_size
-        flat = cache.flatten(3)  # [num_blocks, num_kv_heads, 2, numbers and scales]
+        flat = cache.flatten(3)  # [num_blocks, num_kv_heads, 2, numbers and scales], or K and V before heads
         numbers, scales = flat[..., : size * head], flat[..., size * head :]
         if self.is_tiled(head):
             keys = numbers[:, :, 0].unflatten(-1, (head // words, size, words))

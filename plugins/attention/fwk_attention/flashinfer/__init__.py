@@ -42,6 +42,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
             features=frozenset(
                 {"graph_capture", "kv_groups", "latent", "sinks", "sliding_window", "soft_cap", "tree_mask"}
             ),
+            kv_layouts={"auto": "rows"},
             rank=-20,  # auto takes it once a GPU has shown that it is right
             summary="FlashInfer's paged kernels for CUDA, fp8 K/V with one scale; an adapter not yet run on a GPU.",
         )

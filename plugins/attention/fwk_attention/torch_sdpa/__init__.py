@@ -22,6 +22,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
                     "chunk_size",
                 }
             ),
+            kv_layouts={"auto": "rows", "int8": "rows", "fp8_e4m3": "rows"},
             summary="Plain torch on any device; the reference.",
         )
     ]

@@ -29,6 +29,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
             needs=Needs(packages=("triton>=3.4",)),
             kv_dtypes=("auto", "int8", "fp8_e4m3"),
             features=frozenset({"graph_capture", "kv_groups", "sliding_window", "soft_cap", "tree_mask", "latent"}),
+            kv_layouts={"auto": "rows", "int8": "rows", "fp8_e4m3": "rows"},
             rank=-10,  # below torch: the interpreter is for looking, and no GPU has timed the kernels yet
             summary="Own Triton kernels for CUDA; so far run in Triton's interpreter only (TRITON_INTERPRET=1).",
         )
