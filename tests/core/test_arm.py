@@ -17,7 +17,9 @@ from fwk.native import INCLUDE, compiler
 from fwk.native.build import COMMON_FLAGS
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "tests/native/kernels.cpp"
+NATIVE = ROOT / "tests/native"
+PROGRAMS = {"kernels": 7, "more_kernels": 23}
+"""Programs, and the results of each that plain loops in double have computed, too."""
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 SYSROOT = "/usr/aarch64-linux-gnu"
 SOURCES = sorted([*(ROOT / "core").rglob("*.cpp"), *(ROOT / "plugins").rglob("*.cpp")])
@@ -31,13 +33,14 @@ pytestmark = [
 ]
 
 
-def build(command: list[str], target: Path) -> Path:
-    folders = [INCLUDE, ROOT / "core/fwk/native", ROOT / "plugins", ROOT / "plugins/quant/fwk_quant/_linear_cpu"]
+def build(command: list[str], name: str, target: Path) -> Path:
+    plugins = ["", "quant/fwk_quant/_linear_cpu", "attention/fwk_attention/cpu"]
+    folders = [INCLUDE, ROOT / "core/fwk/native", NATIVE, *(ROOT / "plugins" / folder for folder in plugins)]
     words = [
         *command,
         *COMMON_FLAGS,
         *(f"-I{folder}" for folder in folders),
-        str(PROGRAM),
+        str(NATIVE / f"{name}.cpp"),
         "-o",
         str(target),
         "-lpthread",
@@ -64,33 +67,40 @@ def are_close(ours: list[float], theirs: list[float], tolerance: float) -> bool:
     )
 
 
+@pytest.fixture(scope="module", params=PROGRAMS)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float, list[float]]]:
-    program = build([CROSS], tmp_path_factory.mktemp("arm") / "kernels")
+def emulated(name: str, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float, list[float]]]:
+    program = build([CROSS], name, tmp_path_factory.mktemp("arm") / name)
     done = subprocess.run(
         [EMULATOR, "-L", SYSROOT, str(program)], capture_output=True, text=True, check=True, timeout=300
     )
     return results(done.stdout)
 
 
-def test_it_computes_what_plain_loops_do(emulated: list[tuple[str, float, list[float]]]) -> None:
+def test_it_computes_what_plain_loops_do(name: str, emulated: list[tuple[str, float, list[float]]]) -> None:
     checked = 0
-    for before, (name, tolerance, numbers) in itertools.pairwise(emulated):
-        if name.startswith("reference"):
-            assert name == f"reference {before[0]}"
-            assert are_close(before[2], numbers, tolerance), name
+    for before, (what, tolerance, numbers) in itertools.pairwise(emulated):
+        if what.startswith("reference"):
+            assert what == f"reference {before[0]}"
+            assert are_close(before[2], numbers, tolerance), what
             checked += 1
-    assert checked == 7
+    assert checked == PROGRAMS[name]
 
 
 @pytest.mark.skipif(compiler.find() is None, reason="no C++ compiler")
-def test_it_computes_what_this_machine_does(emulated: list[tuple[str, float, list[float]]], tmp_path: Path) -> None:
-    program = build(list(compiler.find() or ()), tmp_path / "kernels")
+def test_it_computes_what_this_machine_does(
+    name: str, emulated: list[tuple[str, float, list[float]]], tmp_path: Path
+) -> None:
+    program = build(list(compiler.find() or ()), name, tmp_path / name)
     done = subprocess.run([str(program)], capture_output=True, text=True, check=True, timeout=120)
     here = results(done.stdout)
-    assert [name for name, _, _ in here] == [name for name, _, _ in emulated]
-    for (name, tolerance, ours), (_, _, theirs) in zip(here, emulated, strict=True):
-        assert are_close(ours, theirs, tolerance), name
+    assert [what for what, _, _ in here] == [what for what, _, _ in emulated]
+    for (what, tolerance, ours), (_, _, theirs) in zip(here, emulated, strict=True):
+        assert are_close(ours, theirs, tolerance), what
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=[source.stem for source in SOURCES])
