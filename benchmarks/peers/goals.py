@@ -42,6 +42,19 @@ GOALS = (
     Goal("S3", "fwk bf16", TTFT, (), 1.0),
     Goal("S4", "fwk bf16", TTFT, ("vLLM bf16",), 1 / 0.75),
     Goal("S4", "fwk int8", TTFT, ("vLLM bf16",), 1 / 0.5),
+    *(
+        Goal(scenario, f"fwk {size} {ours}", RATE, (f"llama.cpp {size} {theirs}",), factor)
+        for scenario, size in (("B1", "1B"), ("T1", "3B"))
+        for ours, theirs, factor in (("Q4_K_M", "Q4_K_M", 1.3), ("int8", "Q8_0", 1.6), ("bf16", "BF16", 1.45))
+    ),
+    Goal("B16", "fwk 1B bf16", RATE, ("vLLM 1B bf16",), 1.2),
+    Goal("B16", "fwk 1B int8", RATE, ("vLLM 1B bf16",), 2.2),
+    Goal("B16", "fwk 1B Q4_K_M", RATE, ("llama.cpp 1B Q4_K_M",), 2.2),
+    Goal("BP", "fwk 1B bf16", TTFT, ("vLLM 1B bf16",), 1.2),
+    Goal("BP", "fwk 1B int8", TTFT, ("vLLM 1B bf16",), 2.0),
+    Goal("BP", "fwk 1B Q4_K_M", TTFT, ("llama.cpp 1B Q4_K_M",), 2.3),
+    Goal("M1", "fwk MoE Q4_K_M", RATE, ("llama.cpp MoE Q4_K_M",), 1.0),
+    Goal("M16", "fwk MoE Q4_K_M", RATE, ("llama.cpp MoE Q4_K_M",), 1.0),
 )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.peers.engines import SCENARIOS, Engine, is_ours
+from benchmarks.peers.engines import BY_TTFT, SCENARIOS, Engine, is_ours
 from benchmarks.peers.goals import GOALS, RATE, TTFT, judge, ratios
 from benchmarks.peers.rounds import Record
 from fwk.errors import ConfigError
@@ -21,6 +21,12 @@ TITLES = {
     "S4": "one prompt of 3,500 tokens, 16 out",
     "S5": "JSON by a schema, 8 chats at once, 16 requests, at most 64 out",
     "G1": "Gemma 3 270M, one stream, 128 in, 128 out, 4 requests",
+    "B1": "Llama 3.2 1B's shape, random weights, one stream, 64 in, 48 out, 3 requests",
+    "B16": "the same, 16 at once",
+    "BP": "the same, one prompt of 2,000 tokens, 8 out",
+    "T1": "Llama 3.2 3B's shape, one stream, 64 in, 32 out, 2 requests",
+    "M1": "Qwen3-MoE's (1,024 hidden, 16 layers, 4 of 32 experts of 768), one stream, 64 in, 96 out, 3 requests",
+    "M16": "the same, 16 at once",
 }
 
 
@@ -42,10 +48,10 @@ def page(date: str, command: str, engines: Sequence[Engine], records: Sequence[R
         "",
         f"One engine runs at a time; {rounds} rounds of all scenarios, in each scenario all engines in turn; a run "
         "that took long was not repeated (column n). The client shares the cores with the server; engines in process "
-        "are driven without HTTP and streaming, which favours them. All have the same weights: the Q4_1 file, or what "
-        "its numbers are in bfloat16. A cell is the median of the runs (least to most); a ratio is ours to theirs, the "
-        "median of the rounds in which both ran, above 1 where fwk is faster: in tokens/s, in S4 in time to the first "
-        "token.",
+        "are driven without HTTP and streaming, which favours them. In S and G all have the same weights: the Q4_1 "
+        "file, or what its numbers are in bfloat16. A cell is the median of the runs (least to most); a ratio is ours "
+        "to theirs, the median of the rounds in which both ran, above 1 where fwk is faster: in tokens/s, in S4 and "
+        "BP in time to the first token.",
         "",
         f"Before a run one thread read {spread(probes)} GB/s, and others used {spread(busy, 0)} % of the processors.",
         "",
@@ -102,7 +108,7 @@ def _scenario(scenario: str, engines: Sequence[Engine], records: Sequence[Record
     ]
     if scenario == "S5":
         heads.insert(2, "valid")
-    measure = TTFT if scenario == "S4" else RATE
+    measure = TTFT if scenario in BY_TTFT else RATE
     lines = ["", f"## {scenario}: {TITLES[scenario]}", "", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for engine in present:
         own = [record.summary for record in records if record.engine == engine.name]
