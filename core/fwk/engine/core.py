@@ -166,7 +166,7 @@ def _assemble(
     )
     policy: SchedulePolicy = setup.factory.build("schedulers", ScheduleContext)
     limits = Limits(
-        max_model_len=setup.max_model_len,
+        max_model_len=setup.max_sequence_len,
         max_step_tokens=setup.max_step_tokens,
         max_start_tokens=setup.max_start_tokens,
         max_prompts=options.prefill_max_requests,
@@ -186,6 +186,7 @@ def _assemble(
         num_state_places=loaded.num_state_places,
         state_interval=options.mamba_track_interval,
         window=loaded.window,
+        encoder=setup.opened.served.encoder,
     )
     scheduler = Scheduler(
         limits,

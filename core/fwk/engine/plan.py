@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fwk.engine.sequence import Sequence
+from fwk.interfaces.model import EncoderInput
 from fwk.types import Batch, NewSequence, ScheduledSequence, StepResult
 
 
@@ -22,6 +23,7 @@ class Limits:
     ``num_state_places``: states of recurrent layers that workers keep for the prefix cache, one every
     ``state_interval`` generated tokens; None: the model has no such layers.
     ``num_window_groups``: block tables in addition to the first, for layers that see ``window`` tokens only.
+    ``encoder``: one reads the prompts. ``max_model_len`` then has room for what ``encoder_prompt.placed`` adds.
     ``admission_interval``: steps between two looks at the waiting queue while sequences run.
     """
 
@@ -45,6 +47,7 @@ class Limits:
     window: int = 0
     num_state_places: int | None = None
     state_interval: int = 256
+    encoder: EncoderInput | None = None
 
     @property
     def max_request_len(self) -> int:

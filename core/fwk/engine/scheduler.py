@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.blocks import OutOfBlocks
+from fwk.engine.encoder_prompt import placed
 from fwk.engine.gate import Gate, PauseGate
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
@@ -100,7 +101,9 @@ class Scheduler:
     @property
     def max_sequence_tokens(self) -> int:
         """Tokens of the longest request that can be served."""
-        return min(self.limits.max_request_len, self._kv_blocks.max_sequence_tokens)
+        room = min(self.limits.max_request_len, self._kv_blocks.max_sequence_tokens)
+        encoder = self.limits.encoder
+        return room if encoder is None else room - encoder.max_added(self.limits.block_size)
 
     @property
     def policy(self) -> SchedulePolicy:
@@ -163,6 +166,8 @@ class Scheduler:
                 f"need {length} tokens; this server has room for {room} per request",
                 "max_tokens",
             )
+        if self.limits.encoder is not None:
+            request = placed(request, self.limits.encoder, self.limits.block_size)
         self.adapters.enter(request.adapter, request.n)
         arrival = self._now()
         sequences = [Sequence(request, i, self._num_arrived + i, arrival) for i in range(request.n)]
@@ -438,7 +443,7 @@ class Scheduler:
         if not sequence.was_admitted:
             sequence.was_admitted = True
             sequence.cached_tokens = computed
-            self._counters.prompt_tokens += sequence.num_prompt_tokens
+            self._counters.prompt_tokens += sequence.request.num_encoder_tokens or sequence.num_prompt_tokens
             self._counters.cached_prompt_tokens += computed
             self._counters.restored_prompt_tokens += computed - match.num_tokens
         insort(self._running, sequence, key=lambda s: s.place)
@@ -454,6 +459,7 @@ class Scheduler:
             self._kv_blocks.window_ids(sequence, len(sequence.blocks)),
             sequence.request.segment_start,
             sequence.state_source,
+            sequence.request.num_encoder_tokens,
         )
         # After what came back, the first chunk needs no more blocks than it would have without.
         remaining = len(sequence.token_ids) - computed

@@ -63,6 +63,8 @@ class AttentionLayer:
     - ``sinks`` [num_heads] float32: a further score of each query, which takes part in the softmax and has no value.
     - ``alibi_slopes`` [num_heads] float32: a score falls by the slope for each position between query and key.
     - ``chunk_size`` [] int64: a query sees keys of its own chunk of positions only (position // chunk_size).
+    - ``distance_bias`` [num_heads, n] float32: what a score gains by how many positions the key is behind the query;
+      the last number counts for all that are further.
 
     ``needs`` are the features a backend must declare for this layer beyond those that other fields ask for: the names
     of the extras, and others that the model and the backend agree on. Core compares words and knows none of them.
@@ -180,6 +182,10 @@ class AttentionBackend(ABC):
         ``extra`` holds tensors of this step and layer beyond q, k and v, by names that the layer's ``needs`` announced;
         a backend that declares no such feature is never given any, and may leave the argument out.
 
+        In a layer that needs ``cross_attention``, k and v are not the queries' but what an encoder made of the prompts
+        that start in this step (perhaps none), stored at ``slot_mapping``: [num_encoded, num_kv_heads, head_size].
+        Every query sees all ``seq_lens`` keys of its sequence, and is none of them.
+
         Where the layer is narrowed, what is returned of tokens that are not in ``batch.hidden_indices`` means nothing.
         """
 
@@ -218,9 +224,10 @@ class AttentionBackendSpec(Declaration):
 
     kv_dtypes: the formats it can keep K/V in, as users write them (``--kv-cache-dtype``).
     features: abilities among ``sliding_window``, ``soft_cap``, ``graph_capture`` (``plan_static``: decode steps can be
-        captured on a device), ``tree_mask``, ``latent``, ``sinks``, ``alibi_slopes``, ``chunk_size``, ``kv_groups`` (it
-        looks a layer's blocks up in ``batch.kv_groups[layer.kv_group]`` wherever it does; without, all layers share one
-        block table), and any other word that a model's layers need (``AttentionLayer.needs``).
+        captured on a device), ``tree_mask``, ``latent``, ``sinks``, ``alibi_slopes``, ``chunk_size``,
+        ``distance_bias``, ``cross_attention``, ``kv_groups`` (it looks a layer's blocks up in
+        ``batch.kv_groups[layer.kv_group]`` wherever it does; without, all layers share one block table), and any other
+        word that a model's layers need (``AttentionLayer.needs``).
     kv_layouts: by K/V format (of ``kv_dtypes``), the name of a layout of blocks that it can keep to: two backends with
         the same name can share a cache, one for prompts and one for next tokens. ``rows`` is [K and V, or K alone in a
         latent layer; num_kv_heads; block_size; row]: a row is a head's numbers of a token, in quantised formats

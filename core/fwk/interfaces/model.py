@@ -173,6 +173,17 @@ class AttentionNeeds:
     features: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """How a model with an encoder reads a prompt: the encoder all of it, and the decoder begins with ``start``."""
+
+    start: tuple[int, ...]
+
+    def max_added(self, block_size: int) -> int:
+        """Places in the K/V of a sequence beyond its prompt and output: the decoder's begin with a block."""
+        return block_size - 1 + len(self.start)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(Declaration):
     """Declares a model implementation.
@@ -238,6 +249,13 @@ class ModelSpec(Declaration):
         """What attention must do for a model of this config; asked before anything heavy is loaded."""
         features = self.features | ({"sliding_window"} if config.sliding_window is not None else set[str]())
         return AttentionNeeds(config.head_size, config.num_kv_heads, features)
+
+    def encoder_input(self, config: ModelConfig) -> EncoderInput | None:
+        """Where an encoder reads the prompt, what its decoder begins with (``ForwardBatch.encoder_lens_np``).
+
+        Raises ``ModelLoadError`` where the config does not say.
+        """
+        return None
 
     def refusal(self, facts: Facts) -> str | None:
         if not self.tasks_of(facts.architecture):

@@ -8,6 +8,7 @@ that one model family alone needs belongs to that family's plugin.
 from fwk.interfaces.state import RecurrentState
 from fwk.layers.activation import activation, gated
 from fwk.layers.attention import Attention
+from fwk.layers.cross_attention import CrossAttention, EncoderDecoderStep
 from fwk.layers.embedding import LMHead, VocabEmbedding
 from fwk.layers.encoder import EncoderAttention
 from fwk.layers.heads import HeadMatrices
@@ -23,7 +24,9 @@ from fwk.layers.sharding import Part, rank_rows
 __all__ = [
     "Attention",
     "ColumnParallelLinear",
+    "CrossAttention",
     "EncoderAttention",
+    "EncoderDecoderStep",
     "GatedMLP",
     "HeadMatrices",
     "HiddenTap",

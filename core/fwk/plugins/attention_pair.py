@@ -17,6 +17,8 @@ ONLY_PREFILL = frozenset({"tree_mask"})
 """Abilities that decoding needs nothing of: steps with trees of drafts are the prefill backend's."""
 ONLY_DECODE = frozenset({"graph_capture"})
 """The other way round: what is captured are decode steps."""
+ONLY_ALONE = frozenset({"cross_attention"})
+"""What a backend does that computes a whole step: queries whose keys are not stored with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,8 @@ class AttentionPairSpec(AttentionBackendSpec):
         return prefill, decode
 
     def refusal(self, facts: Facts) -> str | None:
+        if facts.features & ONLY_ALONE:
+            return f"is asked for {', '.join(sorted(facts.features & ONLY_ALONE))}, which takes one backend: name one"
         prefill, decode = self.specs
         for spec, what, needless in ((prefill, "prompts", ONLY_DECODE), (decode, "next tokens", ONLY_PREFILL)):
             why = spec.refusal(replace(facts, features=facts.features - needless))
@@ -62,6 +66,7 @@ def _pair(prefill: Registered, decode: Registered, named: str) -> Registered:
     assert isinstance(first, AttentionBackendSpec)
     assert isinstance(second, AttentionBackendSpec)
     features = first.features & second.features | first.features & ONLY_PREFILL | second.features & ONLY_DECODE
+    features -= ONLY_ALONE
     layouts = {word: layout for word, layout in first.kv_layouts.items() if second.kv_layouts.get(word) == layout}
     spec = AttentionPairSpec(
         name=f"{prefill.name}-prefill.{decode.name}-decode",

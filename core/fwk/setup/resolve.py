@@ -48,6 +48,7 @@ class ModelSetup:
     refused: Mapping[str, Mapping[str, str]]
     max_step_tokens: int
     max_start_tokens: int
+    block_size: int
 
     @property
     def resolution(self) -> Resolution:
@@ -65,6 +66,12 @@ class ModelSetup:
     @property
     def max_model_len(self) -> int:
         return self.opened.max_model_len
+
+    @property
+    def max_sequence_len(self) -> int:
+        """Places in the K/V of the longest sequence: as many as tokens, unless an encoder reads the prompt."""
+        encoder = self.opened.served.encoder
+        return self.max_model_len + (0 if encoder is None else encoder.max_added(self.block_size))
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -92,7 +99,7 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
     step_tokens, start_tokens = _step_tokens(config.engine, opened, chosen.device)
     factory = PluginFactory(plugins, config.plugin_options, resolution)
     told = (*opened.reasons, *reasons, *resolution.reasons())
-    return ModelSetup(opened, chosen, factory, told, refused, step_tokens, start_tokens)
+    return ModelSetup(opened, chosen, factory, told, refused, step_tokens, start_tokens, config.engine.page_size)
 
 
 def _step_tokens(options: EngineOptions, opened: OpenedModel, device: Device) -> tuple[int, int]:
@@ -100,6 +107,9 @@ def _step_tokens(options: EngineOptions, opened: OpenedModel, device: Device) ->
     if opened.runner == "generate":
         defaults = device.defaults(opened.config.torch_dtype, options.max_running_requests)
         most, start = defaults.step_tokens, defaults.start_tokens
+        if opened.served.encoder is not None:  # the longest prompt, alongside those that decode
+            added = opened.served.encoder.max_added(options.page_size)
+            most = max(most, opened.max_model_len + added + options.max_running_requests)
     else:
         most, start = POOLED_STEP_TOKENS, None
     step_tokens = options.max_prefill_tokens or most
@@ -157,6 +167,8 @@ def _facts(
         dtype = defaults.dtype
         if defaults.why:
             reasons.append(defaults.why)
+    if opened.served.encoder is not None:
+        _check_encoder(engine, opened)
     if opened.runner == "pool":
         _check_pooled(engine, opened)
         pooling = opened.served.pooling
@@ -229,11 +241,27 @@ def _check_pooled(options: EngineOptions, opened: OpenedModel) -> None:
     if served.needs_whole_prompts:
         why = "which needs the hidden states of all tokens" if served.is_decoder else "which keeps no K/V"
         refused += [("prefix_cache", ("auto", "none"), why), ("cache_tiers", ((),), why)]
+    _refuse(options, refused, f"{name} {what}")
+
+
+def _check_encoder(options: EngineOptions, opened: OpenedModel) -> None:
+    """Refuse what does not go with an encoder that reads the prompt."""
+    why = "and each K/V of a prompt depends on all of it"
+    refused: list[tuple[str, tuple[Any, ...], str]] = [
+        ("enable_lora", (False,), "and adapters are for models with one of the two"),
+        ("prefix_cache", ("auto", "none"), why),
+        ("cache_tiers", ((),), why),
+    ]
+    _refuse(options, refused, f"{opened.name} has an encoder and a decoder")
+
+
+def _refuse(options: EngineOptions, refused: Sequence[tuple[str, tuple[Any, ...], str]], what: str) -> None:
+    """Raise ``ConfigError`` for the first option whose value is none of those that do nothing. what: the model is."""
     for option, idle, why in refused:
         value = getattr(options, option)
         if value not in idle:
             shown = "" if value is True else f" {' '.join(value) if isinstance(value, tuple) else value}"
-            raise ConfigError(f"--{option.replace('_', '-')}{shown}: {name} {what}, {why}")
+            raise ConfigError(f"--{option.replace('_', '-')}{shown}: {what}, {why}")
 
 
 def check_layers(layers: Sequence[AttentionLayer], attention: Registered, facts: Facts) -> None:

@@ -7,7 +7,7 @@ from typing import cast
 
 from fwk.config import ModelOptions
 from fwk.errors import ConfigError, ModelLoadError
-from fwk.interfaces.model import ModelSpec
+from fwk.interfaces.model import EncoderInput, ModelSpec
 from fwk.plugins.selection import AUTO
 from fwk.types import ModelConfig, PoolingConfig, Task
 
@@ -24,10 +24,13 @@ class ServedAs:
     pooling: PoolingConfig | None = None  # of a pooling model
     says_pooling: bool = False  # an option or the checkpoint says it, not the plugin
     labels: tuple[str, ...] = ()  # of a classifier's outputs
+    encoder: EncoderInput | None = None  # an encoder reads the prompt, a decoder writes
 
     @property
     def needs_whole_prompts(self) -> bool:
         """Whether a prompt's tokens must be computed together: the last one's hidden state alone needs only K/V."""
+        if self.encoder is not None:
+            return True
         reads_last = self.task == "classify" or (self.pooling is not None and self.pooling.kind == "last")
         return self.runner == "pool" and not (self.is_decoder and reads_last)
 
@@ -51,7 +54,9 @@ def served_as(
     if runner != "pool":
         if options.pooling_type != AUTO:
             raise ConfigError("--pooling-type: this model generates text; --task embed makes vectors of prompts")
-        return ServedAs(task, runner, is_recurrent=spec.is_recurrent)
+        return ServedAs(task, runner, is_recurrent=spec.is_recurrent, encoder=spec.encoder_input(config))
+    if spec.encoder_input(config) is not None:
+        raise ConfigError(f"--task {task}: {options.model} has an encoder and a decoder, which generate together")
     is_decoder = spec.runner == "generate"
     if is_decoder:
         _check_causal(config)

@@ -35,6 +35,7 @@ class NewSequence(msgspec.Struct, array_like=True):
     window_block_ids: list[list[int]] = []  # for each of ``block_ids``, one of each window group; or none: not read
     segment_start: int = 0  # first token of the prompt's second text, of models that read pairs; 0: there is one text
     state_source: int = -1  # place of the kept state it continues from; -1: it begins with no token computed
+    num_encoder_tokens: int = 0  # of the prompt, which an encoder reads; its decoder's begin at the next block
 
 
 class ScheduledSequence(msgspec.Struct, array_like=True):
@@ -148,6 +149,7 @@ class ForwardBatch:
     is_greedy: bool = False  # of the logits the largest of each row is all that matters
     tree_mask: Tensor | None = None  # [num_tokens, max_new] bool, see below; None: causal
     state_rows: StateRows | None = None  # of models with recurrent layers
+    encoder_lens_np: Any = None  # [num_seqs]: leading tokens of each that an encoder reads; None: the model has none
     plan: Any = None  # what AttentionBackend.plan or .plan_static returned
     padding: int = 0  # sequences at the end that stand for nobody: the step has the size of a captured one
     is_static: bool = False  # inputs and plan are where captured steps of this size read them

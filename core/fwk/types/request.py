@@ -70,6 +70,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     cache_namespace: str = ""
     adapter: str = ""
     segment_start: int = 0
+    num_encoder_tokens: int = 0  # set by the engine: of the prompt, which an encoder reads; 0: none does
 
 
 class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):

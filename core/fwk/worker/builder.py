@@ -139,7 +139,7 @@ class WorkerBuilder:
         self._open_store(num_blocks)
         table = SequenceTable(
             options.max_running_requests,
-            opened.max_model_len,
+            self._setup.max_sequence_len,
             options.page_size,
             len(groups),
             has_states=states is not None,
@@ -153,6 +153,7 @@ class WorkerBuilder:
             and model.prunes_last_layer
             and not (decoder is not None and decoder.reads_hidden),
             has_states=states is not None,
+            has_encoder=opened.served.encoder is not None,
         )
         info = partial(
             WorkerInfo,
@@ -224,6 +225,11 @@ class WorkerBuilder:
                 f"--speculative-algorithm {name} is asked for trees of drafts: {opened.name} has recurrent layers, "
                 "which can follow a chain only"
             )
+        if opened.served.encoder is not None and self._setup.resolution.facts.drafts == "tree":
+            raise ConfigError(
+                f"--speculative-algorithm {name} is asked for trees of drafts: {opened.name} has an encoder and a "
+                "decoder, which can follow a chain only"
+            )
         text = functools.cache(self._text)
         return self._factory.build(
             "speculative",
@@ -240,9 +246,9 @@ class WorkerBuilder:
         )
 
     def _plan_attention(self, batch: ForwardBatch) -> Any:
-        """What the attention backend makes of a batch; nothing for a model without attention of its own."""
+        """What the attention backend makes of a batch; nothing for a model without attention, or that plans itself."""
         layers = self._models.layers
-        if not layers:
+        if not layers or self._setup.opened.served.encoder is not None:
             return None
         if batch.is_static:
             plan = self._models.attention.plan_static(batch, layers)
@@ -321,7 +327,7 @@ class WorkerBuilder:
             block_size=options.page_size,
             bytes_per_block=bytes_per_block,
             memory=MemoryInfo(memory.free - num_null * bytes_per_block, memory.total),
-            most=options.max_running_requests * -(-self._setup.max_model_len // options.page_size),
+            most=options.max_running_requests * -(-self._setup.max_sequence_len // options.page_size),
             num_tables=len(groups),
         )
         return kv_cache.agree(num_blocks, self._group, self._device)

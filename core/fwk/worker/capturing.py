@@ -56,6 +56,8 @@ class Capturing:
             return "the model has recurrent layers"
         if self._setup.device.is_host and isinstance(self._models.attention, AttentionPair):
             return "prompts and next tokens have attention backends of their own"
+        if self._setup.opened.served.encoder is not None:
+            return "an encoder reads the prompts"
         if self._capture is None:
             is_host, chosen = self._setup.device.is_host, self._setup.resolution.chosen
             return f"the operators {chosen['operators']} are not captured" if is_host else "the device captures none"

@@ -80,6 +80,7 @@ class InputBuffers:
         *,
         prunes_last_layer: bool = False,
         has_states: bool = False,
+        has_encoder: bool = False,
     ) -> None:
         """ring: without buffers yet.
 
@@ -89,6 +90,7 @@ class InputBuffers:
         self._ring = ring
         self._prunes_last_layer = prunes_last_layer
         self._has_states = has_states
+        self._has_encoder = has_encoder
         self.newest: torch.Tensor | None = None
         """[num_slots] int64 on the device: the newest token of sequences, of which the host may know less."""
         self.graph_sizes: GraphSizes | None = None
@@ -352,6 +354,7 @@ class InputBuffers:
             is_decode=len(token_ids) == len(slots),
             hidden_indices=self._ring.fill("hidden_indices", hidden_indices)[1] if self._prunes_last_layer else None,
             state_rows=self._state_rows(slots) if self._has_states else None,
+            encoder_lens_np=self.table.num_encoder[slots] if self._has_encoder else None,
         )
         self._ring.sent()
         return forward

@@ -153,6 +153,7 @@ class ModelBuilder:
 
         Raises ``ConfigError`` when the two do not fit together.
         """
+        self._check_decoder_only(name)
         own = self._config.model.model_copy(update={**SECOND_MODEL_OPTIONS, "model": name})
         opened = open_model(replace(self._config, model=own), self._factory.plugins, log.info)
         _check_draft(name, opened, self._setup)
@@ -176,6 +177,7 @@ class ModelBuilder:
     def build_head(self, model: Model, make: Callable[[ModelContext], T], checkpoint: str | None) -> T:
         """What ``make`` builds for the served model: ``SpeculativeContext.build``."""
         opened = self._setup.opened
+        self._check_decoder_only(checkpoint or "of the checkpoint")
         if checkpoint is None:
             return make(self._context(opened, self._config.engine, "head"))
         own = self._config.model.model_copy(update={**SECOND_MODEL_OPTIONS, "model": checkpoint})
@@ -192,6 +194,15 @@ class ModelBuilder:
         made = make(context)
         _check_all_read(replace(opened, path=files.path, config=config), f"the head {checkpoint}", context)
         return made
+
+    def _check_decoder_only(self, name: str) -> None:
+        """Raise ``ConfigError`` when what drafts for the served model would read its prompts otherwise than it does."""
+        opened = self._setup.opened
+        if opened.served.encoder is not None:
+            raise ConfigError(
+                f"the draft model or head {name} cannot draft for {opened.name}, whose prompts an encoder reads: "
+                "choose a --speculative-algorithm without a model"
+            )
 
     def tap(self, layers: Sequence[int]) -> None:
         """Have the served model keep its residual stream before these layers: ``SpeculativeContext.tap``."""

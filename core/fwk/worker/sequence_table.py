@@ -44,6 +44,7 @@ class SequenceTable:
         self.num_computed = np.zeros(num_slots, np.int64)
         self.num_prompt = np.zeros(num_slots, np.int64)
         self.segment_start = np.zeros(num_slots, np.int64)
+        self.num_encoder = np.zeros(num_slots + 1, np.int64)  # leading tokens of a prompt, which an encoder reads
         self.is_greedy = np.ones(num_slots, bool)
         self.seeds = np.zeros(num_slots, np.uint64)
         self.adapter = np.full(num_slots, -1, np.int32)  # slot of the LoRA backend; -1: no adapter
@@ -64,6 +65,7 @@ class SequenceTable:
         self.is_greedy[slot] = sampling.temperature == 0.0
         self.seeds[slot] = new.seed
         self.segment_start[slot] = new.segment_start
+        self.num_encoder[slot] = new.num_encoder_tokens
         self.adapter[slot] = -1 if new.adapter is None else new.adapter.slot
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.prompt_logprobs[slot] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs

@@ -21,6 +21,7 @@ from fwk_kit.testing.attention_cases import (
     TREES,
     Cached,
     Shape,
+    build,
     check,
     reference,
 )
@@ -322,6 +323,37 @@ class AttentionSuite(ServedSuite):
         check(item, shape, *STEPS["drafts and decode"])
         check(item, shape, *STEPS["prompts"])
         check(item, shape, [20], [4], parents=[[-1, 0, 0, 2]])
+
+    @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+    @pytest.mark.parametrize("num_queries", [(1, 1, 1), (1, 40, 3)])
+    def test_cross_attention(self, item: Registered, num_queries: tuple[int, ...], kv_dtype: str) -> None:
+        """Queries see all keys, which are others' and were stored in this step or the one before."""
+        shape = Shape(is_cross=True, kv_dtype=kv_dtype)
+        layer, encoded = shape.layer(), [40, 7, 16]
+        backend = build(item, shape)
+        form = backend.block_format(layer.kv_spec)
+        layer.kv_cache = torch.zeros((16, *form.block_shape), dtype=form.dtype)
+        tables = block_tables(encoded)
+        draw = torch.Generator().manual_seed(0)
+        k, v = (torch.randn(sum(encoded), shape.num_kv_heads, shape.head_size, generator=draw) for _ in range(2))
+        stored = make_batch([0] * 3, encoded, tables).kv_groups[0].slot_mapping_np
+        for first in (0, 40):  # the first sequence's keys are stored by the first step alone
+            batch = make_batch([0] * 3, num_queries, [[*table, 0, 0, 0] for table in tables])
+            lens = np.array(encoded if first else [40, 1, 1], np.int32)
+            slots = stored[40:] if first else stored[:40]
+            batch.seq_lens_np, batch.seq_lens = lens, torch.from_numpy(lens)
+            group = batch.kv_groups[0]
+            group.slot_mapping_np, group.slot_mapping = slots, torch.from_numpy(slots)
+            batch.plan = backend.plan(batch, [layer])
+            q = torch.randn(sum(num_queries), shape.num_heads, shape.head_size, generator=draw)
+            kept = slice(40, None) if first else slice(0, 40)
+            out = backend.forward(q, k[kept], v[kept], layer, batch)
+        for queries, found, keys, values in zip(
+            q.split(num_queries), out.split(num_queries), k.split(encoded), v.split(encoded), strict=True
+        ):
+            for query, one in zip(queries, found, strict=True):
+                wanted = reference(query.unsqueeze(0), keys, values, len(keys) - 1, shape)
+                torch.testing.assert_close(one.double(), wanted[0], atol=2e-5, rtol=0)
 
     @pytest.mark.parametrize("window", [None, 2, 6, 30])
     @pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())

@@ -30,6 +30,8 @@ FEATURES = frozenset(
         "sinks",
         "alibi_slopes",
         "chunk_size",
+        "distance_bias",
+        "cross_attention",
         "kv_groups",
         "a word nobody knows",
     }
@@ -50,11 +52,13 @@ class Shape:
     has_sinks: bool = False
     has_slopes: bool = False
     chunk_size: int | None = None
+    has_biases: bool = False  # by distance
+    is_cross: bool = False
 
     @property
     def features(self) -> frozenset[str]:
         wanted = {"sliding_window": self.sliding_window, "soft_cap": self.soft_cap, "latent": self.value_head_size}
-        wanted |= {name: True for name in self.extras()}
+        wanted |= {name: True for name in self.extras()} | {"cross_attention": self.is_cross}
         return frozenset(name for name, value in wanted.items() if value)
 
     def extras(self) -> dict[str, torch.Tensor]:
@@ -66,6 +70,8 @@ class Shape:
             found["alibi_slopes"] = 2.0 ** -torch.arange(1.0, self.num_heads + 1)
         if self.chunk_size is not None:
             found["chunk_size"] = torch.tensor(self.chunk_size)
+        if self.has_biases:
+            found["distance_bias"] = torch.linspace(-2.0, 1.0, self.num_heads * 17).view(self.num_heads, 17)
         return found
 
     def layer(self, index: int = 0) -> AttentionLayer:
@@ -80,6 +86,7 @@ class Shape:
             self.value_head_size,
             KVKind.LATENT if self.value_head_size else KVKind.FULL,
             extras=self.extras(),
+            needs=frozenset({"cross_attention"} if self.is_cross else ()),
         )
 
 
@@ -90,6 +97,8 @@ EXTRAS = {
     "slopes, every head its own K/V": Shape(num_heads=3, num_kv_heads=3, has_slopes=True),
     "chunks": Shape(chunk_size=24),
     "chunks smaller than a block": Shape(chunk_size=5),
+    "biases by distance": Shape(has_biases=True),
+    "biases by distance, every head its own K/V": Shape(num_heads=3, num_kv_heads=3, has_biases=True),
     "all of them": Shape(6, 2, 16, 8, sliding_window=14, soft_cap=4.0, has_sinks=True, has_slopes=True, chunk_size=20),
 }
 
@@ -194,6 +203,9 @@ def reference(
                 scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
             if shape.has_slopes:
                 scores += float(extras["alibi_slopes"][head]) * torch.from_numpy(positions - positions[past + i])[keys]
+            if shape.has_biases:
+                behind = torch.from_numpy(positions[past + i] - positions)[keys].clamp(max=16)
+                scores += extras["distance_bias"][head][behind]
             weights = scores.exp()
             total = weights.sum() + (float(extras["sinks"][head].double().exp()) if shape.has_sinks else 0.0)
             out[i, head] = (weights / total) @ v[keys, head // group]

@@ -20,6 +20,8 @@ def attention_backends() -> list[AttentionBackendSpec]:
                     "sinks",
                     "alibi_slopes",
                     "chunk_size",
+                    "distance_bias",
+                    "cross_attention",
                 }
             ),
             kv_layouts={"auto": "rows", "int8": "rows", "fp8_e4m3": "rows"},

@@ -73,17 +73,22 @@ def explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, distance: Tensor | N
     """Attention whose scores are bent, biased or joined by a sink; mask: [n, num_queries, num_keys].
 
     In float32: scores change before anything can be subtracted from them, and near a cap 8 bits are too few.
-    distance: [n, num_queries, num_keys], of the key from the query; for slopes.
+    distance: [n, num_queries, num_keys], of the key from the query; for biases.
     """
     _, num_queries, heads, group, _ = q.shape
     scores = torch.matmul(_fold(q).float(), k.float().transpose(2, 3)).mul_(layer.scale)
     if layer.soft_cap is not None:
         scores.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
-    slopes, sinks = layer.extras.get("alibi_slopes"), layer.extras.get("sinks")
+    slopes, sinks, bias = (layer.extras.get(name) for name in ("alibi_slopes", "sinks", "distance_bias"))
     if slopes is not None:
         assert distance is not None, "the plan of biased layers has distances"
         slope = slopes.view(1, heads, 1, group, 1)
         scores += (distance[:, None, :, None] * slope).flatten(2, 3)
+    if bias is not None:
+        assert distance is not None, "the plan of biased layers has distances"
+        behind = distance.neg().clamp_(0, bias.shape[1] - 1).long()
+        added = bias[:, behind].view(heads, group, *behind.shape)  # [heads, group, n, num_queries, num_keys]
+        scores += added.permute(2, 0, 3, 1, 4).flatten(2, 3)
     scores += fused_mask(mask, group)
     if sinks is not None:
         sink = sinks.view(1, heads, 1, group, 1).expand(q.shape[0], -1, num_queries, -1, -1).flatten(2, 3)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from fwk.types import ForwardBatch
 
 
+BIASES = ("alibi_slopes", "distance_bias")
+"""What is added to scores by the distance of query and key."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKind:
     """Layers alike in this share one plan."""
@@ -30,6 +34,7 @@ class LayerKind:
     is_explicit: bool  # scores are changed before the softmax, or the softmax itself is
     is_biased: bool  # by the distance of query and key
     chunk_size: int | None
+    is_cross: bool = False  # every query sees all keys, none of which is its own
 
     @staticmethod
     def of(layer: AttentionLayer) -> LayerKind:
@@ -41,9 +46,10 @@ class LayerKind:
             layer.num_kv_heads,
             layer.sliding_window,
             parts,
-            layer.soft_cap is not None or not layer.extras.keys().isdisjoint({"sinks", "alibi_slopes"}),
-            "alibi_slopes" in layer.extras,
+            layer.soft_cap is not None or not layer.extras.keys().isdisjoint({"sinks", *BIASES}),
+            not layer.extras.keys().isdisjoint(BIASES),
             None if chunk is None else int(chunk),
+            "cross_attention" in layer.needs,
         )
 
     def first_seen(self, positions: Any) -> Any:
@@ -74,10 +80,12 @@ class Queries:
     pasts: Any  # [n]: tokens of the sequence before it
     num_new: Any  # [n]
     offsets: Any  # [n, num_queries]: which of the sequence's new tokens
+    is_cross: bool = False  # none of ``pasts``, which all of them see
 
     @property
     def places(self) -> Any:
-        return self.pasts[:, None] + self.offsets
+        """Of the last key that each sees."""
+        return self.pasts[:, None] + (np.full_like(self.offsets, -1) if self.is_cross else self.offsets)
 
     @property
     def tokens(self) -> Any:

@@ -93,6 +93,9 @@ class Planner:
         key_rows, value_rows, fresh_rows = self._store_rows(group.slot_mapping_np)
         is_short = num_new <= MAX_SHORT
         buckets: list[Bucket] = []
+        if self.kind.is_cross:
+            buckets = self._cross_buckets(starts, num_new, seq_lens, table, masks, is_decode=batch.is_decode)
+            return KindPlan(key_rows, value_rows, fresh_rows, buckets, [])
         for chosen in (np.flatnonzero(num_new == 1), np.flatnonzero(is_short & (num_new > 1))):
             for places in split(chosen, seq_lens):
                 is_all = batch.is_decode and len(places) == len(seq_lens)
@@ -106,6 +109,19 @@ class Planner:
             for i in np.flatnonzero(~is_short)
         ]
         return KindPlan(key_rows, value_rows, fresh_rows, buckets, chunks)
+
+    def _cross_buckets(
+        self, starts: Any, num_new: Any, seq_lens: Any, table: Any, masks: Masks, *, is_decode: bool
+    ) -> list[Bucket]:
+        """Sequences with as many queries together."""
+        buckets: list[Bucket] = []
+        for count in np.unique(num_new):
+            for places in split(np.flatnonzero(num_new == count), seq_lens):
+                offsets = np.broadcast_to(np.arange(count), (len(places), count))
+                queries = Queries(starts[places], seq_lens[places], num_new[places], offsets, is_cross=True)
+                is_all = is_decode and len(places) == len(seq_lens)
+                buckets.append(self._bucket(queries, seq_lens[places], table[places], masks, is_all))
+        return buckets
 
     def _store_rows(self, slots: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Rows of [num_blocks * parts * num_kv_heads * block_size, row_size] for K and V, and rows to clear first."""
