@@ -21,7 +21,15 @@ class ModelOptions(Options):
     download_dir: str | None = option(None, "Folder for downloaded models (default: the user's cache folder).")
     load_format: str = option("auto", "Loader that reads the weights: a loader's name, or auto.", aliases=["load-way"])
     tokenizer_path: str | None = option(
-        None, "Folder or tokenizer.json to use instead of the model's own tokenizer.", aliases=["tokenizer"]
+        None,
+        "Folder, tokenizer.json or vocabulary file to use instead of the model's own tokenizer.",
+        aliases=["tokenizer"],
+    )
+    tokenizer_mode: Literal["auto", "fast", "slow"] = option(
+        "auto",
+        "Where the tokenizer comes from. auto: tokenizer.json, else the vocabulary file of sentencepiece "
+        "(tokenizer.model), tiktoken or tekken, converted; fast: tokenizer.json alone; slow: the vocabulary file, even "
+        "where a tokenizer.json is there.",
     )
     chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the model's own.")
     completion_template: str = option(

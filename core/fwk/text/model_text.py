@@ -19,7 +19,8 @@ from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
 from fwk.text.infill import infill_template
 from fwk.text.prompt_limits import PromptLimits
-from fwk.text.tokenizer_check import MAX_FILE_BYTES, check_tokenizer
+from fwk.text.tokenizer_check import check_tokenizer
+from fwk.text.tokenizer_files import read_tokenizer
 from fwk.text.vocabulary import Vocabulary
 from fwk.types import SamplingParams
 
@@ -28,7 +29,7 @@ class ModelText(TextTools):
     """Tokenises, detokenises and renders for one model."""
 
     def __init__(self, checkpoint: Checkpoint, options: ModelOptions, vocab_size: int) -> None:
-        self.tokenizer = _tokenizer(checkpoint, options)
+        self.tokenizer = read_tokenizer(checkpoint, options)
         check_tokenizer(self.tokenizer, options.tokenizer_path or checkpoint.path)
         # A tokenizer.json may carry the padding and truncation of whoever saved it: here a text is its own tokens, all.
         self.tokenizer.no_padding()
@@ -187,23 +188,6 @@ class _Marks:
         parts = re.split(f"\ue000{self._nonce}:([0-9]+)\ue001", text)
         found = [(part, False) if i % 2 == 0 else (self._taken[int(part)], True) for i, part in enumerate(parts)]
         return [(part, is_literal) for part, is_literal in found if part]
-
-
-def _tokenizer(checkpoint: Checkpoint, options: ModelOptions) -> Tokenizer:
-    if not options.tokenizer_path:
-        return checkpoint.tokenizer()
-    path = Path(options.tokenizer_path).expanduser()
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise ModelLoadError(f"--tokenizer-path: there is no {file}")
-    if file.stat().st_size > MAX_FILE_BYTES:
-        raise ModelLoadError(
-            f"--tokenizer-path: {file} is larger than {MAX_FILE_BYTES >> 20} MB, which no tokenizer is"
-        )
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:
-        raise ModelLoadError(f"--tokenizer-path: {file} is damaged: {error}") from None
 
 
 def _read(path: str) -> str:

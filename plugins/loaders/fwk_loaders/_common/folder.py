@@ -43,10 +43,8 @@ class ModelFolder:
         """tokenizer.json. Raises ``ModelLoadError`` when it is missing or damaged."""
         path = self.path / "tokenizer.json"
         if not path.exists():
-            other = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (self.path / name).exists()]
-            hint = f" ({other[0]} is there, but cannot be read)" if other else ""
             raise ModelLoadError(
-                f"{path}: missing{hint}. Make it with transformers: AutoTokenizer.from_pretrained(FOLDER)"
+                f"{path}: missing. Make it with transformers: AutoTokenizer.from_pretrained(FOLDER)"
                 ".save_pretrained(FOLDER), or give one with --tokenizer-path"
             )
         from tokenizers import Tokenizer  # noqa: PLC0415 - only who tokenises needs it

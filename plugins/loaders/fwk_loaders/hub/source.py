@@ -10,7 +10,7 @@ from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import ModelSource, Progress
 from fwk.process.progress import is_watched
 
-PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
+PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "tiktoken.model")
 IGNORED = ("original/*", "consolidated*", "onnx/*", "*/*.safetensors")
 """Second copies of the weights in other layouts."""
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
