@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration, Facts
+from fwk.interfaces.device import Upload, upload_to
 from fwk.interfaces.native import NO_THREADS, NativeThreads
 
 if TYPE_CHECKING:
@@ -131,6 +132,13 @@ class AttentionContext:
     threads: NativeThreads = NO_THREADS
     staging: Callable[[], Staging] | None = None
     kv_layout: str = ""
+    upload: Upload | None = None
+    """Core's own way to the device, for what is in no such buffer; ``send`` takes it."""
+
+    @property
+    def send(self) -> Upload:
+        """Brings an array to the device."""
+        return self.upload or upload_to(self.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -94,6 +94,17 @@ class Staging(ABC):
     @abstractmethod
     def sent(self) -> None:
         """After the last ``fill`` of a step."""
+
+
+Upload = Callable[["np.ndarray"], "Tensor"]
+"""Brings an array to the device without the host waiting, into memory of its own; on a CPU the array's own memory."""
+
+
+def upload_to(device: torch.device) -> Upload:
+    """The plain way, for who is given none: the host may wait for it."""
+    import torch  # noqa: PLC0415 - declarations import this module, and are light
+
+    return lambda values: torch.from_numpy(values).to(device)  # pyright: ignore[reportUnknownMemberType]
 
 
 class CacheMemory:

@@ -29,8 +29,7 @@ class Worker(ABC):
     def launch(self, batch: Batch) -> Any:
         """Begin a step; returns what ``collect`` wants. An exception leaves the worker unusable.
 
-        On a CPU the step is done when this returns. On a device it waits for nothing, unless a logits processor reads
-        the tokens of the step before (``LogitsProcessor.reads_history``).
+        On a CPU the step is done when this returns. On a device it waits for nothing.
         """
         return self.execute(batch)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.device import Upload, upload_to
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,13 @@ class LoRAContext:
     max_adapters: int
     max_rank: int
     options: Any = None
+    upload: Upload | None = None
+    """Core's own way to the device; ``send`` takes it."""
+
+    @property
+    def send(self) -> Upload:
+        """Brings what ``plan`` makes to the device."""
+        return self.upload or upload_to(self.device)
 
 
 PackedAdapter = Mapping[int, Any]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.device import Upload, upload_to
 from fwk.interfaces.native import NO_THREADS, NativeThreads
 from fwk.types import SamplingParams
 
@@ -30,6 +31,9 @@ class LogitsView:
     num_prompt_tokens: np.ndarray  # [num_rows] int64
     token_ids: np.ndarray  # [num_slots, max_model_len] int32
     seeds: np.ndarray | None = None  # [num_rows] uint64: the sequences' seeds; a worker always has them
+    refusals: list[tuple[Tensor, str]] = field(default_factory=lambda: list[tuple["Tensor", str]]())
+    """What a processor adds on a device, where it cannot raise ``BlameSequence`` without waiting: rows [num_rows] bool
+    in which no token is left, and why. Core refuses their sequences once the step is collected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,13 @@ class SamplingContext:
     options: Any = None
     threads: NativeThreads = NO_THREADS
     token_bytes: Callable[[], Sequence[bytes]] = list
+    upload: Upload | None = None
+    """Core's own way to the device; ``send`` takes it."""
+
+    @property
+    def send(self) -> Upload:
+        """Brings what ``apply`` or ``sample`` needs there to the device."""
+        return self.upload or upload_to(self.device)
 
 
 class LogitsProcessor(ABC):
@@ -57,8 +68,9 @@ class LogitsProcessor(ABC):
 
     only_masks: ClassVar[bool] = False
     reads_history: ClassVar[bool] = True
-    """Whether ``apply`` reads ``LogitsView.token_ids``. On a device the host then waits for the step before, whose
-    tokens it has not seen, while the model computes this one; a processor that says False finds no newer ones there."""
+    """Whether ``apply`` reads ``LogitsView.token_ids``. On a device it is then called when the step before, whose
+    tokens the host has not seen, is collected, while the model computes this one; a processor that says False is called
+    at once, and finds no newer ones there."""
 
     def __init__(self, context: SamplingContext) -> None:
         self.context = context
@@ -145,14 +157,12 @@ class Sampler(ABC):
         [n, ceil(vocab_size / 32)] int32, contiguous, where bit b of word w stands for token 32 * w + b and is set for
         what is allowed.
         """
-        import numpy as np  # noqa: PLC0415 - declarations import this module, and are light
-        import torch  # noqa: PLC0415
+        import torch  # noqa: PLC0415 - declarations import this module, and are light
 
-        bits = torch.as_tensor(np.int32(1) << np.arange(32, dtype=np.int32)).to(logits.device)
-        packed = torch.as_tensor(masks).to(logits.device)
-        forbidden = (packed.unsqueeze(-1) & bits).eq(0).view(len(masks), -1)[:, : logits.shape[1]]
-        index = torch.as_tensor(rows).to(logits.device)
-        logits.index_copy_(0, index, logits[index].masked_fill_(forbidden, -torch.inf))
+        packed, index = self.context.send(masks), self.context.send(rows)
+        places = torch.arange(32, dtype=torch.int32, device=packed.device)
+        forbidden = ((packed.unsqueeze(-1) >> places) & 1).eq(0).view(len(masks), -1)[:, : logits.shape[1]]
+        logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(forbidden, -torch.inf))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ from fwk.worker.capturing import Capturing
 from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.forced import ForcedDrafts, NoForcedDrafts
 from fwk.worker.grammar import GrammarMasks, GrammarStore
-from fwk.worker.in_flight import InFlight
+from fwk.worker.in_flight import InFlight, Settled
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_builder import ModelBuilder
 from fwk.worker.model_runner import ModelRunner
@@ -46,6 +46,7 @@ from fwk.worker.staging import StagingRing
 from fwk.worker.states import StateStore
 from fwk.worker.step_sampler import StepSampler
 from fwk.worker.transfer import BlockStore, open_store
+from fwk.worker.uploads import Uploads
 
 MAX_IN_FLIGHT = 2
 """Steps that a device may be given before the first of them is collected."""
@@ -92,6 +93,7 @@ class WorkerBuilder:
         self._chosen = setup.resolution.chosen
         self._chosen["devices"] = setup.chosen_device.name
         self._reasons: list[str] = []
+        self._uploads = Uploads(setup.device, self._device, MAX_IN_FLIGHT + 1)
         self._models = ModelBuilder(
             config,
             setup,
@@ -101,6 +103,7 @@ class WorkerBuilder:
             self._chosen,
             self._reasons,
             None if setup.device.is_host else self._staging,
+            self._uploads.send,
         )
         self._capturing = Capturing(config, setup, self._models, group.size)
         self._compiler = self._grammar_compiler()
@@ -155,6 +158,7 @@ class WorkerBuilder:
             has_states=states is not None,
             has_encoder=opened.served.encoder is not None,
         )
+        inputs.send = self._uploads.send
         info = partial(
             WorkerInfo,
             num_blocks,
@@ -190,7 +194,8 @@ class WorkerBuilder:
             sampling=sampling,
             drafting=drafting,
             adapters=self._adapters(),
-            in_flight=self._in_flight(table, inputs.max_tokens) if decoder is None else None,
+            in_flight=self._in_flight(table, inputs.max_tokens),
+            uploads=self._uploads,
             num_captured=num_captured,
         )
         with kv_cache.scratch_kv_cache(memory, self._models.layers):
@@ -361,6 +366,7 @@ class WorkerBuilder:
             eos_token_ids=opened.eos_token_ids,
             threads=self.threads,
             token_bytes=token_bytes,
+            upload=self._uploads.send,
         )
         sampler: Sampler = self._factory.build("samplers", context)
         masks = self._masks = GrammarMasks(context(), self.parts.grammars, table, sampler.mask)
@@ -397,7 +403,7 @@ class WorkerBuilder:
         assert self._masks is not None, "sampling is built before"
         return ForcedDrafts(self._masks, table, num_slots)
 
-    def _in_flight(self, table: SequenceTable, max_rows: int) -> Callable[[StepSampler], InFlight] | None:
+    def _in_flight(self, table: SequenceTable, max_rows: int) -> Callable[[StepSampler, Settled], InFlight] | None:
         """What keeps launched steps on a device with an order of work of its own."""
         device = self._setup.device
         if device.is_host:

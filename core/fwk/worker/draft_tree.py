@@ -28,6 +28,11 @@ class DraftTree:
                 self.sees[i] |= self.sees[parent]
             self._children.setdefault((parent, token_ids[i]), i)
 
+    def leaf_paths(self) -> list[list[int]]:
+        """The drafts on the way to each draft that no other follows, first things first."""
+        inner = set(self.parents)
+        return [np.flatnonzero(self.sees[i]).tolist() for i in range(len(self.parents)) if i not in inner]
+
     def child(self, parent: int, token_id: int) -> int | None:
         """The draft after ``parent`` that says ``token_id``."""
         return self._children.get((parent, token_id))

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence
@@ -178,7 +177,7 @@ class Drafting(NoDrafting):
         np.cumsum(counts, out=starts[1:])
         together = np.concatenate(rows)
         if len(together) != hidden.shape[0]:
-            hidden = hidden.index_select(0, torch.from_numpy(together).to(hidden.device))
+            hidden = hidden.index_select(0, self._steps[1].send(together))
         own, *taps = hidden.chunk(1 + self.num_taps, 1)
 
         def batch() -> ForwardBatch:
@@ -193,12 +192,12 @@ class Drafting(NoDrafting):
             return
         table = self._table
         first = int(table.num_tokens[slot])
-        device = self._layers[0].kv_cache.device if self._layers[0].kv_cache is not None else None
+        send = self._steps[1].send
         for group in range(len(table.block_tables)):
             layers = [layer for layer in self._layers if layer.kv_group == group]
             source = table.kv_slots(slot, first + np.array(path, np.int64), group)
             target = table.kv_slots(slot, first + np.arange(len(path)), group)
-            self._attention.move(layers, torch.from_numpy(source).to(device), torch.from_numpy(target).to(device))
+            self._attention.move(layers, send(source), send(target))
 
     def propose(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> None:
         if not sampled:

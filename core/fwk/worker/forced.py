@@ -47,9 +47,12 @@ class ForcedDrafts(NoForcedDrafts):
             slot = scheduled.slot
             if slot >= self._num_slots or self._table.is_undone(scheduled, results[slot].token_ids):
                 continue
-            tokens = self._masks.forced(slot)[: longest - int(self._table.num_tokens[slot])]
+            num_coming = int(self._table.unknown[slot])  # tokens that a launched step chooses
+            tokens = self._masks.forced(slot)[: longest - int(self._table.num_tokens[slot]) + num_coming]
+            if len(tokens) <= num_coming:  # that step's result is not worth waiting for
+                continue
             drafts = results[slot].draft_token_ids
-            if tokens and not _holds(drafts, parents(slot), tokens):
+            if not _holds(drafts, parents(slot), tokens):
                 results[slot].draft_token_ids = tokens
                 replaced.append(slot)
         return replaced

@@ -176,7 +176,7 @@ class GrammarMasks(LogitsProcessor):
             start = end
         for i in np.flatnonzero(~self._limit(bits, [self._states[slots[row]].may_end for row in rows])):
             slot = slots[rows[i]]  # nothing may follow: what is sampled here does not count
-            if depths[rows[i]] == self._table.num_tokens[slot]:
+            if depths[rows[i]] == self._num_sure(slot):
                 self._states[slot].is_complete = True
             bits[i] = -1
         self._mask(logits, np.array(rows), bits)
@@ -213,6 +213,10 @@ class GrammarMasks(LogitsProcessor):
             log.debug("no forced tokens: %s", error)
             return []
 
+    def _num_sure(self, slot: int) -> int:
+        """Tokens of a sequence that are neither drafts nor still to come from the device."""
+        return int(self._table.num_tokens[slot] - self._table.unknown[slot])
+
     def _room(self, count: int) -> np.ndarray:
         """[count, ceil(vocab_size / 32)] int32, until the next call."""
         if len(self._bits) < count:
@@ -231,7 +235,7 @@ class GrammarMasks(LogitsProcessor):
     def _fill(self, slot: int, depths: list[int], masks: np.ndarray, token_ids: np.ndarray) -> None:
         """The masks of a sequence's rows, each after ``token_ids[: depth]``, those of fewer tokens first."""
         state = self._states[slot]
-        prompt, num_sure = int(self._table.num_prompt[slot]), int(self._table.num_tokens[slot])
+        prompt, num_sure = int(self._table.num_prompt[slot]), self._num_sure(slot)
         for token_id in token_ids[prompt + state.num_tokens : num_sure].tolist():
             if state.is_complete:
                 break

@@ -3,44 +3,71 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence
 from fwk.interfaces.device import Device, Event
-from fwk.types import Batch, SequenceResult, StepResult, TokenLogprobs
+from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
+from fwk.worker.draft_tree import DraftTree
 from fwk.worker.inputs import StepRows
-from fwk.worker.logprobs import packed_logprobs, unpacked_logprobs
+from fwk.worker.logprobs import PromptLogprobs, packed_logprobs, unpacked_logprobs
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.step_sampler import StepSampler
 
 
 @dataclass(slots=True)
-class Pending:
-    """A launched step.
+class Launched:
+    """What the runner has given the device to do in a step, but for the choice of tokens.
 
-    failed: slots that a processor has refused, and why. gone: slots that sequences have left since.
+    failed: slots that a processor has refused, and why. hidden: [num_hidden, n], as ``StepModel.run`` returns it, and
+    starts [num_seqs + 1] where each sequence's begin there; for who learns from them.
     """
 
     batch: Batch
     rows: StepRows
+    logits: Tensor | None  # [num_rows, vocab_size]
     failed: dict[int, BlameSequence]
-    launch_seconds: float
+    trees: dict[int, DraftTree]
+    seconds: float
+    hidden: Tensor | None = None
+    starts: np.ndarray | None = None
+    prompts: Sequence[PromptLogprobs] = ()
+
+
+@dataclass(slots=True)
+class Pending:
+    """A launched step. gone: slots that sequences have left since."""
+
+    step: Launched
+    number: int  # of its buffers
     tokens: Tensor  # [num_rows] int64 in the host's memory, once the event has come
     event: Event
+    prompts: list[tuple[PromptLogprobs, list[Tensor]]]  # and what comes of them in the host's memory
+    is_sampled: bool = False
     logprobs: Tensor | None = None  # [num_rows, n] int32, as ``tokens``: ``packed_logprobs``
     gone: set[int] = field(default_factory=set[int])
     result: StepResult | None = None
+
+
+Settled = Callable[[Launched, dict[int, SequenceResult], set[int]], float]
+"""Told of a step whose tokens the table has taken in, with its results and the slots that are gone by now; may put
+drafts into the results. Returns the seconds that this took."""
 
 
 class InFlight:
     """The launched steps of a device, oldest first.
 
     A sampled token is on the device at once (``newest``), where the next step's inputs find it; the table counts it
-    (``SequenceTable.unknown``), and has it when its step is settled.
+    (``SequenceTable.unknown``), and has it when its step is settled. Of a sequence with drafts even the number of new
+    tokens is unknown until then, so it has no part in another step.
+
+    Where a logits processor reads the text, tokens are chosen when the step before is settled: nothing waits for that
+    while the device is computing the model.
     """
 
     def __init__(
@@ -49,12 +76,14 @@ class InFlight:
         where: torch.device,
         table: SequenceTable,
         sampler: StepSampler,
+        settled: Settled,
         *,
         size: int,
         max_rows: int,
     ) -> None:
         self._table = table
         self._sampler = sampler
+        self._settled = settled
         self._device = device
         self._buffers = [(device.host_buffer((max_rows,), torch.int64), device.event()) for _ in range(size)]
         self._logprobs: list[Tensor | None] = [None] * size
@@ -62,86 +91,117 @@ class InFlight:
         self._pending: deque[Pending] = deque()
         self.newest = torch.zeros(len(table.unknown), dtype=torch.int64, device=where)
 
+    def ready(self) -> None:
+        """Before a step is launched: tokens are chosen in all those before it. Waits only where one was left out."""
+        while any(not pending.is_sampled for pending in self._pending):
+            self._settle_first()
+
     def leave(self, slots: set[int]) -> None:
         """Sequences have left these slots: what steps in flight chose for them is written nowhere."""
         for pending in self._pending:
             pending.gone |= slots
 
-    def add(
-        self,
-        batch: Batch,
-        rows: StepRows,
-        picked: Tensor | None,
-        failed: dict[int, BlameSequence],
-        seconds: float,
-        logits: Tensor | None = None,
-    ) -> Pending:
-        """A step was launched, which picked a token for each row; its copy to the host is begun.
-
-        logits: [num_rows, vocab_size], where the log-probability of a row's token is wanted.
-        """
+    def add(self, step: Launched) -> Pending:
+        """A step was launched; the copy of its tokens to the host is begun as soon as they can be chosen."""
         number = self._next
         host, event = self._buffers[number]
         self._next = (number + 1) % len(self._buffers)
-        tokens = host[: len(rows.slots)]
-        logprobs = None
-        if picked is not None and rows.slots_on_device is not None:
-            self.newest.index_copy_(0, rows.slots_on_device, picked.clamp(min=0))
-            tokens.copy_(picked, non_blocking=True)
-            if logits is not None:
-                most = max(int(self._table.logprobs[rows.slots].max()), 1)
-                logprobs = self._sent(number, packed_logprobs(logits, picked, most))
-        event.record()
-        for scheduled in batch.sequences:
-            self._table.finish(scheduled, [0] if scheduled.samples else [])
-            self._table.unknown[scheduled.slot] += scheduled.samples
-        pending = Pending(batch, rows, failed, seconds, tokens, event, logprobs)
+        prompts = [(asked, [self._sent(packed) for packed in asked.packed]) for asked in step.prompts]
+        pending = Pending(step, number, host[: len(step.rows.slots)], event, prompts)
+        waits = bool(self._pending) and step.logits is not None and self._sampler.reads_history(step.rows)
+        if not waits:
+            self._sample(pending)
+        for scheduled in step.batch.sequences:
+            if not scheduled.draft_token_ids:
+                self._table.finish(scheduled, [0] if scheduled.samples else [])
+                self._table.unknown[scheduled.slot] += scheduled.samples
         self._pending.append(pending)
         return pending
-
-    def _sent(self, number: int, packed: Tensor) -> Tensor:
-        """Begin to copy what the host reads with a step's tokens, to memory that stays until it has."""
-        kept = self._logprobs[number]
-        if kept is None or kept.numel() < packed.numel():
-            kept = self._logprobs[number] = self._device.host_buffer((2 * packed.numel(),), torch.int32)
-        host = kept[: packed.numel()].view(packed.shape)
-        return host.copy_(packed, non_blocking=True)
 
     def settle(self, until: Pending | None = None) -> None:
         """Wait for the steps up to one, or for all, and take in their tokens."""
         while self._pending and (until is None or until.result is None):
-            pending = self._pending.popleft()
-            pending.event.wait()
-            pending.result = StepResult(
-                pending.batch.step, self._results(pending), pending.launch_seconds, pending.launch_seconds
-            )
+            self._settle_first()
 
-    def _results(self, pending: Pending) -> list[SequenceResult]:
-        results: list[SequenceResult] = []
+    def _sample(self, pending: Pending) -> None:
+        """Give the device the choice of a step's tokens, and their copy to the host."""
+        step = pending.step
+        if step.logits is not None:
+            picked = self._sampler.pick(step.batch, step.rows, step.logits, step.failed, step.trees)
+            slots = step.rows.slots_on_device
+            assert slots is not None
+            self.newest.index_copy_(0, slots, picked.clamp(min=0))
+            pending.tokens.copy_(picked, non_blocking=True)
+            if step.rows.sampling_state(self._table).wants_logprobs:
+                most = max(int(self._table.logprobs[step.rows.slots].max()), 1)
+                packed = packed_logprobs(step.logits, picked, most)
+                kept = self._logprobs[pending.number]
+                if kept is None or kept.numel() < packed.numel():
+                    kept = self._logprobs[pending.number] = self._device.host_buffer((2 * packed.numel(),), torch.int32)
+                host = kept[: packed.numel()].view(packed.shape)
+                pending.logprobs = host.copy_(packed, non_blocking=True)
+            step.logits = None
+        pending.event.record()
+        pending.is_sampled = True
+
+    def _sent(self, packed: Tensor) -> Tensor:
+        return self._device.host_buffer(packed.shape, packed.dtype).copy_(packed, non_blocking=True)
+
+    @torch.inference_mode()
+    def _settle_first(self) -> None:
+        pending = self._pending.popleft()
+        pending.event.wait()
+        results = self._results(pending)
+        if self._pending and not self._pending[0].is_sampled:
+            self._sample(self._pending[0])
+        step = pending.step
+        drafting = self._settled(step, results, pending.gone)
+        pending.result = StepResult(step.batch.step, list(results.values()), step.seconds, step.seconds, drafting)
+
+    def _results(self, pending: Pending) -> dict[int, SequenceResult]:
+        """By slot, of the sequences that sample, fail, or asked for something of their prompts."""
+        step = pending.step
+        results: dict[int, SequenceResult] = {}
+        asked: list[tuple[SequenceResult, list[int]]] = []  # whose log-probabilities are wanted, and their rows
         picked = pending.tokens.tolist()
-        tokens, found = iter(picked), self._logprobs_of(pending, picked)
-        for scheduled in pending.batch.sequences:
+        row = 0
+        for scheduled in step.batch.sequences:
             slot = scheduled.slot
-            token = next(tokens) if scheduled.samples else None
-            logprobs = next(found, None) if scheduled.samples else None
+            first, row = row, row + (1 + len(scheduled.draft_token_ids) if scheduled.samples else 0)
+            mine = picked[first:row]
             if slot in pending.gone:
-                if token is not None:
-                    results.append(SequenceResult(slot, [max(token, 0)]))  # nobody waits for it any more
+                if mine:
+                    results[slot] = SequenceResult(slot, [max(mine[0], 0)])  # nobody waits for it any more
                 continue
-            if token is not None:
-                place = int(self._table.num_tokens[slot] - self._table.unknown[slot])
-                self._table.token_ids[slot, place] = max(token, 0)
-                self._table.unknown[slot] -= 1
-            result = self._sampler.settled(slot, token, pending.failed)
+            result, rows = self._result(scheduled, mine, first, step)
             if result is not None:
-                if logprobs is not None and result.error is None and self._table.logprobs[slot] >= 0:
-                    result.logprobs = [logprobs][: len(result.token_ids)]
-                results.append(result)
+                results[slot] = result
+                if mine and result.error is None and self._table.logprobs[slot] >= 0:
+                    asked.append((result, rows[: len(result.token_ids)]))
+        if pending.logprobs is not None:
+            self._add_logprobs(asked, pending.logprobs, picked)
+        for prompt, hosts in pending.prompts:
+            if prompt.slot not in pending.gone:
+                found = results.setdefault(prompt.slot, SequenceResult(prompt.slot, []))
+                found.prompt_logprobs = prompt.unpacked(hosts)
         return results
 
-    def _logprobs_of(self, pending: Pending, picked: list[int]) -> Iterator[TokenLogprobs]:
-        """Of each row; of none where nobody asked."""
-        if pending.logprobs is None:
-            return iter(())
-        num_top = [max(int(n), 0) for n in self._table.logprobs[pending.rows.slots]]
-        return iter(unpacked_logprobs(pending.logprobs, picked, num_top))
+    def _result(
+        self, scheduled: ScheduledSequence, picked: list[int], row: int, step: Launched
+    ) -> tuple[SequenceResult | None, list[int]]:
+        """The result of a sequence, none for a chunk of a prompt, and the rows it stands on; the table takes it in."""
+        slot = scheduled.slot
+        if scheduled.draft_token_ids:
+            return self._sampler.verified(scheduled, picked, row, step.failed, step.trees.get(slot))
+        if picked:
+            place = int(self._table.num_tokens[slot] - self._table.unknown[slot])
+            self._table.token_ids[slot, place] = max(picked[0], 0)
+            self._table.unknown[slot] -= 1
+        return self._sampler.settled(slot, picked[0] if picked else None, step.failed), [row]
+
+    def _add_logprobs(self, asked: list[tuple[SequenceResult, list[int]]], packed: Tensor, picked: list[int]) -> None:
+        rows = [row for _, mine in asked for row in mine]
+        num_top = [int(self._table.logprobs[result.slot]) for result, mine in asked for _ in mine]
+        found = iter(unpacked_logprobs(packed[rows], [picked[row] for row in rows], num_top))
+        for result, mine in asked:
+            result.logprobs = [next(found) for _ in mine]

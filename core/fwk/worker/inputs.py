@@ -91,6 +91,8 @@ class InputBuffers:
         self._prunes_last_layer = prunes_last_layer
         self._has_states = has_states
         self._has_encoder = has_encoder
+        self.send: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy
+        """Brings what is in no buffer to the device."""
         self.newest: torch.Tensor | None = None
         """[num_slots] int64 on the device: the newest token of sequences, of which the host may know less."""
         self.graph_sizes: GraphSizes | None = None
@@ -170,7 +172,7 @@ class InputBuffers:
             self._take_newest(forward, rows, positions)
             self._ring.sent()
         if trees:
-            forward.tree_mask = _tree_mask(slots.tolist(), num_new.tolist(), trees).to(self._ring.where)
+            forward.tree_mask = self.send(_tree_mask(slots.tolist(), num_new.tolist(), trees))
         elif self._ring.is_host and is_decode and len(step_rows.slots) == len(slots):
             num_left = forward.kv_groups[0].block_table_np.shape[1] * table.block_size - int(seq_lens.max())
             self._last = _DecodeStep(slots.tolist(), forward, step_rows, num_left)
@@ -178,7 +180,8 @@ class InputBuffers:
 
     def _take_newest(self, forward: ForwardBatch, slots: np.ndarray, positions: np.ndarray) -> None:
         """Put in the tokens that only the device knows. slots, positions: [num_tokens] int64 each."""
-        is_unknown = positions >= (self.table.num_tokens - self.table.unknown)[slots]
+        ends = self.table.num_tokens[slots]  # drafts come after
+        is_unknown = (positions >= ends - self.table.unknown[slots]) & (positions < ends)
         if self.newest is None or not is_unknown.any():
             return
         source = self._ring.fill("token_slots", np.where(is_unknown, slots, -1))[1]
@@ -294,7 +297,7 @@ class InputBuffers:
         forward = self._forward(slots, flat, positions, places, starts, first + counts, each, each)
         forward.hidden_indices = None
         mask = _tree_mask(slots.tolist(), counts.tolist(), dict(zip(slots.tolist(), trees, strict=True)))
-        forward.tree_mask = mask.to(self._ring.where)
+        forward.tree_mask = self.send(mask)
         return forward
 
     def blank(self, num_tokens: int, num_hidden: int, num_logits: int, num_seqs: int) -> ForwardBatch:
@@ -389,7 +392,7 @@ def _in_trees(
     return positions
 
 
-def _tree_mask(slots: list[int], num_new: list[int], trees: Mapping[int, DraftTree]) -> torch.Tensor:
+def _tree_mask(slots: list[int], num_new: list[int], trees: Mapping[int, DraftTree]) -> np.ndarray:
     """Which new token of a sequence sees which: [num_tokens, max(num_new)] bool, as ``ForwardBatch.tree_mask``."""
     mask = np.zeros((sum(num_new), max(num_new)), bool)
     start = 0
@@ -400,4 +403,4 @@ def _tree_mask(slots: list[int], num_new: list[int], trees: Mapping[int, DraftTr
             sees = trees[slot].sees
             own[count - len(sees) :, count - len(sees) :] = sees
         start += count
-    return torch.from_numpy(mask)
+    return mask

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,14 +26,40 @@ def token_logprobs(logits: Tensor, token_ids: list[int], num_top: list[int]) -> 
     return result
 
 
-def prompt_logprobs(
-    model: Model, table: SequenceTable, batch: Batch, forward: ForwardBatch, hidden: Tensor
-) -> dict[int, list[TokenLogprobs]]:
-    """Log-probabilities of the prompt tokens that follow this step's, by slot, of sequences that want them.
+@dataclass(slots=True)
+class PromptLogprobs:
+    """Of the prompt tokens that follow a step's, of a sequence that wants them: given to the device.
 
-    hidden: [num_tokens, hidden_size], of all tokens of the step where one of its sequences wants any.
+    packed: ``packed_logprobs`` of some of these tokens each. token_ids: for each of these, the tokens.
     """
-    result: dict[int, list[TokenLogprobs]] = {}
+
+    slot: int
+    num_top: int
+    packed: list[Tensor]
+    token_ids: list[list[int]]
+
+    def unpacked(self, packed: Sequence[Tensor]) -> list[TokenLogprobs]:
+        """One entry per token. packed: copies in the host's memory."""
+        found: list[TokenLogprobs] = []
+        for some, token_ids in zip(packed, self.token_ids, strict=True):
+            found.extend(unpacked_logprobs(some, token_ids, [self.num_top] * len(token_ids)))
+        return found
+
+
+def prompt_logprobs(
+    model: Model,
+    table: SequenceTable,
+    batch: Batch,
+    forward: ForwardBatch,
+    hidden: Tensor,
+    send: Callable[[np.ndarray], Tensor] = torch.from_numpy,
+) -> list[PromptLogprobs]:
+    """Log-probabilities of the prompt tokens that follow this step's, of sequences that want them.
+
+    hidden: [num_tokens, hidden_size], of all tokens of the step where one of its sequences wants any. send: brings an
+    array to where that is, without waiting.
+    """
+    result: list[PromptLogprobs] = []
     for i, scheduled in enumerate(batch.sequences):
         slot = scheduled.slot
         num_top = int(table.prompt_logprobs[slot])
@@ -40,14 +70,15 @@ def prompt_logprobs(
         count = min(end - start, int(table.num_prompt[slot]) - 1 - position)
         if count <= 0:
             continue
-        found: list[TokenLogprobs] = []
+        found = PromptLogprobs(slot, num_top, [], [])
         for offset in range(0, count, ROWS_AT_ONCE):
             n = min(ROWS_AT_ONCE, count - offset)
             logits = model.logits(hidden[start + offset : start + offset + n].contiguous())
             first = position + offset + 1
-            tokens = table.token_ids[slot, first : first + n].tolist()
-            found.extend(token_logprobs(logits, tokens, [num_top] * n))
-        result[slot] = found
+            token_ids = table.token_ids[slot, first : first + n].astype(np.int64)
+            found.packed.append(packed_logprobs(logits, send(token_ids), max(num_top, 1)))
+            found.token_ids.append(token_ids.tolist())
+        result.append(found)
     return result
 
 
@@ -76,5 +107,5 @@ def unpacked_logprobs(packed: Tensor, token_ids: list[int], num_top: list[int]) 
 
 
 def _some(logits: Tensor, token_ids: list[int], num_top: list[int]) -> list[TokenLogprobs]:
-    ids = torch.tensor(token_ids).to(logits.device)
-    return unpacked_logprobs(packed_logprobs(logits, ids, max([1, *num_top])).cpu(), token_ids, num_top)
+    packed = packed_logprobs(logits, torch.tensor(token_ids, device=logits.device), max([1, *num_top]))
+    return unpacked_logprobs(packed.cpu(), token_ids, num_top)

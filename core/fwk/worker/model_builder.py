@@ -14,7 +14,7 @@ from torch import Tensor
 from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, ModelLoadError
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
-from fwk.interfaces.device import Staging
+from fwk.interfaces.device import Staging, Upload
 from fwk.interfaces.lora import LoRABackend, LoRAContext
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
 from fwk.interfaces.moe import MoEContext, MoERunner
@@ -58,10 +58,10 @@ class ModelBuilder:
     """Builds models on one device, with the attention backend, operators and quantisers of the run.
 
     chosen: plugin names by family; what is only known once layers are built (``quant``, ``moe``) is written there.
-    reasons: collects a sentence for each fallback. staging: as in ``AttentionContext``.
+    reasons: collects a sentence for each fallback. staging, upload: as in ``AttentionContext``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a worker has
         self,
         config: Config,
         setup: ModelSetup,
@@ -71,6 +71,7 @@ class ModelBuilder:
         chosen: dict[str, str],
         reasons: list[str],
         staging: Callable[[], Staging] | None = None,
+        upload: Upload | None = None,
     ) -> None:
         self._config = config
         self._setup = setup
@@ -82,6 +83,7 @@ class ModelBuilder:
         self._chosen = chosen
         self._reasons = reasons
         self._staging = staging
+        self._upload = upload
         self._moe: Registered | None = None
         self.layers: list[AttentionLayer] = []  # of all models that were built
         self.caches: list[WeightsCache] = []
@@ -99,6 +101,7 @@ class ModelBuilder:
             block_size=self._config.engine.page_size,
             threads=self._threads,
             staging=self._staging,
+            upload=self._upload,
         )
 
     @cached_property
@@ -120,6 +123,7 @@ class ModelBuilder:
             dtype=self._dtype,
             max_adapters=options.max_loras_per_batch,
             max_rank=options.max_lora_rank,
+            upload=self._upload,
         )
 
     def build_served(self, is_greedy: Tensor | None, text: Callable[[], ModelText]) -> Model | Encoder:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fwk.errors import BlameSequence
 from fwk.types import Batch, ForwardBatch, SequenceResult, StepResult
@@ -15,13 +16,14 @@ from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import NoDrafting
 from fwk.worker.graph_sizes import GraphSizes
 from fwk.worker.graphs import StepModel
-from fwk.worker.in_flight import InFlight, Pending
+from fwk.worker.in_flight import InFlight, Launched, Pending, Settled
 from fwk.worker.inputs import InputBuffers
-from fwk.worker.logprobs import prompt_logprobs
+from fwk.worker.logprobs import PromptLogprobs, prompt_logprobs
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.states import StateStore
 from fwk.worker.step_sampler import StepSampler
+from fwk.worker.uploads import Uploads
 from fwk.worker.verify import Verifier
 
 
@@ -42,10 +44,13 @@ class ModelRunner:
         sampling: SamplingPipeline,
         drafting: NoDrafting,
         adapters: AdapterStore | NoAdapters,
-        in_flight: Callable[[StepSampler], InFlight] | None = None,
+        in_flight: Callable[[StepSampler, Settled], InFlight] | None = None,
+        uploads: Uploads | None = None,
         num_captured: int = 0,
     ) -> None:
         """in_flight: what keeps steps that are not waited for; None where a step is done when it was launched.
+
+        uploads: what a step sends to the device besides its inputs goes through them.
 
         num_captured: sequences of the largest decode step that ``model`` captures by itself (``DecodeGraphs``).
         """
@@ -59,21 +64,19 @@ class ModelRunner:
         self._sampler = StepSampler(table, sampling, Verifier(table, sampling, drafting))
         self._adapters = adapters
         self._num_captured = num_captured
-        self._in_flight = in_flight(self._sampler) if in_flight is not None else None
+        self._uploads = uploads
+        self._in_flight = in_flight(self._sampler, self._settled) if in_flight is not None else None
         if self._in_flight is not None:
             inputs.newest = self._in_flight.newest
 
     @property
     def depth(self) -> int:
-        """Steps it gains from having in flight."""
-        return 1 if self._in_flight is None else 2
+        """Steps it gains from having in flight; with drafts, which come with the result of the step before, one."""
+        return 1 if self._in_flight is None or self._drafting.max_drafts else 2
 
     def launch(self, batch: Batch) -> StepResult | Pending:
         """Begin a step; the result itself where nothing is gained from waiting for it later."""
         if self._in_flight is None:
-            return self.execute(batch)
-        if self._waits(batch):
-            self._in_flight.settle()
             return self.execute(batch)
         with torch.inference_mode():
             return self._launch(batch, self._in_flight)
@@ -92,34 +95,46 @@ class ModelRunner:
         if self._in_flight is not None:
             self._in_flight.settle()
 
-    def _waits(self, batch: Batch) -> bool:
-        """Whether the host must see what the step makes at once: drafts, and log-probabilities of a prompt."""
-        table = self._table
-        slots = [s.slot for s in batch.sequences]
-        if any(s.draft_token_ids for s in batch.sequences) or self._drafting.forced.concerns(slots):
-            return True
-        asked = [new.sampling for new in batch.new]
-        if any(s.prompt_logprobs is not None or s.grammar is not None for s in asked):
-            return True
-        return bool((table.prompt_logprobs[slots] >= 0).any())
-
     def _launch(self, batch: Batch, in_flight: InFlight) -> Pending:
-        """Begin a step and wait for nothing, unless a logits processor must see the tokens of the step before."""
+        """Begin a step, and wait for nothing."""
         started = time.perf_counter()
+        in_flight.ready()
+        if self._uploads is not None:
+            self._uploads.turn()
         in_flight.leave({*batch.freed_slots, *(new.slot for new in batch.new)})
         failed = self._begin(batch)
-        forward, rows = self._inputs.prepare(batch)
+        trees = self._drafting.trees(batch.sequences)
+        forward, rows = self._inputs.prepare(batch, trees)
         forward.is_greedy = self._sampling.is_greedy(rows)
-        _, logits = self.model.run(self._planned(forward))
+        hidden, logits = self.model.run(self._planned(forward))
         if self._states is not None:
             self._states.save(batch)
-        picked = None
-        if logits is not None:
-            if self._sampling.reads_history(rows):
-                in_flight.settle()  # the model computes meanwhile
-            picked = self._sampling.sample_later(logits, rows, failed)
-        wanted = logits if rows.sampling_state(self._table).wants_logprobs else None
-        return in_flight.add(batch, rows, picked, failed, time.perf_counter() - started, wanted)
+        starts = forward.query_start_np.copy() if self._drafting.reads_hidden else None
+        self._drafting.follow(forward)
+        step = Launched(batch, rows, logits, failed, trees, 0.0, hidden if starts is not None else None, starts)
+        if rows.wants_prompt_logprobs:
+            step.prompts = self._prompt_logprobs(batch, forward, hidden)
+        pending = in_flight.add(step)
+        step.seconds = time.perf_counter() - started
+        return pending
+
+    def _prompt_logprobs(self, batch: Batch, forward: ForwardBatch, hidden: Tensor) -> list[PromptLogprobs]:
+        own = hidden.chunk(1 + self._drafting.num_taps, 1)[0]
+        return prompt_logprobs(self.model.model, self._table, batch, forward, own, self._sampling.send)
+
+    def _settled(self, step: Launched, results: dict[int, SequenceResult], gone: set[int]) -> float:
+        """What follows from a launched step's tokens: states that are taken back, and drafts for the next one."""
+        started = time.perf_counter()
+        batch = step.batch
+        sampled = [s for s in batch.sequences if s.samples and s.slot not in gone]
+        if self._states is not None:
+            for scheduled in sampled:
+                if self._table.is_undone(scheduled, results[scheduled.slot].token_ids):
+                    self._states.undo(scheduled.slot)
+        if step.starts is not None and step.hidden is not None:
+            self._drafting.learn(batch, step.starts, step.hidden, results, step.trees)
+        self._drafting.draft([s for s in sampled if results[s.slot].goes_on], results)
+        return time.perf_counter() - started
 
     def execute(self, batch: Batch) -> StepResult:
         """Run one step."""
@@ -144,9 +159,9 @@ class ModelRunner:
         drafting = time.perf_counter() - computed
         results = self._sampler.sample(batch, rows, logits, failed, trees)
         if rows.wants_prompt_logprobs:
-            own = hidden.chunk(1 + self._drafting.num_taps, 1)[0]
-            for slot, found in prompt_logprobs(self.model.model, self._table, batch, forward, own).items():
-                results.setdefault(slot, SequenceResult(slot, [])).prompt_logprobs = found
+            for found in self._prompt_logprobs(batch, forward, hidden):
+                result = results.setdefault(found.slot, SequenceResult(found.slot, []))
+                result.prompt_logprobs = found.unpacked(found.packed)
         if self._states is not None:
             for scheduled in batch.sequences:
                 if scheduled.samples and self._table.is_undone(scheduled, results[scheduled.slot].token_ids):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence, one_line_traceback
+from fwk.interfaces.device import Upload
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingRows
 from fwk.types import NewSequence
 from fwk.worker.acceptance import EXACT, rejection_logits, uniform_draws
@@ -64,6 +65,8 @@ class SamplingPipeline:
         self._ending: list[_Active] = []
         self._arrange([_Active(place, processor) for place, processor in processors.items()])
         self._sampler = sampler
+        self.send = sampler.context.send
+        self._causes: list[str] = []  # of refusals found on a device
         self._table = table
 
     def switch(self, place: Place, processor: LogitsProcessor | None) -> None:
@@ -129,57 +132,29 @@ class SamplingPipeline:
         return choices.all_greedy and not choices.wants_logprobs and not _asked(self._first, rows)
 
     def sample(self, logits: Tensor, rows: StepRows) -> list[int]:
-        """Pick a token for each row of ``logits`` [num_rows, vocab_size]; -1 for a row no token can be picked for."""
+        """Pick a token for each row of ``logits`` [num_rows, vocab_size]; one below 0 where none can be picked."""
         return self._pick(logits, rows).tolist()
 
     def reads_history(self, rows: StepRows) -> bool:
         """Whether a processor that a row asks for must see every token before it on the host."""
         return any(active.processor.reads_history for active in _asked(self._active, rows))
 
-    def sample_later(self, logits: Tensor, rows: StepRows, failed: dict[int, BlameSequence]) -> Tensor:
-        """As ``sample_valid``, without waiting for the device: [num_rows] int64 there, valid until the next call.
+    def pick(self, logits: Tensor, rows: StepRows, failed: dict[int, BlameSequence]) -> Tensor:
+        """Pick a token for each row but those of ``failed`` slots: [num_rows] int64, valid until the next call.
 
-        Waits where a sequence has failed.
-        """
-        if not failed:
-            try:
-                return self._pick(logits, rows)
-            except BlameSequence as error:
-                if error.slot not in rows.slots:
-                    raise RuntimeError(f"slot {error.slot} is blamed, but has no part in this step: {error}") from error
-                failed[error.slot] = error
-        return torch.tensor(self.sample_valid(logits, rows, failed), device=logits.device)
-
-    def _pick(self, logits: Tensor, rows: StepRows) -> Tensor:
-        choices = rows.sampling_state(self._table)
-        is_greedy, all_greedy = choices.is_greedy, choices.all_greedy
-        logits = self._process(self._first, logits, rows)
-        unfinished: np.ndarray | None = None
-        if self._last and not all_greedy:
-            unfinished = np.where(is_greedy, -1, rows.slots)
-        if rows.drawn and not all_greedy:
-            logits, settled = self._settle_drawn(logits, rows, is_greedy)
-            if unfinished is not None:
-                unfinished[settled] = -1
-        picked = SamplingRows(is_greedy, choices.seeds, rows.num_tokens, all_greedy, unfinished)
-        return self._sampler.sample(logits, picked)
-
-    def sample_valid(self, logits: Tensor, rows: StepRows, failed: dict[int, BlameSequence]) -> list[int]:
-        """Sample every row but those of ``failed`` slots, which get -1.
-
-        A sequence that a processor blames is added to ``failed``, and the others are sampled without it.
+        Below 0 for a row without a token; ``refusal`` says why. A sequence that a processor blames is added to
+        ``failed``, and the others are sampled without it. Does not wait for the device.
         """
         good = np.flatnonzero(~np.isin(rows.slots, list(failed))) if failed else None
         while True:
             if good is None:
                 part_logits, part = logits, rows
             elif not len(good):
-                return [-1] * len(rows.slots)
+                return torch.full((len(rows.slots),), -1, device=logits.device)
             else:
-                part_logits = logits[torch.from_numpy(good).to(logits.device)]
-                part = rows.take(good)
+                part_logits, part = logits.index_select(0, self.send(good)), rows.take(good)
             try:
-                tokens = self.sample(part_logits, part)
+                tokens = self._pick(part_logits, part)
             except BlameSequence as error:
                 if error.slot not in part.slots:
                     raise RuntimeError(f"slot {error.slot} is blamed, but has no part in this step: {error}") from error
@@ -188,13 +163,53 @@ class SamplingPipeline:
                 continue
             if good is None:
                 return tokens
-            picked = [-1] * len(rows.slots)
-            for row, token in zip(good.tolist(), tokens, strict=True):
-                picked[row] = token
-            return picked
+            return torch.full((len(rows.slots),), -1, device=logits.device).index_copy_(0, self.send(good), tokens)
 
-    def _process(self, processors: list[_Active], logits: Tensor, rows: StepRows) -> Tensor:
-        """Run those processors that a row asks for, on a copy of the logits in float32 if one is needed."""
+    def sample_valid(self, logits: Tensor, rows: StepRows, failed: dict[int, BlameSequence]) -> list[int]:
+        """As ``pick``, and waits for the tokens."""
+        return self.pick(logits, rows, failed).tolist()
+
+    def refusal(self, slot: int, token: int) -> BlameSequence:
+        """Why this, which is below 0, was picked for a sequence."""
+        if token == -1:
+            return BlameSequence(slot, "no token could be chosen: the logits are not numbers, or none is allowed")
+        return BlameSequence(slot, self._causes[-2 - token], is_refusal=True)
+
+    def _pick(self, logits: Tensor, rows: StepRows) -> Tensor:
+        choices = rows.sampling_state(self._table)
+        is_greedy, all_greedy = choices.is_greedy, choices.all_greedy
+        refusals: list[tuple[Tensor, str]] = []
+        logits = self._process(self._first, logits, rows, refusals)
+        unfinished: np.ndarray | None = None
+        if self._last and not all_greedy:
+            unfinished = np.where(is_greedy, -1, rows.slots)
+        if rows.drawn and not all_greedy:
+            logits, settled = self._settle_drawn(logits, rows, is_greedy)
+            if unfinished is not None:
+                unfinished[settled] = -1
+        how = SamplingRows(is_greedy, choices.seeds, rows.num_tokens, all_greedy, unfinished)
+        picked = self._sampler.sample(logits, how)
+        for is_empty, cause in refusals:
+            picked = torch.where(is_empty & (picked == -1), self._code(cause), picked)
+        return picked
+
+    def _code(self, cause: str) -> int:
+        """What stands for a token where this is why there is none: -2 and less."""
+        if cause not in self._causes:
+            self._causes.append(cause)
+        return -2 - self._causes.index(cause)
+
+    def _process(
+        self,
+        processors: list[_Active],
+        logits: Tensor,
+        rows: StepRows,
+        refusals: list[tuple[Tensor, str]] | None = None,
+    ) -> Tensor:
+        """Run those processors that a row asks for, on a copy of the logits in float32 if one is needed.
+
+        refusals: gets what they note (``LogitsView.refusals``).
+        """
         asked = _asked(processors, rows)
         if not asked:
             return logits
@@ -203,7 +218,9 @@ class SamplingPipeline:
             logits = logits.to(torch.float32, copy=True)
         view = self._view(rows)
         for active in asked:
-            logits = _apply(active.processor, active.slots & in_step, logits, view)
+            logits = _apply(active.processor, active.slots & in_step, logits, view, self.send)
+        if refusals is not None:
+            refusals += view.refusals
         return logits
 
     def _view(self, rows: StepRows) -> LogitsView:
@@ -221,12 +238,12 @@ class SamplingPipeline:
         if not at:
             return logits, at
         found = [rows.drawn[keys[i]] for i in at]
-        drafts = torch.tensor([draft for draft, _ in found], device=logits.device)
-        proposal = torch.stack([q for _, q in found]).to(logits.device)
+        drafts = self.send(np.array([draft for draft, _ in found]))
+        proposal = torch.stack([q for _, q in found])
         draws = uniform_draws(self._table.seeds[rows.slots[at]], rows.num_tokens[at])
-        index = torch.tensor(at, device=logits.device)
-        own = self._process(self._last, logits[index], rows.take(np.array(at)))
-        rest = rejection_logits(own, drafts, proposal, torch.from_numpy(draws).to(logits.device), self.acceptance)
+        index = self.send(np.array(at))
+        own = self._process(self._last, logits.index_select(0, index), rows.take(np.array(at)))
+        rest = rejection_logits(own, drafts, proposal, self.send(draws), self.acceptance)
         return logits.float().index_copy(0, index, rest), at
 
 
@@ -254,7 +271,7 @@ def _add(processor: LogitsProcessor, new: NewSequence) -> bool:
         raise BlameSequence(new.slot, f"logits processor {type(processor).__name__} failed") from error
 
 
-def _apply(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: LogitsView) -> Tensor:
+def _apply(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: LogitsView, send: Upload) -> Tensor:
     """Run a processor. Whatever it raises is the fault of one of those who asked for it."""
     try:
         return processor.apply(logits, view)
@@ -262,7 +279,7 @@ def _apply(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: Lo
         raise
     except Exception as error:
         _tell(processor, error)
-        slot = _culprit(processor, slots, logits, view)
+        slot = _culprit(processor, slots, logits, view, send)
         raise BlameSequence(slot, f"logits processor {type(processor).__name__} failed") from error
 
 
@@ -277,14 +294,14 @@ def _ends(processor: LogitsProcessor, slot: int, token_ids: list[int]) -> int | 
         raise BlameSequence(slot, f"logits processor {type(processor).__name__} failed") from error
 
 
-def _culprit(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: LogitsView) -> int:
+def _culprit(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: LogitsView, send: Upload) -> int:
     """The first slot for which the processor raises alone; when none does, the first of all."""
     for slot in sorted(slots):
         rows = np.flatnonzero(view.slots == slot)
         seeds = None if view.seeds is None else view.seeds[rows]
         alone = LogitsView(view.slots[rows], view.num_tokens[rows], view.num_prompt_tokens[rows], view.token_ids, seeds)
         try:
-            processor.apply(logits[torch.from_numpy(rows).to(logits.device)], alone)
+            processor.apply(logits.index_select(0, send(rows)), alone)
         except Exception:
             return slot
     return min(slots)

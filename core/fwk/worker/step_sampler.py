@@ -56,6 +56,37 @@ class StepSampler:
             self._add_logprobs(asked, logits)
         return results
 
+    def reads_history(self, rows: StepRows) -> bool:
+        """Whether the tokens of rows can only be chosen when the host has seen every token before them."""
+        return self._sampling.reads_history(rows)
+
+    def pick(
+        self,
+        batch: Batch,
+        rows: StepRows,
+        logits: Tensor,
+        failed: dict[int, BlameSequence],
+        trees: dict[int, DraftTree],
+    ) -> Tensor:
+        """``Verifier.pick``: a token for every row, which the host does not wait for."""
+        return self._verifier.pick(batch, rows, logits, failed, trees)
+
+    def verified(
+        self,
+        scheduled: ScheduledSequence,
+        picked: list[int],
+        row: int,
+        failed: dict[int, BlameSequence],
+        tree: DraftTree | None,
+    ) -> tuple[SequenceResult, list[int]]:
+        """The result of a sequence with drafts, whose rows from ``row`` on got ``picked``, and the rows it stands on.
+
+        The table takes the step in.
+        """
+        tokens, at = self._verifier.gained(scheduled, picked, row, tree)
+        rows = list(range(at.start, at.stop)) if isinstance(at, slice) else at
+        return self._result(scheduled, tokens, failed), rows
+
     def settled(self, slot: int, token: int | None, failed: dict[int, BlameSequence]) -> SequenceResult | None:
         """The result of a sequence whose step has counted already; None for a chunk of a prompt, which has none.
 
@@ -63,7 +94,7 @@ class StepSampler:
         """
         if token is None:
             return _failure(failed[slot]) if slot in failed else None
-        _note_unpicked(slot, [token], failed)
+        self._note_unpicked(slot, [token], failed)
         stand = self._ends(slot, [token], failed)
         if slot in failed:
             return _failure(failed[slot])
@@ -73,7 +104,7 @@ class StepSampler:
         self, scheduled: ScheduledSequence, tokens: list[int], failed: dict[int, BlameSequence]
     ) -> SequenceResult:
         slot = scheduled.slot
-        _note_unpicked(slot, tokens, failed)
+        self._note_unpicked(slot, tokens, failed)
         stand = self._ends(slot, tokens, failed)
         if slot in failed:
             self._table.finish(scheduled, [0] * len(tokens))
@@ -81,6 +112,11 @@ class StepSampler:
         tokens = tokens[:stand]
         self._table.finish(scheduled, tokens)
         return SequenceResult(slot, tokens, is_complete=stand is not None)
+
+    def _note_unpicked(self, slot: int, tokens: list[int], failed: dict[int, BlameSequence]) -> None:
+        lowest = min(tokens)
+        if lowest < 0 and slot not in failed:
+            failed[slot] = self._sampling.refusal(slot, lowest)
 
     def _ends(self, slot: int, tokens: list[int], failed: dict[int, BlameSequence]) -> int | None:
         """How many of the tokens stand when a processor says that the output is complete with them."""
@@ -100,11 +136,6 @@ class StepSampler:
         found = iter(token_logprobs(logits, tokens, num_top))
         for result, mine in asked:
             result.logprobs = [next(found) for _ in mine]
-
-
-def _note_unpicked(slot: int, tokens: list[int], failed: dict[int, BlameSequence]) -> None:
-    if slot not in failed and -1 in tokens:
-        failed[slot] = BlameSequence(slot, "no token could be chosen: the logits are not numbers, or none is allowed")
 
 
 def _failure(error: BlameSequence) -> SequenceResult:

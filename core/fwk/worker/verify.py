@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fwk.errors import BlameSequence
-from fwk.types import Batch
+from fwk.types import Batch, ScheduledSequence
 from fwk.worker.acceptance import accepted
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.drafting import NoDrafting
@@ -45,8 +46,7 @@ class Verifier:
 
         failed: slots without a result and why; more are added. trees: the drafts that are trees, by slot.
         """
-        drawn = self._drawn(batch, logits)
-        rows = dataclasses.replace(rows, drawn=drawn) if drawn else rows
+        rows = self._with_drawn(batch, rows, logits)
         if trees:
             picked = self._sample_chains(rows, logits, failed, trees)
         else:
@@ -56,14 +56,79 @@ class Verifier:
         row = 0
         for place, scheduled in enumerate(batch.sequences):
             if scheduled.samples:
-                drafts = scheduled.draft_token_ids
-                tokens = accepted(drafts, picked[row : row + 1 + len(drafts)]) if drafts else picked[row : row + 1]
-                gained[scheduled.slot] = (tokens, slice(row, row + len(tokens)))
+                count = 1 + len(scheduled.draft_token_ids)
+                gained[scheduled.slot] = gained_by_chain(scheduled, picked[row : row + count], row)
                 first_rows[scheduled.slot] = (place, row)
-                row += 1 + len(drafts)
+                row += count
         if trees:
             self._walk_trees(logits, failed, trees, first_rows, gained)
         return gained
+
+    def pick(
+        self,
+        batch: Batch,
+        rows: StepRows,
+        logits: Tensor,
+        failed: dict[int, BlameSequence],
+        trees: dict[int, DraftTree],
+    ) -> Tensor:
+        """Pick a token for every row, [num_rows] int64 as ``SamplingPipeline.pick``, without waiting for the device.
+
+        A row of a tree's draft is one for what follows the path to it. Where processors read the text, the paths to
+        the leaves are written into the table in turn, those of all trees side by side.
+        """
+        rows = self._with_drawn(batch, rows, logits)
+        if not trees:
+            return self._sampling.pick(logits, rows, failed)
+        _stand_at_depths(rows, trees, self._table)
+        if not self._sampling.reads_history(rows):
+            return self._sampling.pick(logits, rows, failed)
+        picked = torch.full((len(rows.slots),), -1, device=logits.device)
+        for some in self._by_paths(rows, trees):
+            index = self._sampling.send(some)
+            part = self._sampling.pick(logits.index_select(0, index), rows.take(some), failed)
+            picked.index_copy_(0, index, part)
+        return picked
+
+    def _by_paths(self, rows: StepRows, trees: dict[int, DraftTree]) -> Iterator[np.ndarray]:
+        """Rows that the text in the table is right for: [n] int64, each row once."""
+        first = {int(slot): int(np.flatnonzero(rows.slots == slot)[0]) for slot in trees}
+        left = [(slot, tree, tree.leaf_paths()) for slot, tree in trees.items()]
+        done = np.isin(rows.slots, list(trees))
+        some = np.flatnonzero(~done).tolist()
+        done[:] = False
+        while left or some:
+            for slot, tree, paths in left:
+                path = paths.pop()
+                start = int(self._table.num_tokens[slot])
+                self._table.token_ids[slot, start : start + len(path)] = [tree.token_ids[node] for node in path]
+                mine = [first[slot], *(first[slot] + 1 + node for node in path)]
+                some += [row for row in mine if not done[row]]
+            done[some] = True
+            yield np.array(sorted(some), np.int64)
+            some = []
+            left = [entry for entry in left if entry[2]]
+
+    def gained(self, scheduled: ScheduledSequence, picked: list[int], row: int, tree: DraftTree | None) -> Gain:
+        """What a sequence gains, of whose rows, from ``row`` on, these tokens were picked.
+
+        Comes before the table takes the tokens in. What a tree's accepted drafts stored is moved to where a chain's
+        would be.
+        """
+        if tree is None:
+            return gained_by_chain(scheduled, picked, row)
+        node, tokens, path = -1, [picked[0]], list[int]()
+        while (child := tree.child(node, tokens[-1])) is not None:
+            node = child
+            path.append(node)
+            tokens.append(picked[1 + node])
+        self._drafting.keep(scheduled.slot, path)
+        tree.path = path
+        return tokens, [row, *(row + 1 + draft for draft in path)]
+
+    def _with_drawn(self, batch: Batch, rows: StepRows, logits: Tensor) -> StepRows:
+        drawn = self._drawn(batch, logits)
+        return dataclasses.replace(rows, drawn=drawn) if drawn else rows
 
     def _sample_chains(
         self, rows: StepRows, logits: Tensor, failed: dict[int, BlameSequence], trees: dict[int, DraftTree]
@@ -72,7 +137,7 @@ class Verifier:
         picked = [-1] * len(rows.slots)
         chains = np.flatnonzero(~np.isin(rows.slots, list(trees)))
         if len(chains):
-            some = logits[torch.from_numpy(chains).to(logits.device)]
+            some = logits.index_select(0, self._sampling.send(chains))
             part = self._sampling.sample_valid(some, rows.take(chains), failed)
             for row, token in zip(chains.tolist(), part, strict=True):
                 picked[row] = token
@@ -114,7 +179,7 @@ class Verifier:
             rows = [first_rows[slot][1] + 1 + node for slot, node in at.items()]
             places = np.array([first_rows[slot][0] for slot in at], np.int64)
             num_tokens = self._table.num_tokens[slots] + depths
-            part = logits[torch.tensor(rows, device=logits.device)]
+            part = logits.index_select(0, self._sampling.send(np.array(rows)))
             picked = self._sampling.sample_valid(part, StepRows(places, slots, num_tokens), failed)
             self._table.token_ids[slots, num_tokens] = np.maximum(picked, 0)
             for slot, token in zip(slots.tolist(), picked, strict=True):
@@ -136,10 +201,24 @@ class Verifier:
                 continue
             proposal = self._drafting.drawn(scheduled.slot)
             if proposal is None and self._drafting.is_relaxed(scheduled.slot):  # certain drafts, kept by probability
-                certain = torch.tensor(scheduled.draft_token_ids, device=logits.device)
+                certain = self._sampling.send(np.array(scheduled.draft_token_ids))
                 proposal = one_hot(certain, logits.shape[-1]).float()
             if proposal is not None:
                 start = int(self._table.num_tokens[scheduled.slot])
                 for i, draft in enumerate(scheduled.draft_token_ids):
                     found[scheduled.slot, start + i] = (draft, proposal[i])
         return found
+
+
+def gained_by_chain(scheduled: ScheduledSequence, picked: list[int], row: int) -> Gain:
+    """What a sequence gains whose drafts, if it has any, are a chain; its rows begin at ``row``."""
+    drafts = scheduled.draft_token_ids
+    tokens = accepted(drafts, picked) if drafts else picked
+    return tokens, slice(row, row + len(tokens))
+
+
+def _stand_at_depths(rows: StepRows, trees: dict[int, DraftTree], table: SequenceTable) -> None:
+    """Correct ``rows.num_tokens`` of trees' drafts, which says where their K/V are."""
+    for slot, tree in trees.items():
+        mine = np.flatnonzero(rows.slots == slot)
+        rows.num_tokens[mine[1:]] = table.num_tokens[slot] + 1 + tree.depths

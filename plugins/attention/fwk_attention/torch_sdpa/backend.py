@@ -48,7 +48,9 @@ class TorchBackend(AttentionBackend):
             if layer.state is None:
                 layer.state = LayerKind.of(layer)
             if layer.state not in plans:
-                planner = Planner(layer.state, context.block_size, context.dtype, context.device, self._fuses_causal)
+                planner = Planner(
+                    layer.state, context.block_size, context.dtype, context.device, context.send, self._fuses_causal
+                )
                 plans[layer.state] = planner.plan(batch)
         return plans
 

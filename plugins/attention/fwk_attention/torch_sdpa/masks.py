@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.attention import AttentionLayer
+    from fwk.interfaces.device import Upload
     from fwk.types import ForwardBatch
 
 
@@ -101,6 +102,7 @@ class Masks:
     kind: LayerKind
     dtype: torch.dtype
     device: torch.device
+    send: Upload
 
     def make(self, queries: Queries, key_places: Any) -> dict[str, Any]:
         """The way to compute these queries and keys [n, num_keys], with its mask."""
@@ -140,4 +142,4 @@ class Masks:
         return positions[tokens].unsqueeze(-1), key.unsqueeze(1), ~(is_old | seen) | is_none
 
     def _tensor(self, x: Any) -> Tensor:
-        return torch.from_numpy(x).to(self.device, non_blocking=True)
+        return self.send(x)

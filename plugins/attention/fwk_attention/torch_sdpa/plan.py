@@ -13,6 +13,7 @@ from fwk_attention.torch_sdpa.masks import LayerKind, Masks, Queries
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fwk.interfaces.device import Upload
     from fwk.types import ForwardBatch
 
 MAX_SHORT = 16
@@ -81,11 +82,12 @@ class Planner:
     block_size: int
     dtype: torch.dtype
     device: torch.device
+    send: Upload
     fuses_causal: bool  # chunks that nothing precedes go to torch's fused kernel
 
     def plan(self, batch: ForwardBatch) -> KindPlan:
         group = batch.kv_groups[self.kind.kv_group]
-        masks = Masks(batch, self.kind, self.dtype, self.device)
+        masks = Masks(batch, self.kind, self.dtype, self.device, self.send)
         starts = batch.query_start_np.astype(np.int64)
         num_new = np.diff(starts)
         seq_lens = batch.seq_lens_np.astype(np.int64)
@@ -195,7 +197,7 @@ class Planner:
         return self.kind.first_seen(positions) // self.block_size
 
     def _tensor(self, x: Any) -> Tensor:
-        return torch.from_numpy(x).to(self.device, non_blocking=True)
+        return self.send(x)
 
 
 def split(places: Any, seq_lens: Any) -> list[Any]:

@@ -86,7 +86,7 @@ class TorchLoRA(LoRABackend):
         first, last = int(rows[0]), int(rows[-1])
         if last - first + 1 == len(rows):
             return slice(first, last + 1)
-        return torch.from_numpy(rows).to(self.context.device)
+        return self.context.send(rows)
 
     def apply(self, y: Tensor, x: Tensor, layer: LoRALayer) -> Tensor:
         if not self._groups:

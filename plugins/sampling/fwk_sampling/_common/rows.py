@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence
-from fwk.interfaces.sampling import LogitsView
+from fwk.interfaces.sampling import LogitsView, SamplingContext
 
 T = TypeVar("T")
 
@@ -20,38 +20,38 @@ def asked_rows(settings: Mapping[int, T], view: LogitsView) -> list[tuple[int, T
     return [(row, settings[slot]) for row, slot in enumerate(view.slots.tolist()) if slot in settings]
 
 
-def entries(parts: Sequence[tuple[int, np.ndarray]], device: torch.device) -> tuple[Tensor, Tensor]:
+def entries(parts: Sequence[tuple[int, np.ndarray]], context: SamplingContext) -> tuple[Tensor, Tensor]:
     """Rows and columns [num_entries] int64 of the token ids listed for each row: one index for all of them."""
     rows = np.repeat(
         np.fromiter((row for row, _ in parts), np.int64, len(parts)),
         np.fromiter((len(ids) for _, ids in parts), np.int64, len(parts)),
     )
     columns = np.concatenate([ids for _, ids in parts]).astype(np.int64, copy=False)
-    return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
+    return context.send(rows), context.send(columns)
 
 
-def forbid(logits: Tensor, parts: Sequence[tuple[int, np.ndarray]], view: LogitsView, cause: str) -> None:
-    """Set the listed entries to -inf, in place. Raises ``BlameSequence`` when that leaves a row without any token."""
-    logits[entries(parts, logits.device)] = -torch.inf
-    require_token(logits, [row for row, _ in parts], view, cause)
+def forbid(
+    logits: Tensor, parts: Sequence[tuple[int, np.ndarray]], view: LogitsView, cause: str, context: SamplingContext
+) -> None:
+    """Set the listed entries to -inf, in place. Blames the sequence that this leaves without any token."""
+    rows, columns = entries(parts, context)
+    lowest = torch.full((), -torch.inf, dtype=logits.dtype, device=logits.device)
+    logits.index_put_((rows, columns), lowest)
+    require_token(logits, [row for row, _ in parts], view, cause, context)
 
 
-def require_token(logits: Tensor, rows: Sequence[int], view: LogitsView, cause: str) -> None:
-    """Raise ``BlameSequence`` for the first of ``rows`` in which every entry is -inf. NaN is the sampler's business."""
-    if logits.is_cpu:
-        table = logits.numpy()  # numpy's maximum of one row costs a third of torch's
-        empty = [row for row in rows if table[row].max() == -np.inf]
-    else:
-        is_empty = logits[torch.tensor(rows, device=logits.device)].amax(-1) == -torch.inf
-        empty = [row for row, gone in zip(rows, is_empty.tolist(), strict=True) if gone]
+def require_token(logits: Tensor, rows: Sequence[int], view: LogitsView, cause: str, context: SamplingContext) -> None:
+    """Raise ``BlameSequence`` for the first of ``rows`` in which every entry is -inf. NaN is the sampler's business.
+
+    On a device, which the host does not wait for, they are noted in the view.
+    """
+    why = f"no token is allowed: {cause}, together with the limits applied before it, rules out the whole vocabulary"
+    if not logits.is_cpu:
+        asked = np.zeros(len(logits), bool)
+        asked[rows] = True
+        view.refusals.append(((logits.amax(-1) == -torch.inf) & context.send(asked), why))
+        return
+    table = logits.numpy()  # numpy's maximum of one row costs a third of torch's
+    empty = [row for row in rows if table[row].max() == -np.inf]
     if empty:
-        raise BlameSequence(
-            int(view.slots[empty[0]]),
-            f"no token is allowed: {cause}, together with the limits applied before it, rules out the whole vocabulary",
-            is_refusal=True,
-        )
-
-
-def to_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """A copy that the host does not wait for, where the device is another; on a CPU the same memory."""
-    return torch.from_numpy(values).to(device, non_blocking=True)
+        raise BlameSequence(int(view.slots[empty[0]]), why, is_refusal=True)

@@ -75,5 +75,5 @@ class BadWords(LogitsProcessor):
             if found:
                 parts.append((row, np.array(found, np.int64)))
         if parts:
-            forbid(logits, parts, view, "bad_words")
+            forbid(logits, parts, view, "bad_words", self.context)
         return logits

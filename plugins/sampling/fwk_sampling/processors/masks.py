@@ -32,9 +32,8 @@ class LogitBias(LogitsProcessor):
 
     def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
         asked = asked_rows(self._bias, view)
-        index = entries([(row, ids) for row, (ids, _) in asked], logits.device)
-        values = torch.from_numpy(np.concatenate([values for _, (_, values) in asked]))
-        logits[index] += values.to(logits.device)
+        index = entries([(row, ids) for row, (ids, _) in asked], self.context)
+        logits[index] += self.context.send(np.concatenate([values for _, (_, values) in asked]))
         return logits
 
 
@@ -66,7 +65,7 @@ class MinTokens(LogitsProcessor):
         asked = asked_rows(self._settings, view)
         parts = [(row, ids) for row, (min_tokens, ids) in asked if num_generated[row] < min_tokens]
         if parts:
-            forbid(logits, parts, view, "min_tokens")
+            forbid(logits, parts, view, "min_tokens", self.context)
         return logits
 
 
@@ -82,7 +81,7 @@ class AllowedTokenIds(LogitsProcessor):
     def add(self, slot: int, params: SamplingParams) -> bool:
         if params.allowed_token_ids is None:
             return False
-        self._ids[slot] = torch.tensor(params.allowed_token_ids, dtype=torch.int64, device=self.context.device)
+        self._ids[slot] = self.context.send(np.array(params.allowed_token_ids, np.int64))
         return True
 
     def remove(self, slot: int) -> None:
@@ -93,5 +92,5 @@ class AllowedTokenIds(LogitsProcessor):
         for row, ids in asked:
             kept = logits[row, ids]
             logits[row].fill_(-torch.inf).index_copy_(0, ids, kept)
-        require_token(logits, [row for row, _ in asked], view, "allowed_token_ids")
+        require_token(logits, [row for row, _ in asked], view, "allowed_token_ids", self.context)
         return logits

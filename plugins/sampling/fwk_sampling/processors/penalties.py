@@ -58,9 +58,9 @@ class Penalties(LogitsProcessor):
                 counted.append((row, ids))
                 amounts.append((settings.frequency * counts + settings.presence).astype(np.float32))
         if repeats:
-            _penalise_repeats(logits, repeats, repeat_penalties)
+            _penalise_repeats(logits, repeats, repeat_penalties, self.context)
         if counted:
-            logits[entries(counted, logits.device)] -= torch.from_numpy(np.concatenate(amounts)).to(logits.device)
+            logits[entries(counted, self.context)] -= self.context.send(np.concatenate(amounts))
         return logits
 
 
@@ -77,10 +77,12 @@ def _count(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return ordered[starts[:-1]], starts[1:] - starts[:-1]
 
 
-def _penalise_repeats(logits: Tensor, parts: list[tuple[int, np.ndarray]], penalties: list[float]) -> None:
+def _penalise_repeats(
+    logits: Tensor, parts: list[tuple[int, np.ndarray]], penalties: list[float], context: SamplingContext
+) -> None:
     """In place. An id listed twice is read twice before it is written twice with the same value: no harm."""
-    index = entries(parts, logits.device)
+    index = entries(parts, context)
     penalty = np.repeat(np.array(penalties, np.float32), [len(ids) for _, ids in parts])
-    factor = torch.from_numpy(penalty).to(logits.device)
+    factor = context.send(penalty)
     values = logits[index]
     logits[index] = torch.where(values > 0, values / factor, values * factor)

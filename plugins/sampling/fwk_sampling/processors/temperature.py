@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
-from fwk_sampling._common.rows import asked_rows, to_device
+from fwk_sampling._common.rows import asked_rows
 
 _LOWEST = 1e-5
 """Below it the most likely token always wins anyway, and the division could overflow."""
@@ -40,4 +40,4 @@ class Temperature(LogitsProcessor):
         divisors = np.ones((len(logits), 1), np.float32)  # dividing by 1 changes nothing
         for row, temperature in asked:
             divisors[row] = temperature
-        return logits.div_(to_device(divisors, logits.device))
+        return logits.div_(self.context.send(divisors))

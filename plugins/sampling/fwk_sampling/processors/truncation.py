@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
-from fwk_sampling._common.rows import asked_rows, to_device
+from fwk_sampling._common.rows import asked_rows
 from fwk_sampling.processors.cutoff import Cutoff
 
 
@@ -60,7 +61,7 @@ class Truncation(LogitsProcessor):
     def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
         asked = asked_rows(self._limits, view)
         if not logits.is_cpu:
-            return truncate_batch(logits, [row for row, _ in asked], [limits for _, limits in asked])
+            return truncate_batch(logits, [row for row, _ in asked], [limits for _, limits in asked], self.context.send)
         table = logits.numpy()
         with np.errstate(over="ignore"):  # logits further apart than float32 reaches differ by inf
             for row, limits in asked:
@@ -70,16 +71,18 @@ class Truncation(LogitsProcessor):
         return logits
 
 
-def truncate_batch(logits: Tensor, rows: list[int], limits: list[Limits]) -> Tensor:
+def truncate_batch(
+    logits: Tensor, rows: list[int], limits: list[Limits], send: Callable[[np.ndarray], Tensor] = torch.from_numpy
+) -> Tensor:
     """The same by one sort of all rows: what suits a GPU.
 
-    logits: [num_rows, vocab_size] float32, edited in place in ``rows`` only.
+    logits: [num_rows, vocab_size] float32, edited in place in ``rows`` only. send: brings an array to the device.
     """
-    index = to_device(np.array(rows, np.int64), logits.device)
+    index = send(np.array(rows, np.int64))
     asked = logits[index]
-    k = to_device(np.array([[limit.top_k or asked.shape[1]] for limit in limits], np.int64), logits.device)
-    p = to_device(np.array([[limit.top_p] for limit in limits], np.float64), logits.device)
-    min_logits = to_device(np.array([[limit.min_logit] for limit in limits], np.float32), logits.device)
+    k = send(np.array([[limit.top_k or asked.shape[1]] for limit in limits], np.int64))
+    p = send(np.array([[limit.top_p] for limit in limits], np.float64))
+    min_logits = send(np.array([[limit.min_logit] for limit in limits], np.float32))
     ordered = asked.sort(dim=1, descending=True).values
     lowest = ordered.gather(1, k - 1)
     mass = (ordered.double() - ordered[:, :1]).exp().masked_fill_(ordered < lowest, 0.0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
-from fwk_sampling._common.rows import to_device
 from fwk_sampling._common.uniform import uniform
 
 _NUM_CLASSES = 512
@@ -34,7 +35,7 @@ class TorchSampler(Sampler):
 
     def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         if not logits.is_cpu:
-            return sample_batch(logits, rows)
+            return sample_batch(logits, rows, self.context.send)
         table = logits.to(torch.float32).numpy()
         picked = table.argmax(axis=1)  # NaN counts as the largest
         top = table[np.arange(len(table)), picked]
@@ -78,8 +79,10 @@ def _place(cdf: np.ndarray, draw: float) -> tuple[int, float]:
     return place, (target - below) / (cdf[place] - below)
 
 
-def sample_batch(logits: Tensor, rows: SamplingRows) -> Tensor:
+def sample_batch(logits: Tensor, rows: SamplingRows, send: Callable[[np.ndarray], Tensor] = torch.from_numpy) -> Tensor:
     """The same for all rows at once: what suits a GPU.
+
+    send: brings an array to the device, where the host waits for nothing.
 
     Probabilities are counted in units of 2**-40 of the largest one: integers, so that no order of summation, and
     hence no batch, changes a pick.
@@ -87,11 +90,11 @@ def sample_batch(logits: Tensor, rows: SamplingRows) -> Tensor:
     logits = logits.float()
     top, picked = logits.max(dim=1, keepdim=True)
     if not rows.all_greedy:
-        draws = to_device(uniform(rows.seeds, rows.positions), logits.device).unsqueeze(1)
+        draws = send(uniform(rows.seeds, rows.positions)).unsqueeze(1)
         cdf = (logits - top).exp_().double().mul_(2.0**40).nan_to_num_(0.0).long().cumsum_(1)
         total = cdf[:, -1:]
         target = torch.minimum((draws * total).long(), total - 1)
         drawn = torch.searchsorted(cdf, target, right=True)
-        is_greedy = to_device(rows.is_greedy, logits.device).unsqueeze(1)
+        is_greedy = send(rows.is_greedy).unsqueeze(1)
         picked = torch.where(is_greedy, picked, drawn)
     return torch.where(top.isfinite(), picked, -1).squeeze(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
@@ -70,8 +69,8 @@ class Dry(LogitsProcessor):
             longest[settings.breakers] = 0
             ids = np.flatnonzero(longest)
             penalty = settings.multiplier * settings.base ** (longest[ids] - settings.allowed_length).astype(np.float64)
-            amounts = torch.from_numpy(np.minimum(penalty, 1e30).astype(np.float32))
-            logits[row, torch.from_numpy(ids).to(logits.device)] -= amounts.to(logits.device)
+            amounts = np.minimum(penalty, 1e30).astype(np.float32)
+            logits[row, self.context.send(ids)] -= self.context.send(amounts)
         return logits
 
     def _breaking(self, breakers: tuple[str, ...]) -> np.ndarray:

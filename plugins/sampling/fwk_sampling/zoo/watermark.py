@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
@@ -46,7 +45,7 @@ class Watermark(LogitsProcessor):
     def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
         for row, settings in asked_rows(self._settings, view):
             before = int(view.token_ids[view.slots[row], view.num_tokens[row] - 1])
-            ids = torch.from_numpy(favoured(before, logits.shape[1], settings.gamma)).to(logits.device)
+            ids = self.context.send(favoured(before, logits.shape[1], settings.gamma))
             logits[row, ids] += settings.delta
         return logits
 

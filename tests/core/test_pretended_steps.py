@@ -1,0 +1,307 @@
+"""A step on a pretended device waits for nothing when it is launched, and once when it is collected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers.pretend_cuda import JOURNAL, Steps, pretended
+
+import fwk
+from fwk import GrammarRequest, SamplingParams
+from fwk.errors import InvalidRequest
+from fwk.types import Request
+from fwk.worker import verify
+from fwk.worker.forced import ForcedDrafts
+from fwk.worker.grammar import GrammarMasks
+from fwk.worker.in_flight import InFlight
+from fwk.worker.sampling import SamplingPipeline
+from fwk.worker.staging import StagingRing
+from fwk.worker.step_sampler import StepSampler
+from fwk.worker.uploads import Uploads
+from fwk_kit.testing.serving import TINY
+
+PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
+OPTIONS: dict[str, Any] = {
+    "load_format": "dummy",
+    "max_total_tokens": 2048,
+    "max_running_requests": 8,
+    "chunked_prefill_size": 16,
+    "dtype": "float32",
+    "check_blocks": True,
+    "attention_backend": "torch",
+    "operator_backend": "torch",
+    "sampling_backend": "torch",
+}
+
+
+def asks(**more: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 10, "temperature": 0.0, "ignore_eos": True, **more})
+
+
+LOOPS = {"logit_bias": {50: 3.0, 51: 3.0, 60: 2.5}, "frequency_penalty": 0.4, "repetition_penalty": 1.05}
+"""A text of few tokens, which says what it said before, and is penalised for it."""
+FEW = {50: 6.0, 51: 6.0, 60: 6.0}
+SCHEMA = json.dumps({"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]})
+NGRAM = {"speculative_algorithm": "ngram", "speculative_adaptive": False}
+TREES = {**NGRAM, "speculative_ngram_max_bfs_breadth": 3}
+ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "greedy": (asks(), {}),
+    "sampled": (asks(temperature=0.9, top_p=0.9, top_k=20, min_p=0.01, seed=3), {}),
+    "penalties": (asks(temperature=0.8, seed=5, presence_penalty=0.3, **LOOPS), {}),
+    "masks": (asks(min_tokens=4, stop_token_ids=[50], bad_word_token_ids=[[51], [60, 50]], **LOOPS), {}),
+    "allowed tokens": (asks(allowed_token_ids=[4, 8, 15]), {}),
+    "grammar": (asks(grammar=GrammarRequest("regex", "[a-z]{40}"), temperature=0.9, seed=2), {}),
+    "a schema whose text is known ahead": (asks(grammar=GrammarRequest("json_schema", SCHEMA), max_tokens=40), {}),
+    "a grammar for one of them": (
+        [asks(), asks(grammar=GrammarRequest("json_schema", SCHEMA), max_tokens=40), asks(temperature=1.0, seed=1)],
+        {},
+    ),
+    "log-probabilities": (asks(logprobs=2, temperature=0.9, seed=4), {}),
+    "log-probabilities of prompts": ([asks(prompt_logprobs=2), asks(), asks(prompt_logprobs=0, logprobs=1)], {}),
+    "n-gram chains": (asks(**LOOPS), NGRAM),
+    "n-gram chains, sampled": (asks(temperature=0.7, seed=7, logprobs=1), NGRAM),
+    "n-gram trees": (asks(temperature=0.7, seed=7, logprobs=1, max_tokens=30, logit_bias=FEW), TREES),
+    "n-gram trees, penalties": (asks(frequency_penalty=0.9, max_tokens=30, logit_bias=FEW), TREES),
+    "n-gram trees, grammar": (asks(grammar=GrammarRequest("regex", "(ab|ac|ad){30}"), max_tokens=24), TREES),
+    "n-gram, thresholds": (asks(temperature=0.9, seed=9), {**NGRAM, "speculative_accept_threshold_acc": 0.8}),
+    "no overlap": (asks(**LOOPS), {"disable_overlap_schedule": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tiny")
+    (made / "config.json").write_text(json.dumps(TINY))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+Said = tuple[list[int], str | None, list[float], list[float]]
+
+
+def said(llm: fwk.LLM, sampling: Any) -> list[Said]:
+    """Tokens, how the text ended, and the log-probabilities of both kinds."""
+    return [
+        (
+            done.token_ids,
+            done.finish_reason,
+            [found.logprob for found in done.logprobs or []],
+            [found.logprob for found in done.prompt_logprobs or [] if found is not None],
+        )
+        for done in llm.generate(PROMPTS, sampling)
+    ]
+
+
+def on_cpu(model: Path, sampling: Any, **options: Any) -> list[Said]:
+    with fwk.LLM(str(model), device="cpu", **OPTIONS | options) as llm:
+        return said(llm, sampling)
+
+
+def elsewhere(model: Path, sampling: Any, steps: Steps | None = None, **options: Any) -> list[Said]:
+    with pretended() as plugins, fwk.LLM(str(model), plugins=plugins, device="pretended", **OPTIONS | options) as llm:
+        JOURNAL.clear()
+        if steps is not None:
+            steps.halves.clear()
+        return said(llm, sampling)
+
+
+def assert_same(found: list[Said], wanted: list[Said]) -> None:
+    for mine, other in zip(found, wanted, strict=True):
+        assert mine[:2] == other[:2]
+        assert mine[2] == pytest.approx(other[2], abs=1e-4)
+        assert mine[3] == pytest.approx(other[3], abs=1e-4)
+
+
+def assert_waits_once(steps: Steps) -> None:
+    assert JOURNAL.faults == []
+    assert max(steps.waits("launch")) == 0, dict(JOURNAL.syncs)
+    assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
+    assert JOURNAL.of_kind("blocking") == {}
+    assert JOURNAL.of_kind("pageable") == {}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_no_launch_waits_and_no_collected_step_twice(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    sampling, options = ASKED[name]
+    wanted = on_cpu(folder, sampling, **options)
+    steps = Steps(monkeypatch)
+    assert_same(elsewhere(folder, sampling, steps, **options), wanted)
+    assert_waits_once(steps)
+
+
+def test_steps_with_grammars_overlap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step's model is launched before the text is known that its masks follow from."""
+    steps = Steps(monkeypatch)
+    elsewhere(folder, ASKED["grammar"][0], steps)
+    launches, in_flight = 0, []
+    for half, _ in steps.halves:
+        launches += 1 if half == "launch" else -1
+        in_flight.append(launches)
+    assert max(in_flight) == 2
+    assert in_flight.count(2) >= 9
+
+
+def test_text_that_is_known_ahead_is_drafted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafted: list[int] = []
+    real = ForcedDrafts.enter
+
+    def enter(self: ForcedDrafts, sampled: Any, results: Any, parents: Any) -> list[int]:
+        slots = real(self, sampled, results, parents)
+        drafted.extend(len(results[slot].draft_token_ids) for slot in slots)
+        return slots
+
+    monkeypatch.setattr(ForcedDrafts, "enter", enter)
+    sampling, _ = ASKED["a schema whose text is known ahead"]
+    plain = Steps(monkeypatch)
+    elsewhere(folder, sampling, plain)
+    assert max(drafted) > 2
+    num_steps = len(plain.waits("collect"))
+    elsewhere(folder, sampling, plain, disable_jump_forward=True)
+    assert num_steps < len(plain.waits("collect"))
+
+
+def test_a_refusal_that_the_device_finds_says_what_it_says_on_the_cpu(folder: Path) -> None:
+    impossible = asks(allowed_token_ids=[4], bad_word_token_ids=[[4]])
+    params = [asks(), impossible, asks(seed=1)]
+    with fwk.LLM(str(folder), device="cpu", **OPTIONS) as llm:
+        wanted = errors(llm, params)
+    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **OPTIONS) as llm:
+        assert errors(llm, params) == wanted
+    assert [error is None for error in wanted] == [True, False, True]
+    assert "allowed_token_ids" in (wanted[1] or "")
+
+
+def errors(llm: fwk.LLM, params: list[SamplingParams]) -> list[str | None]:
+    """How each request failed; None: it did not."""
+    found: dict[str, str | None] = {}
+    for i, (prompt, sampling) in enumerate(zip(PROMPTS, params, strict=True)):
+        llm.engine.add(Request(request_id=str(i), prompt_token_ids=prompt, sampling=sampling))
+    while llm.engine.has_work:
+        found |= {event.request_id: event.error for event in llm.engine.step() if event.finish_reason is not None}
+    return [found[str(i)] for i in range(len(PROMPTS))]
+
+
+def test_one_that_raises_ends_its_own_sequence_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = GrammarMasks.apply
+    calls = 0
+
+    def fails_at_the_fourth(self: GrammarMasks, logits: torch.Tensor, view: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls >= 4:
+            raise RuntimeError("broken")
+        return real(self, logits, view)
+
+    monkeypatch.setattr(GrammarMasks, "apply", fails_at_the_fourth)
+    params = [asks(), ASKED["grammar"][0], asks(temperature=1.0, seed=1)]
+    steps = Steps(monkeypatch)
+    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **OPTIONS) as llm:
+        JOURNAL.clear()
+        steps.halves.clear()
+        assert [error is None for error in errors(llm, params)] == [True, False, True]
+    assert_waits_once(steps)
+
+
+def waits_when_launched(patch: pytest.MonkeyPatch) -> None:
+    real = InFlight.ready
+
+    def ready(self: InFlight) -> None:
+        self.settle()
+        real(self)
+
+    patch.setattr(InFlight, "ready", ready)
+
+
+def one_read_of_the_device_more(patch: pytest.MonkeyPatch) -> None:
+    real = SamplingPipeline.pick
+
+    def pick(self: SamplingPipeline, *parts: Any) -> torch.Tensor:
+        picked = real(self, *parts)
+        picked.tolist()
+        return picked
+
+    patch.setattr(SamplingPipeline, "pick", pick)
+
+
+def pageable_copies(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Uploads, "send", lambda self, values: torch.from_numpy(values.copy()).to(self._where, non_blocking=True)
+    )
+
+
+def one_piece_of_memory(patch: pytest.MonkeyPatch) -> None:
+    """And no event: what a copy still reads is written to."""
+
+    def turn(self: Uploads) -> None:
+        self._used = 0
+
+    patch.setattr(Uploads, "turn", turn)
+
+
+def events_that_never_come(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StagingRing, "sent", lambda self: None)
+    real = StagingRing.__init__
+    patch.setattr(StagingRing, "__init__", lambda self, device, where, size: real(self, device, where, 1))
+
+
+def no_early_collect(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepSampler, "reads_history", lambda self, rows: False)
+
+
+def drafts_that_stand_in_a_row(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(verify, "_stand_at_depths", lambda *_: None)
+
+
+def one_text_for_all_paths(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(verify.Verifier, "_by_paths", lambda self, rows, trees: iter([range_of(rows)]))
+
+
+def range_of(rows: Any) -> Any:
+    return torch.arange(len(rows.slots)).numpy()
+
+
+def tokens_to_come_taken_for_known(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GrammarMasks, "_num_sure", lambda self, slot: int(self._table.num_tokens[slot]))
+
+
+BROKEN = [
+    (waits_when_launched, "greedy"),
+    (one_read_of_the_device_more, "sampled"),
+    (pageable_copies, "sampled"),
+    (one_piece_of_memory, "sampled"),
+    (events_that_never_come, "sampled"),
+    (no_early_collect, "penalties"),
+    (no_early_collect, "grammar"),
+    (drafts_that_stand_in_a_row, "n-gram trees"),
+    (one_text_for_all_paths, "n-gram trees, penalties"),
+    (tokens_to_come_taken_for_known, "grammar"),
+]
+
+
+@pytest.mark.parametrize(("break_it", "name"), BROKEN, ids=[f"{f.__name__}-{name}" for f, name in BROKEN])
+def test_what_would_be_wrong_is_noticed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, break_it: Any, name: str
+) -> None:
+    sampling, options = ASKED[name]
+    wanted = on_cpu(folder, sampling, **options)
+    break_it(monkeypatch)
+    steps = Steps(monkeypatch)
+
+    def run() -> None:
+        assert_same(elsewhere(folder, sampling, steps, **options), wanted)
+        assert_waits_once(steps)
+
+    with pytest.raises((AssertionError, OverflowError, InvalidRequest)):
+        run()

@@ -1,0 +1,32 @@
+"""Where the host waits for the pretended device, by half of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fwk.worker.worker import LocalWorker
+from tests.helpers.pretend_cuda.tensors import JOURNAL
+
+
+class Steps:
+    """How often the host waited, in each launch and each collected step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.halves: list[tuple[str, int]] = []
+        for half in ("launch", "collect"):
+            monkeypatch.setattr(LocalWorker, half, self._watched(half, getattr(LocalWorker, half)))
+
+    def _watched(self, half: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(worker: LocalWorker, argument: Any) -> Any:
+            before = JOURNAL.syncs.total()
+            found = real(worker, argument)
+            self.halves.append((half, JOURNAL.syncs.total() - before))
+            return found
+
+        return watched
+
+    def waits(self, half: str) -> list[int]:
+        return [count for name, count in self.halves if name == half]
