@@ -59,7 +59,37 @@ def _deepseek2(config: dict[str, Any]) -> dict[str, Any]:
     return {f"deepseek2.{key}": value for key, value in found.items()}
 
 
-MORE = {"phi3": _phi3, "glm4": _glm4, "qwen2moe": _qwen2moe, "gpt-oss": _gpt_oss, "deepseek2": _deepseek2}
+def _gptneox(config: dict[str, Any]) -> dict[str, Any]:
+    size = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "gptneox.use_parallel_residual": config["use_parallel_residual"],
+        "gptneox.rope.dimension_count": int(size * config["rope_parameters"].get("partial_rotary_factor", 0.25)),
+    }
+
+
+def _glm4moe(config: dict[str, Any]) -> dict[str, Any]:
+    found = {
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": float(config["routed_scaling_factor"]),
+        "expert_weights_norm": bool(config["norm_topk_prob"]),
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        "expert_gating_func": 2,
+        "rope.dimension_count": int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]),
+    }
+    return {f"glm4moe.{key}": value for key, value in found.items()}
+
+
+MORE = {
+    "gptneox": _gptneox,
+    "glm4moe": _glm4moe,
+    "phi3": _phi3,
+    "glm4": _glm4,
+    "qwen2moe": _qwen2moe,
+    "gpt-oss": _gpt_oss,
+    "deepseek2": _deepseek2,
+}
 
 
 def converter(config: Mapping[str, Any]) -> Change:
@@ -73,6 +103,17 @@ def converted(name: str, data: Any, config: Mapping[str, Any]) -> list[tuple[str
         return [(name, data[0])]
     if name.endswith("e_score_correction_bias"):
         return [(name.replace("_bias", ".bias"), data)]
+    if config["model_type"] == "bloom":
+        name = name.removeprefix("transformer.")
+    if "query_key_value" in name:
+        heads = config.get("num_attention_heads") or config["n_head"]
+        shared = heads if config["model_type"] != "falcon" else _falcon_kv_heads(config)
+        size = config["hidden_size"] // heads
+        grouped = data.reshape(shared, heads // shared + 2, size, -1)
+        parts = (grouped[:, :-2], grouped[:, -2], grouped[:, -1])
+        return [(name, np.concatenate([part.reshape(-1, grouped.shape[-1]) for part in parts]).reshape(data.shape))]
+    if config["model_type"] == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+        return [(name, data.T)]
     if name.endswith("sinks"):
         return [(f"{name}.weight", data)]
     if ".experts.gate_up_proj" in name or name.endswith((".experts.down_proj", ".experts.down_proj_bias")):  # gpt-oss
@@ -86,6 +127,10 @@ def converted(name: str, data: Any, config: Mapping[str, Any]) -> list[tuple[str
         k, v = np.split(heads, [config["qk_nope_head_dim"]], 1)
         return [(name.replace("kv_b", "k_b"), k.swapaxes(1, 2)), (name.replace("kv_b", "v_b"), v)]
     return [(name, data)]
+
+
+def _falcon_kv_heads(config: Mapping[str, Any]) -> int:
+    return config["num_kv_heads"] if config["new_decoder_architecture"] else 1
 
 
 def family_twins(source: Path, folder: Path) -> Twins:

@@ -578,6 +578,15 @@ def gguf_of(source: Path, folder: Path, kind: str = "Q8_0") -> Twins:
 Change = Callable[[str, Array], "list[tuple[str, Array]]"]
 
 
+OLDER = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+"""How older configurations spell some fields."""
+
+
 def gguf_like(
     source: Path,
     path: Path,
@@ -597,11 +606,13 @@ def gguf_like(
     quantises: the type that experts are stored in; ``values`` gets the numbers that leaves, by the names they had.
     """
     config = json.loads((source / "config.json").read_text())
+    config = {name: config[old] for name, old in OLDER.items() if old in config} | config
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
     tensors: dict[str, Array] = {}
     for name, x in load_file(source / "model.safetensors").items():
         tensors |= dict([(name, x.float().numpy())] if change is None else change(name, x.float().numpy()))
     writer = gguf.GGUFWriter(path, architecture)
-    rope = config["rope_parameters"]
+    rope = config.get("rope_parameters") or {"rope_theta": 10000.0}
     _write_metadata(writer, {**config, "rope_theta": rope.get("full_attention", rope)["rope_theta"]})
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if f"{architecture}.attention.key_length" not in (more or {}):
@@ -669,7 +680,9 @@ def _write_metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    eps = next((config[name] for name in ("norm_epsilon", "layer_norm_eps") if name in config), None)
+    eps = next(
+        (config[name] for name in ("norm_epsilon", "layer_norm_eps", "layer_norm_epsilon") if name in config), None
+    )
     if eps is None:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     else:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.architectures import EXPERTS, GPT_OSS, GROUPS, LATENT, write
+import torch
+from safetensors.torch import load_file, save_file
+from tests.helpers.architectures import EXPERTS, GPT_OSS, GROUPS, LATENT, OWN, write
 from tests.helpers.checkpoints import reference_greedy, token_ids
 from tests.helpers.gguf_families import MORE, converter
 from tests.helpers.quantised import gguf_like
@@ -30,6 +32,7 @@ FOUR: dict[str, Any] = {"num_hidden_layers": 4}
 PATTERN = ["sliding_attention"] * 3 + ["full_attention"]
 
 HEAD = {"head_dim": 16}
+FOUR_TIMES = {"intermediate_size": 256}
 ROUTED = {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1}
 COHERE = {"logit_scale": "logit_scale"}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
@@ -50,6 +53,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "gpt_oss": ("gpt-oss", {**GPT_OSS, "intermediate_size": 96}, {}),
     "deepseek_v2": ("deepseek2", {**EXPERTS, **LATENT, **ROUTED, "q_lora_rank": None}, {}),
     "deepseek_v3": ("deepseek2", {**EXPERTS, **GROUPS, **LATENT}, {}),
+    "glm4_moe": ("glm4moe", {**EXPERTS, **GROUPS, **HEAD, "use_qk_norm": True, "attention_bias": True}, {}),
+    "gpt2": ("gpt2", {**OWN, "n_inner": None}, {}),
+    "gpt_neox": ("gptneox", OWN, {}),
+    "bloom": ("bloom", OWN, {}),
+    "falcon": ("falcon", {"alibi": False, "multi_query": True, "num_key_value_heads": 1, **FOUR_TIMES}, {}),
 }
 """By transformers' name for the model: GGUF's, its settings, and float metadata."""
 
@@ -79,6 +87,42 @@ def check(path: Path, reference: Any) -> None:
     settings = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     with fwk.LLM(str(path), dtype="float32", max_total_tokens=512) as llm:
         assert [done.token_ids for done in llm.generate(prompts, settings)] == wanted
+
+
+FALCONS: dict[str, dict[str, Any]] = {
+    "groups": {"num_ln_in_parallel_attn": None},
+    "groups, one norm": {"num_ln_in_parallel_attn": 1},
+}
+
+
+@pytest.mark.parametrize("changes", FALCONS.values(), ids=FALCONS.keys())
+def test_falcons_with_groups_of_heads(changes: dict[str, Any], tmp_path: Path) -> None:
+    changes = {"new_decoder_architecture": True, "num_kv_heads": 2, **FOUR_TIMES, **changes}
+    reference = write(tmp_path / "source", "falcon", changes)
+    config = json.loads((tmp_path / "source" / "config.json").read_text())
+    given = {"interleaves": False, "change": converter(config)}
+    check(gguf_like(tmp_path / "source", tmp_path / "m.gguf", "falcon", {}, **given), reference)
+
+
+def test_parts_one_after_another(tmp_path: Path) -> None:
+    reference = write(tmp_path / "source", "gpt_neox", {**OWN, "use_parallel_residual": False})
+    config = json.loads((tmp_path / "source" / "config.json").read_text())
+    given = {"interleaves": False, "change": converter(config), "more": MORE["gptneox"](config)}
+    check(gguf_like(tmp_path / "source", tmp_path / "m.gguf", "gptneox", {}, **given), reference)
+
+
+def test_a_layer_that_predicts_is_left_out(tmp_path: Path) -> None:
+    """GLM-4.5's files count it among the others."""
+    reference = write(tmp_path / "source", "glm4_moe", CASES["glm4_moe"][1])
+    config = json.loads((tmp_path / "source" / "config.json").read_text())
+    tensors = load_file(tmp_path / "source" / "model.safetensors")
+    for name in ("enorm", "hnorm", "shared_head.norm", "input_layernorm"):
+        tensors[f"model.layers.2.{name}.weight"] = torch.ones(config["hidden_size"])
+    save_file(tensors, tmp_path / "source" / "model.safetensors")
+    (tmp_path / "source" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    more = {**MORE["glm4moe"](config), "glm4moe.nextn_predict_layers": 1}
+    given = {"interleaves": False, "change": converter(config), "more": more}
+    check(gguf_like(tmp_path / "source", tmp_path / "m.gguf", "glm4moe", {}, **given), reference)
 
 
 @pytest.mark.parametrize("architecture", ["internlm2", "baichuan"])

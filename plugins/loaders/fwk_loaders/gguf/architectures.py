@@ -1,115 +1,36 @@
-"""The architectures this loader knows: how llama.cpp's converter names and changes their tensors.
-
-The converter renames tensors, adds one to Gemma's norms, and stores the rows of Q and K of the ``llama`` architecture
-and its kin in another order: their rotary embedding turns neighbouring pairs, Hugging Face's the two halves of a head.
-"""
+"""The architectures this loader knows, by ``general.architecture``."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-_LAYER_NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+from fwk_loaders.gguf.architecture import EXPERT_PARTS, JOINED_NAMES, LAYER_NAMES, SANDWICH_NAMES, Architecture
+
+_OLDER_NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+    **{f"{attention}.query_key_value": "attn_qkv" for attention in ("self_attention", "attention")},
+    **{f"{attention}.dense": "attn_output" for attention in ("self_attention", "attention")},
 }
-_JOINED_NAMES = {
-    **{name: short for name, short in _LAYER_NAMES.items() if "_norm" not in name and "mlp" not in name},
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_SANDWICH_NAMES = {
-    **_LAYER_NAMES,
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_HF_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.+)\.(weight|bias)")
-_HF_EXPERT = re.compile(r"model\.layers\.(\d{1,6})\.(\w+)\.experts\.(\d{1,6})\.(\w+)\.(weight|bias)")
-_GGUF_EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(gate|up|down)_exps\.(weight|bias)")
-_EXPERT_PARTS = ("gate", "up", "down")
-_GGUF_LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)\.(weight|bias)")
+"""GPT-NeoX's, BLOOM's and Falcon's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """One architecture of GGUF files.
-
-    interleaves_qk: rows of Q and K come in pairs and must be put back.
-    norm_offset: what the converter added to the weights of norms.
-    layer_names: Hugging Face name to GGUF name, inside a layer.
-    config: fields of config.json that are the same for every model of the architecture.
-    numbers: further fields of config.json, by the keys of their numbers in the file; left out where it has none.
-    has_experts: a layer's experts are stored as one tensor for each of gate, up and down, their matrices in a row.
-    experts: where a layer has them, and their matrices for gate, up and down.
-    whole_names: Hugging Face name to GGUF name of a layer's tensors that end in neither ``weight`` nor ``bias``.
-    is_latent: attention keeps latents (MLA), and the matrix that expands them may be stored in two.
-    """
-
-    model_class: str
-    model_type: str
-    interleaves_qk: bool = False
-    norm_offset: float = 0.0
-    layer_names: Mapping[str, str] = field(default_factory=lambda: _LAYER_NAMES)
-    config: Mapping[str, object] = field(default_factory=dict)
-    numbers: Mapping[str, str] = field(default_factory=dict)
-    has_experts: bool = False
-    experts: tuple[str, str, str, str] = ("mlp", "gate_proj", "up_proj", "down_proj")
-    whole_names: Mapping[str, str] = field(default_factory=dict)
-    is_latent: bool = False
-
-    def stored_expert(self, name: str) -> tuple[str, int] | None:
-        """The GGUF tensor that one expert's matrix is part of, and its place there; None for all other tensors."""
-        match = _HF_EXPERT.fullmatch(name) if self.has_experts else None
-        if match is None or match[2] != self.experts[0] or match[4] not in self.experts[1:]:
-            return None
-        part = _EXPERT_PARTS[self.experts.index(match[4]) - 1]
-        return f"blk.{int(match[1])}.ffn_{part}_exps.{match[5]}", int(match[3])
-
-    def given_experts(self, stored: str, count: int) -> list[str]:
-        """The Hugging Face names of the ``count`` matrices in a GGUF tensor; none of one that is no layer's experts."""
-        match = _GGUF_EXPERTS.fullmatch(stored) if self.has_experts else None
-        if match is None:
-            return []
-        part = self.experts[1 + _EXPERT_PARTS.index(match[2])]
-        prefix = f"model.layers.{int(match[1])}.{self.experts[0]}.experts"
-        return [f"{prefix}.{i}.{part}.{match[3]}" for i in range(count)]
-
-    def stored_name(self, name: str) -> str | None:
-        """The GGUF name of a Hugging Face tensor; None when the architecture has no such tensor."""
-        layer, _, whole = name.removeprefix("model.layers.").partition(".")
-        if whole in self.whole_names:
-            return f"blk.{layer}.{self.whole_names[whole]}"
-        if match := _HF_LAYER.fullmatch(name):
-            stored = self.layer_names.get(match[2])
-            return f"blk.{int(match[1])}.{stored}.{match[3]}" if stored else None
-        module, _, kind = name.rpartition(".")
-        return f"{_TOP_NAMES[module]}.{kind}" if module in _TOP_NAMES else None
-
-    def given_name(self, stored: str) -> str | None:
-        """The Hugging Face name of a GGUF tensor; None when the architecture has no such tensor."""
-        if match := _GGUF_LAYER.fullmatch(stored):
-            prefix = f"model.layers.{int(match[1])}"
-            whole = (given for given, short in self.whole_names.items() if short == f"{match[2]}.{match[3]}")
-            names = (f"{given}.{match[3]}" for given, short in self.layer_names.items() if short == match[2])
-            given = next(whole, None) or next(names, None)
-            return f"{prefix}.{given}" if given else None
-        module, _, kind = stored.rpartition(".")
-        return next((f"{given}.{kind}" for given, short in _TOP_NAMES.items() if short == module), None)
+def _older(attention: str, **more: str) -> dict[str, str]:
+    """Names of layers whose attention is called that."""
+    other = "attention" if attention == "self_attention" else "self_attention"
+    return {name: short for name, short in _OLDER_NAMES.items() if not name.startswith(f"{other}.")} | more
 
 
 _COHERE = {"layer_norm_eps": ".attention.layer_norm_epsilon", "logit_scale": ".logit_scale"}
+
+_FALCON = {
+    "transformer.word_embeddings": "token_embd",
+    "transformer.ln_f": "output_norm",
+    "lm_head": "output",
+}
+_EPSILON = {"layer_norm_epsilon": ".attention.layer_norm_epsilon"}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", "llama", interleaves_qk=True),
@@ -118,7 +39,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3moe": Architecture(
         "Qwen3MoeForCausalLM",
         "qwen3_moe",
-        layer_names={**_LAYER_NAMES, "mlp.gate": "ffn_gate_inp"},
+        layer_names={**LAYER_NAMES, "mlp.gate": "ffn_gate_inp"},
         config={"use_sliding_window": False, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
         has_experts=True,
     ),
@@ -126,7 +47,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Gemma3ForCausalLM",
         "gemma3_text",
         norm_offset=1.0,
-        layer_names=_SANDWICH_NAMES,
+        layer_names=SANDWICH_NAMES,
         config={"hidden_activation": "gelu_pytorch_tanh"},
     ),
     "gemma": Architecture(
@@ -136,7 +57,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Gemma2ForCausalLM",
         "gemma2",
         norm_offset=1.0,
-        layer_names=_SANDWICH_NAMES,
+        layer_names=SANDWICH_NAMES,
         config={"hidden_activation": "gelu_pytorch_tanh"},
         numbers={
             "attn_logit_softcapping": ".attn_logit_softcapping",
@@ -160,20 +81,20 @@ ARCHITECTURES: dict[str, Architecture] = {
         interleaves_qk=True,
         config={"no_rope_layer_interval": 4, "use_sliding_window": False},
     ),
-    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", layer_names=_SANDWICH_NAMES),
+    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", layer_names=SANDWICH_NAMES),
     "olmoe": Architecture(
         "OlmoeForCausalLM",
         "olmoe",
-        layer_names={**_LAYER_NAMES, "mlp.gate": "ffn_gate_inp"},
+        layer_names={**LAYER_NAMES, "mlp.gate": "ffn_gate_inp"},
         config={"norm_topk_prob": False},
         has_experts=True,
     ),
-    "phi3": Architecture("Phi3ForCausalLM", "phi3", layer_names={**_JOINED_NAMES, "self_attn.qkv_proj": "attn_qkv"}),
+    "phi3": Architecture("Phi3ForCausalLM", "phi3", layer_names={**JOINED_NAMES, "self_attn.qkv_proj": "attn_qkv"}),
     "glm4": Architecture(
         "Glm4ForCausalLM",
         "glm4",
         layer_names={
-            **_JOINED_NAMES,
+            **JOINED_NAMES,
             "post_self_attn_layernorm": "post_attention_norm",
             "post_mlp_layernorm": "post_ffw_norm",
         },
@@ -182,7 +103,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Starcoder2ForCausalLM",
         "starcoder2",
         layer_names={
-            **{name: short for name, short in _LAYER_NAMES.items() if "mlp" not in name},
+            **{name: short for name, short in LAYER_NAMES.items() if "mlp" not in name},
             "mlp.c_fc": "ffn_up",
             "mlp.c_proj": "ffn_down",
         },
@@ -207,10 +128,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
         layer_names={
-            **_LAYER_NAMES,
+            **LAYER_NAMES,
             "mlp.gate": "ffn_gate_inp",
             "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-            **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in _EXPERT_PARTS},
+            **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in EXPERT_PARTS},
         },
         config={"use_sliding_window": False, "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
         has_experts=True,
@@ -219,24 +140,97 @@ ARCHITECTURES: dict[str, Architecture] = {
         "GptOssForCausalLM",
         "gpt_oss",
         layer_names={
-            **_LAYER_NAMES,
+            **LAYER_NAMES,
             "post_attention_layernorm": "post_attention_norm",
             "mlp.router": "ffn_gate_inp",
         },
         has_experts=True,
         whole_names={"self_attn.sinks": "attn_sinks.weight"},
     ),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel",
+        "gpt2",
+        layers="transformer.h",
+        layer_names={
+            "ln_1": "attn_norm",
+            "attn.c_attn": "attn_qkv",
+            "attn.c_proj": "attn_output",
+            "ln_2": "ffn_norm",
+            "mlp.c_fc": "ffn_up",
+            "mlp.c_proj": "ffn_down",
+        },
+        top_names={
+            "transformer.wte": "token_embd",
+            "transformer.wpe": "position_embd",
+            "transformer.ln_f": "output_norm",
+            "lm_head": "output",
+        },
+        config={"stores_conv1d": False},
+        numbers=_EPSILON,
+    ),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        layers="gpt_neox.layers",
+        layer_names=_older("attention"),
+        top_names={
+            "gpt_neox.embed_in": "token_embd",
+            "gpt_neox.final_layer_norm": "output_norm",
+            "embed_out": "output",
+        },
+        config={"hidden_act": "gelu"},
+        numbers={"layer_norm_eps": ".attention.layer_norm_epsilon"},
+        grouped="attention.query_key_value",
+    ),
+    "bloom": Architecture(
+        "BloomForCausalLM",
+        "bloom",
+        layers="transformer.h",
+        layer_names=_older("self_attention"),
+        top_names={
+            "transformer.word_embeddings": "token_embd",
+            "transformer.word_embeddings_layernorm": "token_embd_norm",
+            "transformer.ln_f": "output_norm",
+            "lm_head": "output",
+        },
+        numbers=_EPSILON,
+        grouped="self_attention.query_key_value",
+    ),
+    "falcon": Architecture(
+        "FalconForCausalLM",
+        "falcon",
+        layers="transformer.h",
+        layer_names=_older("self_attention"),
+        top_names=_FALCON,
+        numbers=_EPSILON,
+        grouped="self_attention.query_key_value",
+    ),
+    "glm4moe": Architecture(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        layer_names={
+            **LAYER_NAMES,
+            "post_attention_layernorm": "post_attention_norm",
+            "mlp.gate": "ffn_gate_inp",
+            **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in EXPERT_PARTS},
+            **{name: f"nextn.{name}" for name in ("eh_proj", "embed_tokens", "enorm", "hnorm")},
+            "shared_head.head": "nextn.shared_head_head",
+            "shared_head.norm": "nextn.shared_head_norm",
+        },
+        has_experts=True,
+        whole_names={"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"},
+    ),
     "deepseek2": Architecture(
         "DeepseekV2ForCausalLM",
         "deepseek_v2",
         layer_names={
-            **_LAYER_NAMES,
+            **LAYER_NAMES,
             **{f"self_attn.{name}_proj": f"attn_{name}" for name in ("q_a", "q_b", "kv_b")},
             "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
             "self_attn.q_a_layernorm": "attn_q_a_norm",
             "self_attn.kv_a_layernorm": "attn_kv_a_norm",
             "mlp.gate": "ffn_gate_inp",
-            **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in _EXPERT_PARTS},
+            **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in EXPERT_PARTS},
         },
         has_experts=True,
         whole_names={"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"},
@@ -249,8 +243,18 @@ MIXTRAL = Architecture(
     "MixtralForCausalLM",
     "mixtral",
     interleaves_qk=True,
-    layer_names={**_LAYER_NAMES, "block_sparse_moe.gate": "ffn_gate_inp"},
+    layer_names={**LAYER_NAMES, "block_sparse_moe.gate": "ffn_gate_inp"},
     has_experts=True,
     experts=("block_sparse_moe", "w1", "w3", "w2"),
 )
 """``llama`` with experts."""
+
+FALCON_TWO_NORMS = replace(
+    ARCHITECTURES["falcon"],
+    layer_names={
+        **{name: short for name, short in _older("self_attention").items() if "norm" not in name},
+        "ln_mlp": "attn_norm",
+        "ln_attn": "attn_norm_2",
+    },
+)
+"""``falcon`` with a norm for each part of a layer."""

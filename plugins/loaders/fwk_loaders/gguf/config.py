@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from fwk.errors import ModelLoadError
-from fwk_loaders.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture
+from fwk_loaders.gguf.architecture import Architecture
+from fwk_loaders.gguf.architectures import ARCHITECTURES, FALCON_TWO_NORMS, MIXTRAL
 from fwk_loaders.gguf.families import FURTHER, PARTIAL_ROTARY, latent_head_dim
 from fwk_loaders.gguf.metadata import Metadata
 
@@ -34,6 +35,8 @@ def architecture_of(metadata: Metadata) -> Architecture:
     has_experts = metadata.integer(".expert_count", 0) > 0
     if has_experts and name == "llama":
         return MIXTRAL
+    if name == "falcon" and "blk.0.attn_norm_2.weight" in metadata.file.tensors:
+        return FALCON_TWO_NORMS
     if has_experts and not architecture.has_experts:
         raise ModelLoadError(
             f"{path}: experts of the architecture {name!r} cannot be read from GGUF. Use the model's safetensors"
@@ -49,6 +52,7 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
     hidden_size = metadata.integer(".embedding_length", low=1)
     head_dim = latent_head_dim(metadata) if architecture.is_latent else _head_dim(metadata, hidden_size // num_heads)
     num_layers = metadata.integer(".block_count", low=1, high=_MAX_LAYERS)
+    num_layers -= metadata.integer(".nextn_predict_layers", 0, high=num_layers - 1)
     inner = 4 * hidden_size if architecture.has_experts else None  # of layers without experts, if there are any
     config: dict[str, Any] = {
         "architectures": [architecture.model_class],

@@ -154,6 +154,39 @@ def _phi3(metadata: Metadata, config: Config) -> Config:
     return {"rope_scaling": scaling, "original_max_position_embeddings": original}
 
 
+def _gptneox(metadata: Metadata, config: Config) -> Config:
+    return {
+        "attention_bias": "blk.0.attn_qkv.bias" in metadata.file.tensors,
+        "use_parallel_residual": metadata.flag(".use_parallel_residual", True),
+    }
+
+
+def _falcon(metadata: Metadata, config: Config) -> Config:
+    """With one K/V head or groups of them; of the latter some have one norm for both parts of a layer."""
+    heads, num_norms = config["num_key_value_heads"], 1 + ("blk.0.attn_norm_2.weight" in metadata.file.tensors)
+    return {
+        "bias": "blk.0.attn_qkv.bias" in metadata.file.tensors,
+        "alibi": False,
+        "multi_query": heads == 1,
+        "new_decoder_architecture": heads > 1,
+        "num_kv_heads": heads,
+        "num_ln_in_parallel_attn": num_norms,
+    }
+
+
+def _glm4moe(metadata: Metadata, config: Config) -> Config:
+    return {
+        "n_routed_experts": config["num_experts"],
+        "n_shared_experts": metadata.integer(".expert_shared_count", 1, low=0),
+        "routed_scaling_factor": metadata.number(".expert_weights_scale", 1.0),
+        "norm_topk_prob": metadata.flag(".expert_weights_norm", True),
+        "first_k_dense_replace": metadata.integer(".leading_dense_block_count", 0),
+        "n_group": metadata.integer(".expert_group_count", 1, low=1),
+        "topk_group": metadata.integer(".expert_group_used_count", 1, low=1),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in metadata.file.tensors,
+    }
+
+
 FURTHER: dict[str, Callable[[Metadata, Config], Config]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -167,8 +200,11 @@ FURTHER: dict[str, Callable[[Metadata, Config], Config]] = {
     "gpt-oss": _gpt_oss,
     "deepseek2": _deepseek2,
     "phi3": _phi3,
+    "gptneox": _gptneox,
+    "falcon": _falcon,
+    "glm4moe": _glm4moe,
 }
 """By ``general.architecture``: fields that are added to the others, or take their place."""
 
-PARTIAL_ROTARY = ("phi3", "glm4")
+PARTIAL_ROTARY = ("phi3", "glm4", "gptneox", "glm4moe")
 """Architectures that turn a part of each head only."""

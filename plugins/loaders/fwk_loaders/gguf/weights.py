@@ -13,7 +13,7 @@ from fwk import native
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import WeightSource
 from fwk.interfaces.quant import PLAIN
-from fwk_loaders.gguf.architectures import Architecture
+from fwk_loaders.gguf.architecture import Architecture
 from fwk_loaders.gguf.native_blocks import NativeBlocks
 from fwk_loaders.gguf.quants import DTYPES, DamagedBlock, dequantise
 from fwk_loaders.gguf.reader import GGUFFile, TensorInfo
@@ -153,6 +153,8 @@ class GGUFWeights(WeightSource):
         """[rows, bytes of a row] uint8; a view of the file unless the rows had to be put in order."""
         num_rows = 1 if len(info.shape) == 1 else info.num_bytes // self._row_bytes(info)
         rows = torch.frombuffer(self._file.buffer, dtype=torch.uint8, count=info.num_bytes, offset=info.start)
+        if self._architecture.grouped and name.rpartition(".")[0].endswith(self._architecture.grouped):
+            return self._grouped(info, rows.view(info.shape[0], -1))
         if not self._architecture.interleaves_qk:
             return rows.view(num_rows, -1)
         num_heads = {"q_proj": self._num_heads, "k_proj": self._num_kv_heads}.get(name.split(".")[-2])
@@ -164,6 +166,19 @@ class GGUFWeights(WeightSource):
             )
         pairs = rows.view(num_heads, info.shape[0] // num_heads // 2, 2, -1)
         return pairs.transpose(1, 2).reshape(num_rows, -1)
+
+    def _grouped(self, info: TensorInfo, rows: Tensor) -> Tensor:
+        """All queries, keys and values, [features, bytes], as by K/V head: its queries, its key, its value."""
+        heads, kv_heads = self._num_heads, self._num_kv_heads
+        size, rest = divmod(info.shape[0], heads + 2 * kv_heads)
+        if rest or heads % kv_heads:
+            raise ModelLoadError(
+                f"{self._file.path}: tensor {info.name!r} has {info.shape[0]} rows, which do not suit {heads} heads "
+                f"and {kv_heads} of K and V"
+            )
+        parts = rows.split((heads * size, kv_heads * size, kv_heads * size))
+        joined = torch.cat([part.view(kv_heads, -1, rows.shape[1]) for part in parts], 1)
+        return joined.view(1 if len(info.shape) == 1 else info.shape[0], -1)
 
     @staticmethod
     def _row_bytes(info: TensorInfo) -> int:

@@ -25,7 +25,8 @@ class GPT2(Stack):
         config, raw = context.config, context.config.raw
         if raw.get("scale_attn_by_inverse_layer_idx") or not raw.get("scale_attn_weights", True):
             raise ModelLoadError("gpt2: scores scaled by layer, or not at all, are not computed")
-        context = replace(context, weights=Transposed(context.weights, CONV1D))
+        if raw.get("stores_conv1d", True):  # GGUF files do not
+            context = replace(context, weights=Transposed(context.weights, CONV1D))
         root = root_of(context, "transformer.", "wte.weight")
         place = (context.device, context.dtype)
         shape = (config.max_position_embeddings, config.hidden_size)
