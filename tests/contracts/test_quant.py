@@ -24,5 +24,12 @@ class TestInt4(QuantizerSuite):
     max_error = 0.13
 
 
+class TestBitsandbytes(QuantizerSuite):
+    """In NF4. The others, and its checkpoints: tests/plugins/quant/test_bitsandbytes.py."""
+
+    plugin = "bitsandbytes"
+    max_error = 0.13
+
+
 class TestGguf(QuantizerSuite):
     plugin = "gguf"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fwk.interfaces.loader import WeightSource
 
 PLAIN = "plain"
 """The layout of floating-point weights: one tensor ``weight``, [out_features, in_features]."""
@@ -125,6 +126,17 @@ class QuantMethod(ABC):
     @property
     def encodes_from(self) -> torch.dtype | None:
         """The type ``encode`` rounds plain weights to first, so that they may be read as that; None: it does not."""
+        return None
+
+    def read(
+        self, weights: WeightSource, prefix: str, layout: str, size: tuple[int, int]
+    ) -> Mapping[str, Tensor] | None:
+        """The tensors of one part, whole, where the checkpoint holds them in another form than ``params`` says.
+
+        For layouts whose tensors do not follow the layer's sides, and so cannot be cut or joined as they are. size:
+        out_features and in_features of the part. None: they are stored as ``params`` says, and core reads them.
+        Raises ``ModelLoadError`` naming the tensor.
+        """
         return None
 
     @abstractmethod

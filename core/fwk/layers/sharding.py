@@ -285,6 +285,9 @@ def _read(
         name, size, dtype = f"{part.prefix}.weight", (part.out_features, in_features), form.method.encodes_from
         weight = weights.tensor(name, size) if dtype is None else weights.tensor_as(name, size, dtype)
         return form.method.encode(weight.to(device), part.prefix)
+    made = form.method.read(weights, part.prefix, form.layout, (part.out_features, in_features))
+    if made is not None:
+        return made
     return {
         name: _fit(
             weights.raw(f"{part.prefix}.{name}"),

@@ -10,6 +10,8 @@ layout                                          tensors below a layer's prefix
 ``compressed-tensors:float-quantized``          weight (float8), weight_scale, ...
 ``fp8``                                         weight (float8), weight_scale, sometimes input_scale
 ``fp8:block``                                   weight (float8), weight_scale_inv (one per block)
+``bitsandbytes:nf4``, ``bitsandbytes:fp4``      weight (bytes), weight.absmax, weight.quant_state.*, ...
+``bitsandbytes:int8``                           weight (int8), SCB, weight_format
 ==============================================  ==============================================================
 
 Anything else keeps the name config.json gives it. What is said of one layer is read off its tensors where they tell:
@@ -48,6 +50,9 @@ class Header(Protocol):
 
 def layout_of(prefix: str, config: Mapping[str, Any], header: Header) -> str:
     """How the layer is stored. config: ``quantization_config``."""
+    for kind in ("nf4", "fp4"):
+        if header.dtype(f"{prefix}.weight.quant_state.bitsandbytes__{kind}") is not None:
+            return f"bitsandbytes:{kind}"  # its bytes may be stored as floating-point numbers
     if header.dtype(f"{prefix}.weight") in FLOATING or all(
         header.dtype(prefix + name) is None for name in WEIGHT_NAMES
     ):
@@ -62,6 +67,8 @@ def layout_of(prefix: str, config: Mapping[str, Any], header: Header) -> str:
         return f"awq:{bits}" if version == "gemm" else f"awq-{version}:{bits}"
     if method == "fp8":
         return "fp8:block" if config.get("weight_block_size") else "fp8"
+    if method == "bitsandbytes" and header.dtype(f"{prefix}.SCB") is not None:
+        return f"{method}:int8"
     if method == "compressed-tensors":
         return f"{method}:{_compressed_form(prefix, config, header)}"
     return method
