@@ -344,7 +344,13 @@ class WorkerBuilder:
     def _open_store(self, num_blocks: int) -> None:
         """Open the cache tiers, if the prefix cache of the run uses any."""
         store = open_store(
-            self._config, self._setup, self._chosen, self._models.layers, self._group, num_blocks=num_blocks
+            self._config,
+            self._setup,
+            self._chosen,
+            self._models.layers,
+            self._group,
+            num_blocks=num_blocks,
+            send=self._uploads.send,
         )
         if store is not None:
             self.parts.store = store
