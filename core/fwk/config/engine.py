@@ -51,6 +51,12 @@ class EngineOptions(Options):
     decode_attention_backend: str = option(
         "auto", "Attention kernels of next tokens; auto: those of all steps.", stability="beta"
     )
+    enable_deterministic_inference: bool = option(
+        False,
+        "Give a sequence the same numbers, to the bit, whatever is computed alongside it, however its prompt is cut "
+        "and whatever of it was cached; refused where the chosen kernels do not promise that.",
+        stability="beta",
+    )
     quantization: str = option(
         "auto",
         "Weight format the linear layers compute with; auto: what the checkpoint holds.",

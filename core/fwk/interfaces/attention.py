@@ -120,8 +120,12 @@ class AttentionContext:
 
     ``kv_dtype`` is the user's word, one of the declaration's ``kv_dtypes``: what it means in bytes is the backend's
     affair. ``auto`` is ``dtype``. ``threads`` runs native operators. ``staging()`` makes buffers for what a plan copies
-    to a device; None where the device is the host. ``kv_layout`` is one of the declaration's ``kv_layouts``, to be kept
-    to as another backend shares the cache; empty: the backend may lay out K/V as it likes.
+    to a device; None where the device is the host.
+
+    kv_layout: one of the declaration's ``kv_layouts``, to be kept to as another backend shares the cache; empty: the
+        backend may lay out K/V as it likes.
+    is_deterministic: a token's numbers must not depend on how the tokens before it were divided into steps, to the bit;
+        only asked of backends that offer ``deterministic``.
     """
 
     device: torch.device
@@ -132,6 +136,7 @@ class AttentionContext:
     threads: NativeThreads = NO_THREADS
     staging: Callable[[], Staging] | None = None
     kv_layout: str = ""
+    is_deterministic: bool = False
     upload: Upload | None = None
     """Core's own way to the device, for what is in no such buffer; ``send`` takes it."""
 

@@ -49,6 +49,8 @@ class Facts:
     """How the checkpoint's weights are stored, in the words of ``QuantizerSpec.layouts``."""
     drafts: Literal["none", "chain", "tree", ""] = "none"
     """The shape of the drafts that are verified; empty while the decoder is not chosen."""
+    is_deterministic: bool = False
+    """Whether a sequence's numbers must be the same to the bit whatever is computed alongside."""
     model: ModelConfig | None = None
     """The served model's configuration."""
     chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -64,7 +66,18 @@ class Facts:
         return None if chosen is None else chosen or ("none",)
 
 
-_FACTS = frozenset(item.name for item in fields(Facts)) - {"host", "features", "layouts", "model", "chosen"}
+DETERMINISTIC = "deterministic"
+"""Among ``Declaration.offers``: a sequence gets the same numbers, to the bit, whatever else a step computes, and
+however its tokens are divided into steps. Declarations that hold it in some runs only say so in ``refusal``."""
+
+_FACTS = frozenset(item.name for item in fields(Facts)) - {
+    "host",
+    "features",
+    "layouts",
+    "is_deterministic",
+    "model",
+    "chosen",
+}
 LIMITED = _FACTS | {"device"}
 """The facts that a ``Limit`` can name, alongside the families."""
 

@@ -81,7 +81,8 @@ Weights = Any
 class QuantContext:
     """What a quantisation method is built with. ``checkpoint_config`` is config.json's ``quantization_config``.
 
-    ``threads`` runs native operators.
+    ``threads`` runs native operators. ``is_deterministic``: a token's products must be the same to the bit however many
+    others there are; only asked of methods whose declaration offers ``deterministic``.
     """
 
     device: torch.device
@@ -89,6 +90,7 @@ class QuantContext:
     checkpoint_config: Mapping[str, Any]
     options: Any = None
     threads: NativeThreads = NO_THREADS
+    is_deterministic: bool = False
 
 
 class QuantMethod(ABC):

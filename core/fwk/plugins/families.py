@@ -153,5 +153,8 @@ ORDER = (
 )
 """The families that are settled together. Of two that cannot both have their best, the earlier one gets it."""
 
+COMPUTING = ("quant", "attention", "moe", "lora", "operators")
+"""The families whose plugins compute a sequence's numbers together with those of others."""
+
 PARTS = ("cache_tiers", "logits_processors", "lora_sources")
 """Families of an engine of which none or several take part: each is held against what was settled."""

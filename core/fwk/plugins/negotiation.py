@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fwk.errors import PluginError
-from fwk.interfaces.declaration import Ask, Facts
+from fwk.interfaces.declaration import DETERMINISTIC, Ask, Facts
 from fwk.plugins.discovery import PluginSet, Registered
-from fwk.plugins.families import FAMILIES, ORDER
+from fwk.plugins.families import COMPUTING, FAMILIES, ORDER
 from fwk.plugins.selection import AUTO, Candidate, Selection, find, none_possible, plugin_options, ranked
 
 Choices = dict[str, Registered]
@@ -181,7 +181,7 @@ class _Negotiation:
     def _refusal(self, item: Registered, chosen: Choices) -> str | None:
         """Why ``item`` cannot be taken alongside what is chosen from other families; None when it can."""
         alongside = {family: other for family, other in chosen.items() if family != item.family}
-        why = item.declaration.refusal(self._facts)
+        why = item.declaration.refusal(self._facts) or self._undetermined(item)
         if why is not None:  # it may not even be able to say what it would ask
             return why
         together = {**alongside, item.family: item}
@@ -192,6 +192,18 @@ class _Negotiation:
         if why is None and self._wanted.get(item.family, AUTO) == AUTO:
             why = item.declaration.auto_skip_reason(facts)
         return why or _objection(alongside.values(), facts)
+
+    def _undetermined(self, item: Registered) -> str | None:
+        """Why a plugin cannot take part in a deterministic run, and which others of its family can."""
+        if not self._facts.is_deterministic or item.family not in COMPUTING:
+            return None
+        if DETERMINISTIC in item.declaration.offers:
+            return None
+        able = [other.name for other in self._plugins.family(item.family) if DETERMINISTIC in other.declaration.offers]
+        return (
+            "does not promise the same numbers whatever is computed alongside (--enable-deterministic-inference); of "
+            f"its family {' and '.join(able) or 'none'} can"
+        )
 
     def _unasked(self, item: Registered, others: Choices, facts: Facts) -> str | None:
         """What ``item`` lacks of that which others ask of it."""

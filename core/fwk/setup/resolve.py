@@ -156,6 +156,7 @@ def _facts(
         kv_dtype=engine.kv_cache_dtype,
         block_size=engine.page_size,
         tp_size=engine.tensor_parallel_size,
+        is_deterministic=engine.enable_deterministic_inference,
         chosen={"quant": tuple(text.rpartition("=")[2] for text in engine.quantization_layers)},
     )
     if opened is None:
@@ -169,6 +170,8 @@ def _facts(
             reasons.append(defaults.why)
     if opened.served.encoder is not None:
         _check_encoder(engine, opened)
+    if engine.enable_deterministic_inference:
+        _check_deterministic(engine, opened)
     if opened.runner == "pool":
         _check_pooled(engine, opened)
         pooling = opened.served.pooling
@@ -206,15 +209,9 @@ def requested_plugins(config: Config, opened: OpenedModel | None, plugins: Plugi
         option, switch = FAMILIES[family].option or "", FAMILIES[family].switch
         if switch is None or getattr(config.engine, switch):
             found[family] = getattr(config.engine, option, None) or getattr(config.model, option)
-    if config.model.skip_tokenizer_init and found["grammar"] not in (AUTO, "none"):
-        raise ConfigError(
-            f"--grammar-backend {found['grammar']}: grammars are of text, and --skip-tokenizer-init leaves the server "
-            "without a tokenizer; leave one out"
-        )
-    has_grammars = bool(plugins.family("grammar")) and not config.model.skip_tokenizer_init
     idle = {
         "speculative": found["speculative"] == "none",
-        "grammar": found["grammar"] == "none" or (found["grammar"] == AUTO and not has_grammars),
+        "grammar": found["grammar"] == "none" or (found["grammar"] == AUTO and not plugins.family("grammar")),
         "moe": found["moe"] == AUTO and (opened is None or not opened.config.num_experts),
         "models": opened is None,
         "quant": opened is None and found["quant"] == AUTO,
@@ -231,6 +228,19 @@ def check_quantizers(used: Sequence[str], resolution: Resolution) -> None:
     """
     named = {"quant": tuple(dict.fromkeys((*used, *resolution.facts.chosen["quant"])))}
     resolution.check(replace(resolution.facts, chosen={**resolution.facts.chosen, **named}))
+
+
+def _check_deterministic(options: EngineOptions, opened: OpenedModel) -> None:
+    """Refuse what no plugin is asked about."""
+    why = ""
+    if opened.served.is_recurrent:
+        why = f"{opened.name} has recurrent layers, whose states depend on how a prompt is cut"
+    elif opened.served.needs_whole_prompts:
+        why = f"{opened.name} computes prompts whole, by products whose order depends on their number"
+    elif options.tensor_parallel_size > 1:
+        why = "ranks add up their parts in an order of torch.distributed's own: leave --tensor-parallel-size out"
+    if why:
+        raise ConfigError(f"--enable-deterministic-inference is not possible: {why}")
 
 
 def _check_pooled(options: EngineOptions, opened: OpenedModel) -> None:

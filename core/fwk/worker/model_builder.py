@@ -102,6 +102,7 @@ class ModelBuilder:
             threads=self._threads,
             staging=self._staging,
             upload=self._upload,
+            is_deterministic=self._setup.facts.is_deterministic,
         )
 
     @cached_property
@@ -236,6 +237,7 @@ class ModelBuilder:
                 dtype=dtype,
                 checkpoint_config=checkpoint_config,
                 threads=self._threads,
+                is_deterministic=self._setup.facts.is_deterministic,
             )
 
         plugins, facts = self._factory.plugins, self._setup.facts

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fwk.interfaces.attention import AttentionBackend, AttentionBackendSpec, AttentionLayer
-from fwk.interfaces.declaration import Facts
+from fwk.interfaces.declaration import DETERMINISTIC, Facts
 from fwk.plugins import Registered
 from fwk_kit.testing.attention_captured import check_replays
 from fwk_kit.testing.attention_cases import (
@@ -424,6 +424,31 @@ class AttentionSuite(ServedSuite):
         for out, cache in zip(outputs[1:], caches[1:], strict=True):
             torch.testing.assert_close(out, outputs[0], atol=1e-5, rtol=0)
             assert torch.equal(cache, caches[0])
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+    def test_bits_do_not_depend_on_chunks(self, item: Registered, kv_dtype: str, dtype: str) -> None:
+        """Where ``deterministic`` is offered: a long sequence whole, in chunks, by one token and alongside another."""
+        if DETERMINISTIC not in item.declaration.offers:
+            pytest.skip(f"{item.name} does not offer {DETERMINISTIC}")
+        shape, length = Shape(8, 2, dtype=dtype, kv_dtype=kv_dtype), 600
+        tables = block_tables([length, 40], shape.block_size)
+        source = Cached(item, shape, 1, is_deterministic=True)
+        k, v, q = source.tokens(length, 2), source.tokens(length, 2), source.tokens(length, 8)
+        outputs: list[torch.Tensor] = []
+        for chunks in ([length], [length - 7, 3, 1, 1, 1, 1], [256, 5, 200, 16, 1, length - 478], [17] * 35 + [5]):
+            cached, parts, past = Cached(item, shape, 48, is_deterministic=True), [], 0
+            for n in chunks:
+                now, beside = slice(past, past + n), past in (256, 477)
+                more = 40 if beside else 0
+                both = [torch.cat([x[now], x[:more]]) for x in (q, k, v)]
+                cached.tokens = lambda count, heads, given=both[0]: given  # type: ignore[method-assign]
+                new, pasts = ([n, more], [past, 0]) if beside else ([n], [past])
+                parts.append(cached.step(pasts, new, tables[: len(new)], both[1], both[2])[1][:n])
+                past += n
+            outputs.append(torch.cat(parts))
+        for out in outputs[1:]:
+            assert torch.equal(out, outputs[0])
 
     @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
     @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

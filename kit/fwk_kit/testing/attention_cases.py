@@ -103,7 +103,9 @@ EXTRAS = {
 }
 
 
-def build(registered: Registered, shape: Shape, features: frozenset[str] = frozenset()) -> AttentionBackend:
+def build(
+    registered: Registered, shape: Shape, features: frozenset[str] = frozenset(), *, is_deterministic: bool = False
+) -> AttentionBackend:
     """The backend, or a skip with its own sentence when it does not serve this shape."""
     facts = Facts(
         dtype=shape.dtype,
@@ -113,13 +115,22 @@ def build(registered: Registered, shape: Shape, features: frozenset[str] = froze
         num_kv_heads=shape.num_kv_heads,
         block_size=shape.block_size,
         features=shape.features | features,
+        is_deterministic=is_deterministic,
     )
     refusal = registered.declaration.refusal(facts)
     if refusal is not None:
         pytest.skip(f"{registered.name} {refusal}")
     dtype = DTYPES[shape.dtype]
     options = plugin_options(registered, {})
-    context = AttentionContext(torch.device("cpu"), dtype, shape.kv_dtype, shape.block_size, options, ThreadPool())
+    context = AttentionContext(
+        torch.device("cpu"),
+        dtype,
+        shape.kv_dtype,
+        shape.block_size,
+        options,
+        ThreadPool(),
+        is_deterministic=is_deterministic,
+    )
     return load_object(registered)(context)
 
 
@@ -135,10 +146,11 @@ class Cached:
         is_dirty: bool = True,
         features: frozenset[str] = frozenset(),
         num_layers: int = 1,
+        is_deterministic: bool = False,
     ) -> None:
         self.shape = shape
         self.dtype = DTYPES[shape.dtype]
-        self.backend = build(registered, shape, features)
+        self.backend = build(registered, shape, features, is_deterministic=is_deterministic)
         self.layers = [shape.layer(i) for i in range(num_layers)]
         self.layer = self.layers[0]
         form = self.backend.block_format(self.layer.kv_spec)

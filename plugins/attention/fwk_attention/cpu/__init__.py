@@ -11,6 +11,11 @@ class CpuBackendSpec(AttentionBackendSpec):
     """Needs a compiler besides what the declaration says."""
 
     def refusal(self, facts: Facts) -> str | None:
+        if facts.is_deterministic and "sliding_window" in facts.features:
+            return (
+                "reads a window's keys from the first that any token of a chunk sees, so that bits depend on the chunk "
+                "(--enable-deterministic-inference)"
+            )
         return super().refusal(facts) or native.refusal()
 
 
@@ -25,6 +30,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
             kv_dtypes=("auto", "int8", "fp8_e4m3"),
             features=frozenset({"kv_groups", "sliding_window", "soft_cap", "tree_mask"}),
             kv_layouts={"auto": "rows"},  # slower than its own: tiles are made of rows whenever they are read
+            offers=frozenset({"deterministic"}),
             rank=10,
             summary="C++ kernels for CPUs (AVX2, AVX-512, AMX), built on first use.",
         )

@@ -155,12 +155,13 @@ class Planner:
     blocks.
     """
 
-    def __init__(self, library: ctypes.CDLL, block_size: int, max_rows: int) -> None:
+    def __init__(self, library: ctypes.CDLL, block_size: int, max_rows: int, *, is_deterministic: bool = False) -> None:
         self._plan = library.plan_attention
         self._plan.argtypes = (ctypes.c_void_p,) * 4
         self._plan.restype = None
         self._block_size = block_size
         self._max_rows = max_rows
+        self._few_rows = 0 if is_deterministic else MAX_FEW_ROWS
         self._plans: dict[LayerKind, Plan] = {}
 
     def make(self, kind: LayerKind, batch: ForwardBatch) -> Plan:
@@ -188,7 +189,7 @@ class Planner:
             *(starts.ctypes.data, lens.ctypes.data, table.ctypes.data),
             None if wanted is None else wanted.ctypes.data,
             *(len(lens), table.shape[1], self._block_size, kind.num_heads // kind.num_kv_heads),
-            *(kind.sliding_window or 0, tree is not None, self._max_rows, MAX_FEW_ROWS, RANGE),
+            *(kind.sliding_window or 0, tree is not None, self._max_rows, self._few_rows, RANGE),
         )
         struct.__init__(
             members=members.ctypes.data,

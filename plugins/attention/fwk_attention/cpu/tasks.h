@@ -64,7 +64,9 @@ struct Question {  // what a plan is made for
     const int32_t* table;        // [num_seqs, table_width]
     const uint8_t* wanted;       // [num_tokens] whether a token's output is needed; null: all are
     int64_t num_seqs, table_width, block_size, group, window, is_tree;
-    int64_t max_rows, few_rows, range;  // rows of a task; up to few_rows, keys are split into ranges of `range`
+    // Rows of a task; up to few_rows, keys are split into ranges of `range`. None is split where few_rows is 0: then a
+    // row's numbers do not depend on how many others there are.
+    int64_t max_rows, few_rows, range;
 };
 
 struct Answer {

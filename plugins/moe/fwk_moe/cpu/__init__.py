@@ -23,6 +23,7 @@ def moe_runners() -> list[MoERunnerSpec]:
             name="cpu",
             load="fwk_moe.cpu.runner:CpuRunner",
             needs=Needs(device="cpu"),
+            offers=frozenset({"deterministic"}),
             rank=10,
             summary="All experts of a layer by one C++ operator, which reads those that tokens chose, in any packed "
             "format.",

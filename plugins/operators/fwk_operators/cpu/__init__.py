@@ -22,6 +22,7 @@ def operators() -> list[OperatorsSpec]:
             load="fwk_operators.cpu.backend:CpuOperators",
             needs=Needs(device="cpu"),
             dtypes=("float32", "bfloat16"),
+            offers=frozenset({"deterministic"}),
             rank=10,
             summary="C++ kernels for CPUs (AVX2, AVX-512), built on first use; what a recorded step is made of.",
         )

@@ -21,6 +21,11 @@ def integer_kernel(context: QuantContext, wanted: Activations, flag: str) -> Int
     Raises ``ConfigError`` when the user asked for rounding, and it cannot be had.
     """
     why = _why_not(context)
+    if context.is_deterministic and wanted == "full":
+        raise ConfigError(
+            f"{flag} full is computed by torch, whose order of additions depends on the number of tokens: leave it or "
+            "--enable-deterministic-inference out"
+        )
     if wanted == "full" or (wanted == "auto" and context.dtype != torch.bfloat16):
         return None
     if why is None:

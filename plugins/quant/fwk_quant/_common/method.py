@@ -80,16 +80,17 @@ class IntegerMethod(QuantMethod):
             matrices = [IntegerMatrix(self.bits, packed, loaded["scales"], loaded.get("zeros"))]
         else:
             matrices = unpack(shape.layout, self.bits, loaded, shape, self.context.checkpoint_config)
-        return [self._for_kernel(matrix) for matrix in matrices]
+        found = [self._for_kernel(matrix) for matrix in matrices]
+        if self.context.is_deterministic and not all(isinstance(matrix, PackedMatrix) for matrix in found):
+            raise ModelLoadError(
+                f"{shape.prefix}: the native kernel does not compute such groups, and torch's products depend on the "
+                "number of tokens: leave the layer out (--quantization-exclude) or --enable-deterministic-inference"
+            )
+        return found
 
     def _for_kernel(self, matrix: IntegerMatrix) -> IntegerMatrix | PackedMatrix:
-        if self._kernel is None:
-            return matrix
-        sorted_matrix, inputs = matrix.in_order()
-        unsigned = sorted_matrix.unsigned()
-        if unsigned is None:
-            return matrix
-        return replace(self._kernel.pack_slices(*matrix.size, unsigned), inputs=inputs)
+        unsigned = None if self._kernel is None else matrix.unsigned()
+        return matrix if self._kernel is None or unsigned is None else self._kernel.pack_slices(*matrix.size, unsigned)
 
     def apply(self, weights: list[IntegerMatrix | PackedMatrix], x: Tensor, bias: Tensor | None) -> Tensor:
         if len(weights) == 1:
@@ -114,7 +115,7 @@ class IntegerMethod(QuantMethod):
         found: list[NativeLinear] = []
         start = 0
         for matrix in weights:
-            if self._kernel is None or not isinstance(matrix, PackedMatrix) or matrix.inputs is not None:
+            if self._kernel is None or not isinstance(matrix, PackedMatrix):
                 return None
             found += [replace(x, first=start + x.first) for x in self._kernel.slices(matrix, num_slices)]
             start += matrix.size[0]

@@ -2,6 +2,7 @@
 
 from fwk import QuantizerSpec, hookimpl
 from fwk.config import Options
+from fwk_quant._common.declaration import NativeOnCpuSpec
 from fwk_quant._common.options import Activations, activations_option
 
 
@@ -20,7 +21,7 @@ LAYOUTS = tuple(f"gguf:{kind}" for kind in ("Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_
 def quantizers() -> list[QuantizerSpec]:
     """Declare the quantiser."""
     return [
-        QuantizerSpec(
+        NativeOnCpuSpec(
             name="gguf",
             load="fwk_quant.gguf.method:GGUFMethod",
             layouts=LAYOUTS,

@@ -4,6 +4,7 @@ from typing import Literal
 
 from fwk import QuantizerSpec, hookimpl
 from fwk.config import Options, option
+from fwk_quant._common.declaration import NativeOnCpuSpec
 from fwk_quant._common.options import Activations, activations_option
 
 
@@ -25,7 +26,7 @@ class Int4Options(Options):
 def quantizers() -> list[QuantizerSpec]:
     """Declare the quantiser."""
     return [
-        QuantizerSpec(
+        NativeOnCpuSpec(
             name="int4",
             load="fwk_quant.int4.method:Int4Method",
             layouts=("gptq:4", "awq:4", "compressed-tensors:pack-quantized:4", "plain"),

@@ -2,6 +2,7 @@
 
 from fwk import QuantizerSpec, hookimpl
 from fwk.config import Options
+from fwk_quant._common.declaration import NativeOnCpuSpec
 from fwk_quant._common.options import Activations, activations_option
 
 
@@ -15,7 +16,7 @@ class Int8Options(Options):
 def quantizers() -> list[QuantizerSpec]:
     """Declare the quantiser."""
     return [
-        QuantizerSpec(
+        NativeOnCpuSpec(
             name="int8",
             load="fwk_quant.int8.method:Int8Method",
             layouts=(

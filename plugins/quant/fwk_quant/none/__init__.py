@@ -2,6 +2,7 @@
 
 from fwk import QuantizerSpec, hookimpl
 from fwk.config import Options, option
+from fwk_quant._common.declaration import NativeOnCpuSpec
 
 
 class PlainOptions(Options):
@@ -23,13 +24,14 @@ class PlainOptions(Options):
 @hookimpl
 def quantizers() -> list[QuantizerSpec]:
     return [
-        QuantizerSpec(
+        NativeOnCpuSpec(
             name="none",
             load="fwk_quant.none.method:PlainMethod",
             layouts=("plain",),
             exact=("plain",),
             api=2,
             options=PlainOptions,
+            native_dtypes=("float32", "bfloat16"),
             rank=10,
             summary="Unquantised weights; on a CPU by C++ kernels (AVX2, AVX-512, AMX), built on first use.",
         )
