@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.helpers.pretend_cuda import JOURNAL, Steps, pretended
 import fwk
 from fwk import GrammarRequest, SamplingParams
 from fwk.errors import InvalidRequest
+from fwk.interfaces.device import NoEvent
 from fwk.types import Request
 from fwk.worker import verify
 from fwk.worker.forced import ForcedDrafts
@@ -22,6 +24,7 @@ from fwk.worker.in_flight import InFlight
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.staging import StagingRing
 from fwk.worker.step_sampler import StepSampler
+from fwk.worker.transfer import BlockStore
 from fwk.worker.uploads import Uploads
 from fwk_kit.testing.serving import TINY
 
@@ -212,6 +215,48 @@ def test_one_that_raises_ends_its_own_sequence_alone(folder: Path, monkeypatch: 
         steps.halves.clear()
         assert [error is None for error in errors(llm, params)] == [True, False, True]
     assert_waits_once(steps)
+
+
+TIERS: dict[str, Any] = {"prefix_cache": "hierarchical", "max_total_tokens": 112}
+
+
+def restored(llm: fwk.LLM) -> list[list[int]]:
+    """Tokens of a prompt whose K/V come back from a tier, after others took its blocks."""
+    found = [llm.generate([PROMPTS[0]], asks())[0].token_ids]
+    llm.generate([list(range(100 + n, 150 + n)) for n in (0, 60)], asks(max_tokens=1))
+    found.append(llm.generate([PROMPTS[0]], asks())[0].token_ids)
+    assert llm.engine.stats().restored_prompt_tokens > 0
+    return found
+
+
+def test_blocks_go_to_tiers_without_a_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fwk.LLM(str(folder), device="cpu", **OPTIONS | TIERS) as llm:
+        wanted = restored(llm)
+    steps = Steps(monkeypatch)
+    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **OPTIONS | TIERS) as llm:
+        JOURNAL.clear()
+        steps.halves.clear()
+        assert restored(llm) == wanted
+    assert_waits_once(steps)
+
+
+def test_tiers_that_are_given_what_has_not_come_are_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_buffer, save = BlockStore._take_buffer, BlockStore.save
+
+    def save_at_once(self: BlockStore, pairs: Any) -> None:
+        save(self, pairs)
+        self.settle()
+
+    monkeypatch.setattr(
+        BlockStore, "_take_buffer", lambda self: dataclasses.replace(take_buffer(self), event=NoEvent())
+    )
+    monkeypatch.setattr(BlockStore, "save", save_at_once)
+    with fwk.LLM(str(folder), device="cpu", **OPTIONS | TIERS) as llm:
+        wanted = restored(llm)
+    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **OPTIONS | TIERS) as llm:
+        found = restored(llm)
+    assert found[0] == wanted[0]
+    assert found[1] != wanted[1]
 
 
 def waits_when_launched(patch: pytest.MonkeyPatch) -> None:

@@ -247,7 +247,7 @@ class Frontend:
 
     def __init__(self) -> None:
         self.card = ModelCard("m", "/m", 0, 64, 320)
-        self.text: Any = SimpleNamespace(decode=str)
+        self.text: Any = SimpleNamespace(decode=str, has_tokenizer=True)
         self.processors: list[tuple[str, bool]] = []
 
     def switch_processor(self, item: Any, is_on: bool) -> None:

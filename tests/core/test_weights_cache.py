@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.checkpoints import checkpoint_maker
-from tests.helpers.quantised import gguf_twins
+from tests.helpers.quantised import checkpoint_twins, gguf_twins
 from tests.helpers.tiny import save_llama
 
 import fwk
@@ -86,6 +86,17 @@ def test_blocks_of_gguf(tmp_path: Path, read: list[str]) -> None:
     read.clear()
     assert tokens(twins.path, folder, **options) == expected
     assert not read
+
+
+def test_reordered_inputs(tmp_path: Path, read: list[str]) -> None:
+    """GPTQ's ``desc_act``: the order of the inputs is kept with what was packed."""
+    twins = checkpoint_twins("int4-gptq-act-order", tmp_path)
+    folder, options = tmp_path / "cache", {"dtype": "bfloat16"}
+    expected = tokens(twins.path, "none", **options)
+    assert tokens(twins.path, folder, **options) == expected
+    read.clear()
+    assert tokens(twins.path, folder, **options) == expected
+    assert set(read) <= {"model.embed_tokens.weight", "lm_head.weight"}
 
 
 def test_experts(tmp_path: Path, read: list[str]) -> None:

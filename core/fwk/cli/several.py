@@ -13,8 +13,9 @@ from fwk.plugins.options import called, normal
 MODELS = "models"
 
 OF_ONE_MODEL = frozenset(
-    ("model", "served_model_name", "tokenizer_path", "chat_template", "completion_template", "revision", "eos_id",
-     "task", "pooling_type", "classifier_from_token", "json_model_override_args", "preferred_sampling_params", "also")
+    ("model", "served_model_name", "tokenizer_path", "tokenizer_mode", "skip_tokenizer_init", "chat_template",
+     "completion_template", "revision", "eos_id", "task", "pooling_type", "classifier_from_token",
+     "json_model_override_args", "preferred_sampling_params", "also")
 )  # fmt: skip
 """Options that say what one model is; so do those of LoRA adapters and drafts. All others hold for every model."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from fwk.config.options import Options, option
 
@@ -30,6 +30,11 @@ class ModelOptions(Options):
         "Where the tokenizer comes from. auto: tokenizer.json, else the vocabulary file of sentencepiece "
         "(tokenizer.model), tiktoken or tekken, converted; fast: tokenizer.json alone; slow: the vocabulary file, even "
         "where a tokenizer.json is there.",
+    )
+    skip_tokenizer_init: bool = option(
+        False,
+        "Serve without a tokenizer: prompts are token ids, replies hold token ids and no text; what needs text (chats, "
+        "stop strings, grammars) is refused.",
     )
     chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the model's own.")
     completion_template: str = option(
@@ -124,3 +129,10 @@ class ModelOptions(Options):
         if len(set(names)) < len(names) or not all(name and len(name) <= 256 for name in names):
             raise ValueError("must be different names of 1 to 256 characters")
         return names
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ModelOptions:
+        for name in ("tokenizer_path", "chat_template"):
+            if self.skip_tokenizer_init and getattr(self, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')} is of no use with --skip-tokenizer-init: leave one out")
+        return self

@@ -22,7 +22,7 @@ from fwk.process.progress import ProgressBar, set_up_progress
 from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
 from fwk.setup.sampling_defaults import sampling_defaults
-from fwk.text import ModelText, check_embed_input, prepare_input
+from fwk.text import check_embed_input, model_text, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import AdapterInfo, Request, SamplingParams, Task, TokenEvent, cache_namespace
 from fwk.types.beam_search import Beam, BeamSearch, EarlyStopping
@@ -73,7 +73,7 @@ class LLM:
         self.opened_path = opened.path
         self._task: Task = opened.task
         self._vector_size = opened.served.vector_size
-        self.text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
+        self.text = model_text(opened.checkpoint, config.model, opened.config.vocab_size)
         vocab_size, eos = opened.config.vocab_size, opened.eos_token_ids
         self.default_sampling = sampling_defaults(config.model, opened.checkpoint.generation_config(), vocab_size)
         """Sampling that the model's makers recommend; nothing uses it by itself."""

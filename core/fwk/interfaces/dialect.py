@@ -164,6 +164,9 @@ class Infill:
 class TextTools(ABC):
     """The served model's tokeniser and templates. Every method is safe to call from any thread."""
 
+    has_tokenizer: bool = True
+    """Whether there is one; else prompts are token ids, replies hold token ids, and no output has text."""
+
     shows_tools: bool = True
     """Whether the chat template shows the model the tools it is given; else messages have to."""
 

@@ -14,7 +14,7 @@ from fwk.plugins import PluginFactory, discover
 from fwk.process.oom import prefer_as_victim
 from fwk.server.helper import GrammarJob, HelperSetup
 from fwk.setup.checkpoint import open_model
-from fwk.text import ModelText
+from fwk.text import model_text
 from fwk.text.grammars import Grammars
 from fwk_jobs.fork_server import ForkServer
 from fwk_jobs.frames import Job
@@ -30,7 +30,7 @@ class GrammarJobs:
         plugins = discover(config.plugins.allow_override)
         opened = open_model(config, plugins, lambda line: None)
         vocab_size = opened.config.vocab_size
-        text = ModelText(opened.checkpoint, config.model, vocab_size)
+        text = model_text(opened.checkpoint, config.model, vocab_size)
         self._grammars = Grammars(
             PluginFactory(plugins, config.plugin_options), lambda: text, vocab_size, opened.eos_token_ids
         )

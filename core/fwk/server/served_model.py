@@ -36,7 +36,7 @@ from fwk.server.server_info import describe
 from fwk.server.switching import PluginSwitcher, ServerComponents
 from fwk.setup.checkpoint import OpenedModel, open_model
 from fwk.setup.sampling_defaults import sampling_defaults
-from fwk.text import ModelText
+from fwk.text import model_text
 from fwk.text.grammars import Grammars
 from fwk.types import EngineReady, tenant_of
 
@@ -181,7 +181,7 @@ class ServedModel:
 
     def _build(self, opened: OpenedModel, shared: Shared) -> None:
         config, plugins = self.config, self._plugins
-        text = ModelText(opened.checkpoint, config.model, opened.config.vocab_size)
+        text = model_text(opened.checkpoint, config.model, opened.config.vocab_size)
         card = self._card(opened)
         generation, vocab_size = opened.checkpoint.generation_config(), opened.config.vocab_size
         defaults = sampling_defaults(config.model, generation, vocab_size)
@@ -189,7 +189,7 @@ class ServedModel:
             if card.is_called(adapter):
                 raise ConfigError(f"--lora-paths: {adapter!r} is the served model's own name")
         parsers = Parsers(config, plugins, text.chat_template)
-        note = tool_note(parsers, text.shows_tools) if opened.task == "generate" else None
+        note = tool_note(parsers, text.shows_tools) if opened.task == "generate" and text.has_tokenizer else None
         if note is not None:
             shared.progress(f"note: {note}")
         if config.engine.load_balance_method != "auto" and config.engine.data_parallel_size == 1:

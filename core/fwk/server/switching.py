@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -67,6 +67,11 @@ class _Running:
 
     lifecycle: PluginLifecycle
     listener: Listener | None = None
+
+
+def _as_ids(token_ids: Sequence[int]) -> str:
+    """What stands for a text where there is no tokenizer."""
+    return " ".join(map(str, token_ids))
 
 
 @dataclass(slots=True)
@@ -272,7 +277,8 @@ class PluginSwitcher:
             built: Dialect | Observer = factory.build(item, DialectContext, frontend=frontend, lifecycle=lifecycle)
         else:
             name = self._components.frontend.card.name
-            decode = partial(self._components.frontend.text.decode, skip_special_tokens=False)
+            text = self._components.frontend.text
+            decode = partial(text.decode, skip_special_tokens=False) if text.has_tokenizer else _as_ids
             shared = self._components.shared.setdefault(item.key, {})
             built = factory.build(
                 item,

@@ -209,9 +209,15 @@ def requested_plugins(config: Config, opened: OpenedModel | None, plugins: Plugi
         option, switch = FAMILIES[family].option or "", FAMILIES[family].switch
         if switch is None or getattr(config.engine, switch):
             found[family] = getattr(config.engine, option, None) or getattr(config.model, option)
+    if config.model.skip_tokenizer_init and found["grammar"] not in (AUTO, "none"):
+        raise ConfigError(
+            f"--grammar-backend {found['grammar']}: grammars are of text, and --skip-tokenizer-init leaves the server "
+            "without a tokenizer; leave one out"
+        )
+    has_grammars = bool(plugins.family("grammar")) and not config.model.skip_tokenizer_init
     idle = {
         "speculative": found["speculative"] == "none",
-        "grammar": found["grammar"] == "none" or (found["grammar"] == AUTO and not plugins.family("grammar")),
+        "grammar": found["grammar"] == "none" or (found["grammar"] == AUTO and not has_grammars),
         "moe": found["moe"] == AUTO and (opened is None or not opened.config.num_experts),
         "models": opened is None,
         "quant": opened is None and found["quant"] == AUTO,

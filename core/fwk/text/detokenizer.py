@@ -70,17 +70,33 @@ class _TokenizerStream:
         return text
 
 
+class _NoStream:
+    """Where there is no tokenizer."""
+
+    def feed(self, token_id: int) -> str:
+        return ""
+
+    def end(self) -> str:
+        return ""
+
+
+def _stream(tokenizer: Tokenizer | None, vocabulary: Vocabulary | None, skip_special: bool) -> _Stream:
+    if tokenizer is None or vocabulary is None:
+        return _NoStream()
+    if vocabulary.is_byte_level:
+        return _ByteStream(vocabulary, skip_special)
+    return _TokenizerStream(tokenizer, skip_special)
+
+
 class SequenceText:
     """The text of one sequence as it grows: detokenised, searched for stop strings.
 
-    Text that may be the beginning of a stop string is held back until it is decided.
+    Text that may be the beginning of a stop string is held back until it is decided. Without a tokenizer the text stays
+    empty, and tokens are counted.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary, sampling: SamplingParams) -> None:
-        skip = sampling.skip_special_tokens
-        self._stream: _Stream = (
-            _ByteStream(vocabulary, skip) if vocabulary.is_byte_level else _TokenizerStream(tokenizer, skip)
-        )
+    def __init__(self, tokenizer: Tokenizer | None, vocabulary: Vocabulary | None, sampling: SamplingParams) -> None:
+        self._stream = _stream(tokenizer, vocabulary, sampling.skip_special_tokens)
         self._stops = stop_matcher(tuple(sampling.stop)) if sampling.stop else None
         self._state = 0  # of the search for them
         self._patterns = stop_patterns(tuple(sampling.stop_regex)) if sampling.stop_regex else None

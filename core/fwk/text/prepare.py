@@ -10,6 +10,7 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, TextTools
 from fwk.text.prompt_limits import PromptLimits
 from fwk.text.stop_patterns import stop_patterns
+from fwk.types import SamplingParams
 from fwk.types.sampling import MAX_N, check_token_ids
 
 MAX_LABEL = 256
@@ -48,6 +49,19 @@ def _check_standing(item: EmbedInput | GenerateInput) -> None:
     item.service.check()
 
 
+def _check_stops(sampling: SamplingParams, text: TextTools) -> None:
+    """Check what ends a text where it is found in it."""
+    if (sampling.stop or sampling.stop_regex) and not text.has_tokenizer:
+        name = "stop" if sampling.stop else "stop_regex"
+        why = "this server has no tokenizer (--skip-tokenizer-init)"
+        raise InvalidRequest(f"{name} is text to look for, and {why}: give stop_token_ids", name)
+    if sampling.stop_regex:
+        try:
+            stop_patterns(tuple(sampling.stop_regex))
+        except ValueError as error:
+            raise InvalidRequest(f"stop_regex: {error}", "stop_regex") from None
+
+
 def prepare_input(
     item: GenerateInput, text: TextTools, *, max_model_len: int, vocab_size: int, limits: PromptLimits = NO_LIMITS
 ) -> GenerateInput:
@@ -81,11 +95,7 @@ def prepare_input(
             f"but this server's context is {max_model_len} tokens",
             "max_tokens",
         )
-    if sampling.stop_regex:
-        try:
-            stop_patterns(tuple(sampling.stop_regex))
-        except ValueError as error:
-            raise InvalidRequest(f"stop_regex: {error}", "stop_regex") from None
+    _check_stops(sampling, text)
     if sampling.bad_words:
         # With and without a space before, as the word may stand anywhere in a text.
         spellings = [form for word in sampling.bad_words for form in (word, " " + word.lstrip())]

@@ -25,7 +25,7 @@ from fwk.interfaces.weights_cache import WeightsCache
 from fwk.native.thread_pool import ThreadPool
 from fwk.setup.devices import take_device
 from fwk.setup.resolve import ModelSetup
-from fwk.text import ModelText
+from fwk.text import ModelText, model_text
 from fwk.text.grammars import Grammars
 from fwk.types import ForwardBatch
 from fwk.worker import kv_cache
@@ -217,7 +217,7 @@ class WorkerBuilder:
         return grammars
 
     def _text(self) -> ModelText:
-        return ModelText(self._setup.opened.checkpoint, self._config.model, self._setup.opened.config.vocab_size)
+        return model_text(self._setup.opened.checkpoint, self._config.model, self._setup.opened.config.vocab_size)
 
     def _decoder(self, model: Model | Encoder) -> SpeculativeDecoder | None:
         """The speculative decoder, with the layers of its own model if it has one; None without one."""
@@ -344,7 +344,13 @@ class WorkerBuilder:
     def _open_store(self, num_blocks: int) -> None:
         """Open the cache tiers, if the prefix cache of the run uses any."""
         store = open_store(
-            self._config, self._setup, self._chosen, self._models.layers, self._group, num_blocks=num_blocks
+            self._config,
+            self._setup,
+            self._chosen,
+            self._models.layers,
+            self._group,
+            num_blocks=num_blocks,
+            send=self._uploads.send,
         )
         if store is not None:
             self.parts.store = store

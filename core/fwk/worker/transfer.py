@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fwk.config import Config
 from fwk.interfaces.attention import AttentionLayer
+from fwk.interfaces.device import Device, Event, NoEvent, Upload
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
 from fwk.plugins.selection import choose_tiers
@@ -24,50 +28,110 @@ MAX_AT_ONCE = 256
 """Blocks are moved in groups of about this size, or this number if that is less; one at least."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """The host's memory for a group of blocks, and the end of what was last copied to or from it."""
+
+    tensor: Tensor  # [group, block_bytes] uint8
+    rows: list[memoryview]
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """A group on its way to the host, and which tiers lack each of its blocks."""
+
+    buffer: _Buffer
+    entries: list[tuple[bytes, list[tuple[str, CacheTier]]]]
+
+
 class BlockStore:
     """Copies blocks between the KV cache and the tiers, fastest first.
 
     An entry is the bytes of one block in every layer, one layer after another: what they mean is the attention
-    backend's business. A tier that raises has not got the entry; the first time is logged.
+    backend's business. A tier that raises has not got the entry; the first time is logged. A device's blocks are on
+    their way when ``save`` returns, and tiers get them in ``settle``.
     """
 
     def __init__(
         self,
         caches: Sequence[Tensor],
         tiers: Sequence[tuple[str, CacheTier]],
-        host_buffer: Callable[..., Tensor] = torch.zeros,
+        device: Device | None = None,
+        send: Upload = torch.from_numpy,
     ) -> None:
-        """caches: each layer's [num_blocks, *block_shape]; tiers: with their names, for the log;
-        host_buffer: the device's."""
+        """caches: each layer's [num_blocks, *block_shape]; tiers: with their names, for the log; device: whose they
+        are, None for the host; send: brings an array there.
+        """
         self._caches = [cache.view(cache.shape[0], -1).view(torch.uint8) for cache in caches]
         self._tiers = list(tiers)
         self._failed: set[str] = set()
         block_bytes = sum(cache.shape[1] for cache in self._caches)
         self._group = min(max(1, STAGING_BYTES // block_bytes), MAX_AT_ONCE)
-        self._staging = host_buffer((self._group, block_bytes), dtype=torch.uint8)
-        self._rows = [row.numpy().data for row in self._staging]
+        self._device = None if device is None or device.is_host else device
+        self._send = send
+        self._block_bytes = block_bytes
+        self._free: list[_Buffer] = []
+        self._saving: deque[_Saving] = deque()
+        self._num_saved = 0
 
     @torch.inference_mode()
     def save(self, pairs: Sequence[tuple[bytes, int]]) -> None:
         """Give every tier what it has not got."""
-        lacking = [(key, block, [t for t in self._tiers if not self._contains(t, key)]) for key, block in pairs]
+        coming = {key for saving in self._saving for key, _ in saving.entries}
+        lacking = [(key, block, self._lacking(key)) for key, block in pairs if key not in coming]
         lacking = [entry for entry in lacking if entry[2]]
         for start in range(0, len(lacking), self._group):
             group = lacking[start : start + self._group]
-            ids = torch.tensor([block for _, block, _ in group], device=self._caches[0].device)
-            self._staging[: len(group)].copy_(torch.cat([cache.index_select(0, ids) for cache in self._caches], 1))
-            for row, (key, _, tiers) in zip(self._rows, group, strict=False):
+            ids = self._send(np.array([block for _, block, _ in group], np.int64))
+            buffer = self._take_buffer()
+            blocks = torch.cat([cache.index_select(0, ids) for cache in self._caches], 1)
+            buffer.tensor[: len(group)].copy_(blocks, non_blocking=True)
+            buffer.event.record()
+            self._saving.append(_Saving(buffer, [(key, tiers) for key, _, tiers in group]))
+            self._num_saved += 1
+        if self._device is None:
+            self.settle()
+
+    @property
+    def num_saved(self) -> int:
+        """Copies that ``save`` has begun, ever."""
+        return self._num_saved
+
+    def settle(self, until: int | None = None) -> None:
+        """Give tiers what ``save`` has begun to copy from the device: the first ``until`` copies of all, or every one.
+
+        Waits where these have not arrived.
+        """
+        while self._saving and (until is None or self._num_saved - len(self._saving) < until):
+            saving = self._saving.popleft()
+            saving.buffer.event.wait()
+            for row, (key, tiers) in zip(saving.buffer.rows, saving.entries, strict=False):
                 for tier in tiers:
                     self._put(tier, key, row)
+            self._free.append(saving.buffer)
+
+    def _take_buffer(self) -> _Buffer:
+        if self._free:
+            return self._free.pop()
+        device = self._device
+        make, event = (torch.zeros, NoEvent()) if device is None else (device.host_buffer, device.event())
+        tensor = make((self._group, self._block_bytes), dtype=torch.uint8)
+        return _Buffer(tensor, [row.numpy().data for row in tensor], event)
+
+    def _lacking(self, key: bytes) -> list[tuple[str, CacheTier]]:
+        return [tier for tier in self._tiers if not self._contains(tier, key)]
 
     def save_and_find(self, pairs: Sequence[tuple[bytes, int]], keys: Sequence[bytes]) -> int:
         """``save`` what the engine still owes, then ``find``: one call of the engine."""
         self.save(pairs)
+        self.settle()
         return self.find(keys)
 
     def save_and_load(self, pairs: Sequence[tuple[bytes, int]], keys: Sequence[bytes], block_ids: Sequence[int]) -> int:
         """``save`` what the engine still owes, then ``load``: one call of the engine."""
         self.save(pairs)
+        self.settle()
         return self.load(keys, block_ids)
 
     def find(self, keys: Sequence[bytes]) -> int:
@@ -85,18 +149,22 @@ class BlockStore:
         """Fill blocks from the first tier that has each; returns how many, from the first on, were filled."""
         for start in range(0, len(keys), self._group):
             group = keys[start : start + self._group]
-            found = next((i for i, key in enumerate(group) if not self._get(key, self._rows[i])), len(group))
-            device = self._caches[0].device
-            ids = torch.tensor(block_ids[start : start + found], dtype=torch.int64, device=device)
-            parts = self._staging[:found].to(device).split([cache.shape[1] for cache in self._caches], 1)
-            for cache, part in zip(self._caches, parts, strict=True):
+            buffer = self._take_buffer()
+            buffer.event.wait()
+            found = next((i for i, key in enumerate(group) if not self._get(key, buffer.rows[i])), len(group))
+            ids = self._send(np.array(block_ids[start : start + found], np.int64))
+            blocks = buffer.tensor[:found].to(self._caches[0].device, non_blocking=True)
+            buffer.event.record()
+            for cache, part in zip(self._caches, blocks.split([x.shape[1] for x in self._caches], 1), strict=True):
                 cache.index_copy_(0, ids, part)
+            self._free.insert(0, buffer)  # to be taken last
             if found < len(group):
                 return start + found
         return len(keys)
 
     def close(self) -> None:
-        """Close the tiers."""
+        """Close the tiers, once they have what was on its way."""
+        self.settle()
         for name, tier in self._tiers:
             try:
                 tier.close()
@@ -147,6 +215,7 @@ def open_store(
     tp: ParallelGroup,
     *,
     num_blocks: int,
+    send: Upload = torch.from_numpy,
 ) -> BlockStore | None:
     """The tiers of a worker whose KV cache is allocated, when the prefix cache of the run uses any; names them in
     ``chosen``. Raises ``ConfigError`` when one cannot work.
@@ -164,4 +233,4 @@ def open_store(
         device=setup.facts.host.device,
     )
     chosen["cache_tiers"] = ", ".join(item.name for item in items)
-    return BlockStore(caches, [(item.name, factory.build(item, context)) for item in items], setup.device.host_buffer)
+    return BlockStore(caches, [(item.name, factory.build(item, context)) for item in items], setup.device, send)

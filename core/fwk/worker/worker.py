@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class LocalWorker(Worker):
         self._operations = self._parts.operations
         self._runner: ModelRunner | PoolingRunner | None = None
         self._store: BlockStore | None = None
+        self._num_saved: deque[int] = deque()  # when each step in flight was launched
 
     @torch.inference_mode()
     def load(self) -> WorkerInfo:
@@ -42,16 +44,22 @@ class LocalWorker(Worker):
 
     def launch(self, batch: Batch) -> Any:
         assert self._runner is not None, "load comes first"
-        if batch.saves is None or self._store is None:
+        if self._store is None:
             return self._runner.launch(batch)
-        self._store.save(batch.saves.before)
+        if batch.saves is not None:
+            self._store.save(batch.saves.before)
         pending = self._runner.launch(batch)
-        self._store.save(batch.saves.after)
+        self._num_saved.append(self._store.num_saved)
+        if batch.saves is not None:
+            self._store.save(batch.saves.after)
         return pending
 
     def collect(self, pending: Any) -> StepResult:
         assert self._runner is not None, "load comes first"
-        return self._runner.collect(pending)
+        result = self._runner.collect(pending)
+        if self._store is not None:
+            self._store.settle(self._num_saved.popleft())  # these arrived before the step's tokens
+        return result
 
     def call(self, name: str, *args: Any) -> Any:
         operation = self._operations.get(name)

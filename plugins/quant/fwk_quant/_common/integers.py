@@ -75,6 +75,19 @@ class IntegerMatrix:
         numbers[:, half:] = packed >> 4
         return numbers
 
+    def in_order(self) -> tuple[IntegerMatrix, Tensor | None]:
+        """The same with groups that are runs of columns, and the column at each place; itself where that cannot be."""
+        if self.group_of is None:
+            return self, None
+        num_groups = self.scales.shape[1]
+        counts = torch.bincount(self.group_of, minlength=num_groups)
+        if not bool((counts == self.size[1] // num_groups).all()) or self.size[1] % num_groups:
+            return self, None
+        columns = self.group_of.argsort(stable=True)
+        packed = self.packed
+        numbers = packed if self.bits == 8 else torch.cat((packed & 15, packed >> 4), dim=1)
+        return IntegerMatrix(self.bits, pack(numbers[:, columns], self.bits), self.scales, self.zeros), columns
+
     def unsigned(self) -> Callable[[int, int], Integers] | None:
         """The same for the native kernel, by slices of rows; None where it does not do such groups."""
         columns = self.size[1]

@@ -89,8 +89,13 @@ class IntegerMethod(QuantMethod):
         return found
 
     def _for_kernel(self, matrix: IntegerMatrix) -> IntegerMatrix | PackedMatrix:
-        unsigned = None if self._kernel is None else matrix.unsigned()
-        return matrix if self._kernel is None or unsigned is None else self._kernel.pack_slices(*matrix.size, unsigned)
+        if self._kernel is None:
+            return matrix
+        sorted_matrix, inputs = matrix.in_order()
+        unsigned = sorted_matrix.unsigned()
+        if unsigned is None:
+            return matrix
+        return replace(self._kernel.pack_slices(*matrix.size, unsigned), inputs=inputs)
 
     def apply(self, weights: list[IntegerMatrix | PackedMatrix], x: Tensor, bias: Tensor | None) -> Tensor:
         if len(weights) == 1:
@@ -115,7 +120,7 @@ class IntegerMethod(QuantMethod):
         found: list[NativeLinear] = []
         start = 0
         for matrix in weights:
-            if self._kernel is None or not isinstance(matrix, PackedMatrix):
+            if self._kernel is None or not isinstance(matrix, PackedMatrix) or matrix.inputs is not None:
                 return None
             found += [replace(x, first=start + x.first) for x in self._kernel.slices(matrix, num_slices)]
             start += matrix.size[0]

@@ -153,9 +153,23 @@ void put_rows(const LinearRows& call, fwk::PoolThread& thread) {
     rows_typed<BITS, float>(call, thread);
 }
 
+template <class T>
+void gather(const Gather& call, fwk::PoolThread& thread) {
+    thread.parallel_for_ordered(call.rows, [&](int64_t row, int64_t) {
+        const T* from = (const T*)call.x + row * call.x_stride;
+        T* to = (T*)call.y + row * call.columns;
+        for (int64_t i = 0; i < call.columns; i++) to[i] = from[call.inputs[i]];
+    });
+}
+
 }  // namespace kernel
 
 extern "C" {
+
+void linear_gather(const void* args, fwk::PoolThread& thread) {
+    const Gather& call = *(const Gather*)args;
+    call.is_bfloat16 ? kernel::gather<uint16_t>(call, thread) : kernel::gather<float>(call, thread);
+}
 
 void linear(const void* args, fwk::PoolThread& thread) {
     using namespace kernel;

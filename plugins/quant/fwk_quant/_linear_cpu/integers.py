@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fwk import native
-from fwk_quant._linear_cpu.kernel import TOO_MANY_INPUTS, Header, LinearKernel, PackedMatrix
+from fwk.native.thread_pool import operator
+from fwk_quant._linear_cpu.kernel import SMALL, TOO_MANY_INPUTS, Header, LinearKernel, PackedMatrix
 from fwk_quant._linear_cpu.packing import PANEL, as_words
 
 if TYPE_CHECKING:
@@ -84,6 +86,13 @@ def rounded_together(bits: int, columns: int, group: int) -> int | None:
     return size if size <= ROUNDED_TOGETHER and size % INPUTS_A_STEP[bits] == 0 else None
 
 
+class _Gather(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "y", "inputs")),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "x_stride", "is_bfloat16")),
+    ]
+
+
 class IntegerKernel(LinearKernel):
     """Matrices of integers of 4, 5, 6 and 8 bits."""
 
@@ -91,7 +100,28 @@ class IntegerKernel(LinearKernel):
 
     def __init__(self, threads: NativeThreads, instructions: str | None = None) -> None:
         super().__init__(threads, instructions)
+        self._gather = operator(native.load(self.source, instructions), "linear_gather")
         self._may_be_fine = native.has_tiles(instructions or native.isa())
+
+    def apply(self, matrix: PackedMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
+        fits = x.dim() == 2 and x.shape[1] == matrix.size[1] and x.dtype in matrix.dtypes
+        if matrix.inputs is not None and fits:
+            x = self._gathered(x, matrix.inputs)
+        return super().apply(matrix, x, bias)
+
+    def rows(self, matrix: PackedMatrix, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        found = super().rows(matrix, indices, dtype)
+        return found if matrix.inputs is None else torch.empty_like(found).index_copy_(1, matrix.inputs, found)
+
+    def _gathered(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """Columns of x as a matrix wants them."""
+        x = x if x.stride(1) == 1 else x.contiguous()
+        y = torch.empty(x.shape, dtype=x.dtype)
+        call = _Gather(
+            *(x.data_ptr(), y.data_ptr(), inputs.data_ptr(), *x.shape, x.stride(0), x.dtype == torch.bfloat16)
+        )
+        self._threads.run(self._gather, call, is_small=y.numel() < SMALL)
+        return y
 
     def int16_activations(self, matrix: Integers) -> bool:
         """Whether activations are rounded to 16 bits with one scale for a token (``int16_activations.h``)."""

@@ -105,6 +105,7 @@ class PackedMatrix:
     """A matrix of ``size`` (out_features, in_features) as a kernel reads it.
 
     words: [panels, words, PANEL] int32. ``scales`` and the like: of integers, [panels, entries, PANEL] each.
+    inputs: [in_features] int64, of integers: the input that each column is for; None: columns are in the inputs' order.
     """
 
     words: Tensor
@@ -112,6 +113,7 @@ class PackedMatrix:
     dtypes: tuple[torch.dtype, ...]
     header: Header
     scales: tuple[Tensor, ...] = ()
+    inputs: Tensor | None = None
 
     def header_from(self, panel: int) -> Header:
         """The header of a matrix that begins with so many panels' less."""

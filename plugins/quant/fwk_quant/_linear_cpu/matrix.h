@@ -68,6 +68,13 @@ struct Largest {  // with *is_greedy only each row's maximum (and what equals it
     float* bounds;  // [2, linear_screened_rows, panels]
 };
 
+struct Gather {  // y[row, i] = x[row, inputs[i]]
+    const void* x;
+    void* y;
+    const int64_t* inputs;
+    int64_t rows, columns, x_stride, is_bfloat16;
+};
+
 struct LinearRows {  // rows of a matrix as they were before it was packed
     const Matrix* matrix;
     const int64_t* indices;

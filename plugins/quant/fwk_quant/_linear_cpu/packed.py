@@ -37,6 +37,8 @@ def to_packed(matrices: list[PackedMatrix]) -> PackedTensors:
         held = [matrix.words, *matrix.scales]
         places = {x.data_ptr(): i for i, x in enumerate(held) if x.numel()}
         tensors.update({f"{number}.{i}": x for i, x in enumerate(held)})
+        if matrix.inputs is not None:
+            tensors[f"{number}.inputs"] = matrix.inputs
         fields: dict[str, Any] = {field[0]: getattr(matrix.header, field[0]) for field in Header._fields_}
         facts.append(
             {
@@ -62,4 +64,5 @@ def _matrix(packed: PackedTensors, number: int, facts: dict[str, Any]) -> Packed
         setattr(header, name, held[place].data_ptr())
     dtypes = tuple(getattr(torch, name) for name in facts["dtypes"])
     rows, columns = facts["size"]
-    return PackedMatrix(held[0], (rows, columns), dtypes, header, tuple(held[1:]))
+    inputs = packed.tensors.get(f"{number}.inputs")
+    return PackedMatrix(held[0], (rows, columns), dtypes, header, tuple(held[1:]), inputs)

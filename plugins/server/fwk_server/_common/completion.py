@@ -72,6 +72,8 @@ def prepare(
     """
     raw = in_our_names(raw, frontend.processor_params)
     body = validate(CompletionRequest, raw)
+    if not frontend.text.has_tokenizer:
+        body = body.model_copy(update={"return_token_ids": True})  # there is nothing else to reply with
     adapter = adapter_of(body.model, frontend, body.lora_path)
     frontend.card.check_task("generate")
     refuse_unsupported(raw, reads=("lora_path", "truncate_prompt_tokens", "suffix", "token_healing"))

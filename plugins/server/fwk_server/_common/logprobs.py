@@ -37,7 +37,7 @@ class TokenTexts:
 
     def _visible(self, token_id: int) -> bytes:
         """The token's bytes in text without special tokens."""
-        if not self._text.decode([token_id], skip_special_tokens=True):
+        if not (self._text.has_tokenizer and self._text.decode([token_id], skip_special_tokens=True)):
             return b""
         return self._text.token_bytes(token_id)
 

@@ -1,0 +1,303 @@
+"""What is served on a pretended device, in all combinations: the CPU's tokens, and nothing a real one would trip over.
+
+A few combinations, in which every two settings meet, are in the default suite; all of them are slow tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import torch
+from tests.helpers.adapters import make_adapter, make_base
+from tests.helpers.pretend_cuda import JOURNAL, Steps, flashinfer_stand_in, pretended, stand_in, triton_kernels
+
+import fwk
+from fwk import GrammarRequest, SamplingParams
+from fwk.engine.completion import Completion
+from fwk.errors import FwkError
+from fwk.plugins import discover
+from fwk_loaders.dummy.loader import DummyCheckpoint
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"
+)
+
+ATTENTION = ("torch", "flashinfer-stand-in", "triton")
+NUMBERS: dict[str, dict[str, Any]] = {
+    "bf16": {"dtype": "bfloat16"},
+    "fp8": {"quantization": "fp8"},
+    "fp8 K/V": {"kv_cache_dtype": "fp8"},
+    "int4": {"quantization": "int4"},
+}
+SERVED = ("requests", "LoRA", "n-gram trees", "experts", "latents", "cache tiers")
+"""``requests`` are plain, sampled, with a grammar and with log-probabilities, side by side."""
+
+
+class Case(NamedTuple):
+    attention: str
+    graphs: bool
+    overlap: bool
+    numbers: str
+    served: str
+
+    def __str__(self) -> str:
+        halves = ("graphs" if self.graphs else "eager", "overlap" if self.overlap else "in turn")
+        return ", ".join((self.served, self.attention, *halves, self.numbers))
+
+
+EVERY = [Case(*each) for each in itertools.product(ATTENTION, (True, False), (True, False), NUMBERS, SERVED)]
+
+
+def covering(cases: list[Case]) -> list[Case]:
+    """A few of them, in which each two settings that occur together in one do so in one of these, too."""
+    left = {pair for case in cases for pair in pairs_of(case)}
+    chosen: list[Case] = []
+    while left:
+        best = max(cases, key=lambda case: len(left & pairs_of(case)))
+        chosen.append(best)
+        left -= pairs_of(best)
+    return chosen
+
+
+def pairs_of(case: Case) -> set[Any]:
+    return set(itertools.combinations(enumerate(case), 2))
+
+
+PROMPTS = [[1, 7, 3, 9] * 5, list(range(40, 57)), [5, 5, 6], [8]]
+OTHERS = [list(range(100 + n, 150 + n)) for n in (0, 60)]
+FEW = {50: 9.0, 51: 9.0, 60: 9.0}
+"""A text of three words, which n-grams often foretell."""
+
+
+def asks(**more: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 6, "temperature": 0.0, "ignore_eos": True, **more})
+
+
+REQUESTS = [
+    asks(),
+    asks(temperature=0.8, top_p=0.9, top_k=30, seed=3, repetition_penalty=1.1),
+    asks(grammar=GrammarRequest("regex", "[a-e]{20}"), temperature=0.7, seed=4),
+    asks(logprobs=2),
+]
+ASKED: dict[str, list[SamplingParams]] = {
+    "requests": REQUESTS,
+    "n-gram trees": [asks(max_tokens=12, logit_bias=FEW, temperature=t, seed=5) for t in (0.0, 0.8, 0.0, 0.8)],
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "LoRA": {"enable_lora": True},
+    "experts": {"moe_runner_backend": "torch"},
+    "n-gram trees": {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3},
+    "latents": {"model_impl": "deepseek_v3"},
+    "cache tiers": {"prefix_cache": "hierarchical", "max_total_tokens": 112},
+}
+COMMON: dict[str, Any] = {
+    "max_total_tokens": 512,
+    "max_running_requests": 4,
+    "chunked_prefill_size": 16,
+    "dtype": "float32",
+    "check_blocks": True,
+    "operator_backend": "torch",
+    "sampling_backend": "torch",
+}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 16}
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "first_k_dense_replace": 2,
+}
+
+
+class Models:
+    """Checkpoints whose logits lie further apart than half precision rounds."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cache  # noqa: B019 - as long as the module's tests
+    def path(self, served: str) -> Path:
+        if served in ("experts", "latents"):
+            return self._saved(served)
+        folder = self._folder / "llama"
+        return folder if served != "requests" and folder.exists() else self._llama(folder)
+
+    @cache  # noqa: B019
+    def adapter(self) -> Path:
+        return make_adapter(self.path("requests"), self._folder / "adapter")
+
+    def _llama(self, folder: Path) -> Path:
+        make_base(folder, intermediate_size=128)
+        (folder / "tokenizer.json").unlink()
+        DummyCheckpoint(folder).tokenizer().save(str(folder / "tokenizer.json"))
+        return folder
+
+    def _saved(self, served: str) -> Path:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        kind, more = ("qwen3_moe", EXPERTS) if served == "experts" else ("deepseek_v3", LATENTS)
+        sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**sizes, **heads, **more}))
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                torch.nn.init.normal_(weight, std=0.12)
+        folder = self._folder / served
+        model.save_pretrained(folder)
+        DummyCheckpoint(folder).tokenizer().save(str(folder / "tokenizer.json"))
+        return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    made = Models(tmp_path_factory.mktemp("models"))
+    made.path("requests")
+    return made
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def prepare(llm: fwk.LLM, case: Case, models: Models) -> None:
+    """Load an adapter and place it on the device, which copies its matrices, as loading a model does."""
+    if case.served == "LoRA":
+        llm.load_adapter("a", str(models.adapter()))
+        llm.generate([[3]], asks(max_tokens=1), adapter="a")
+
+
+def generated(llm: fwk.LLM, case: Case) -> list[Completion]:
+    params = ASKED.get(case.served, [asks()] * len(PROMPTS))
+    if case.numbers == "bf16":
+        params = [rounded(some) for some in params]
+    more: dict[str, Any] = {"adapter": ["a", "", "a", ""]} if case.served == "LoRA" else {}
+    found = llm.generate(PROMPTS, params, **more)
+    if case.served == "cache tiers":  # others take the blocks, so that they come back from a tier
+        llm.generate(OTHERS, asks(max_tokens=1))
+        found += llm.generate(PROMPTS[:2], params[:2])
+        assert llm.engine.stats().restored_prompt_tokens > 0
+    return found
+
+
+def rounded(some: SamplingParams) -> SamplingParams:
+    """For kernels that round alike only so far: what chooses at random, or among few words, has one word to choose."""
+    if some.grammar is not None:
+        return msgspec.structs.replace(some, grammar=GrammarRequest("regex", "abcdeabcdeabcde"))
+    if some.temperature or some.logit_bias:
+        return msgspec.structs.replace(some, logit_bias={50: 60.0})
+    return msgspec.structs.replace(some, logprobs=2)
+
+
+def certain(done: Completion, is_rounded: bool) -> list[int]:
+    """The tokens before the first that another might have been as well, by its lead over the second best."""
+    if not is_rounded or done.logprobs is None:
+        return done.token_ids
+    leads = [abs(found.top[0][1] - found.top[1][1]) for found in done.logprobs]
+    return done.token_ids[: next((i for i, lead in enumerate(leads) if lead < 0.3), len(leads))]
+
+
+@cache
+def on_cpu(models: Models, numbers: str, served: str, attention: str) -> list[list[int]]:
+    case = Case(attention, False, False, numbers, served)
+    settings: dict[str, Any] = {**COMMON, **OPTIONS.get(served, {}), **NUMBERS[numbers]}
+    plugins = discover()
+    plugins.register(stand_in, "attention.flashinfer-stand-in", "tests", "0")
+    path = str(models.path(served))
+    with (
+        kernels_of(case),
+        fwk.LLM(path, plugins=plugins, device="cpu", attention_backend=attention, **settings) as llm,
+    ):
+        prepare(llm, case, models)
+        return [certain(done, numbers == "bf16") for done in generated(llm, case)]
+
+
+def kernels_of(case: Case) -> AbstractContextManager[None]:
+    if case.attention == "torch":
+        return nullcontext()
+    return triton_kernels() if case.attention == "triton" else flashinfer_stand_in()
+
+
+FLASHINFER_REFUSES = {
+    ("latents", "fp8 K/V"): "keeps latents as auto, not fp8",
+}
+
+
+def refusal_of(case: Case) -> str | None:
+    """What fits a sentence that refuses the combination; None: it is served."""
+    if case.attention == "flashinfer-stand-in":
+        return FLASHINFER_REFUSES.get((case.served, case.numbers))
+    return None
+
+
+def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    settings: dict[str, Any] = {**COMMON, **OPTIONS.get(case.served, {}), **NUMBERS[case.numbers]}
+    settings |= {"disable_cuda_graph": not case.graphs, "disable_overlap_schedule": not case.overlap}
+    path = str(models.path(case.served))
+    refusal = refusal_of(case)
+    if refusal is not None:
+        settings |= {"device": "pretended", "attention_backend": case.attention}
+        with pretended() as plugins, pytest.raises(FwkError, match=refusal):
+            fwk.LLM(path, plugins=plugins, **settings)
+        return
+    # FlashInfer keeps fp8 K/V with one scale for all, the others with one for each row.
+    has_own_numbers = case.attention == "flashinfer-stand-in" and case.numbers == "fp8 K/V"
+    wanted = on_cpu(models, case.numbers, case.served, case.attention if has_own_numbers else "torch")
+    steps = Steps(monkeypatch)
+    with (
+        kernels_of(case),
+        pretended() as plugins,
+        fwk.LLM(path, plugins=plugins, device="pretended", attention_backend=case.attention, **settings) as llm,
+    ):
+        prepare(llm, case, models)
+        how = llm.engine.info.chosen["step"]
+        JOURNAL.clear()
+        steps.halves.clear()
+        found = [done.token_ids for done in generated(llm, case)]
+    assert JOURNAL.faults == []
+    for tokens, reference in zip(found, wanted, strict=True):
+        assert tokens[: len(reference)] == reference
+    is_captured = case.graphs and case.attention != "torch" and case.served != "experts"
+    assert how.startswith("captured" if is_captured else "eager ("), how
+    if case.served not in ("LoRA", "n-gram trees"):  # adapters and drafts are computed operator by operator
+        assert (JOURNAL.launches["graph"] > 0) == is_captured
+    if case.served == "experts":  # without a kernel for them, the host asks in each layer who has which tokens
+        assert steps.waits("launch")
+        assert unexplained(JOURNAL.syncs) == unexplained(JOURNAL.of_kind("to")) == []
+    else:
+        assert max(steps.waits("launch")) == 0
+        assert max(steps.waits("collect")) == 1
+        assert JOURNAL.of_kind("blocking") == {}
+        assert JOURNAL.of_kind("pageable") == {}
+
+
+def unexplained(places: Mapping[str, int]) -> list[str]:
+    """Places that are neither where a step is collected, nor where inputs are sent, nor the loop over experts."""
+    known = ("_moe/_common/loop.py", "/worker/in_flight.py", "/worker/staging.py", "/worker/uploads.py")
+    return [place for place in places if not place.startswith(known)]
+
+
+@pytest.mark.parametrize("case", covering(EVERY), ids=str)
+def test_every_two_settings(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    check(models, monkeypatch, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EVERY, ids=str)
+def test_every_combination(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    check(models, monkeypatch, case)
