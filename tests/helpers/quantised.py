@@ -612,7 +612,7 @@ def gguf_like(
     for name, x in load_file(source / "model.safetensors").items():
         tensors |= dict([(name, x.float().numpy())] if change is None else change(name, x.float().numpy()))
     writer = gguf.GGUFWriter(path, architecture)
-    rope = config.get("rope_parameters") or {"rope_theta": 10000.0}
+    rope: dict[str, Any] = config.get("rope_parameters") or {"rope_theta": 10000.0}
     _write_metadata(writer, {**config, "rope_theta": rope.get("full_attention", rope)["rope_theta"]})
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if f"{architecture}.attention.key_length" not in (more or {}):

@@ -138,6 +138,8 @@ class SpeculativeContext:
     ``tap(layers)`` asks for the target's residual stream as it comes to these layers (``TargetStep.taps``).
 
     ``encode(text)`` returns a text's tokens, without special ones around them.
+
+    ``is_host``: the target is computed on a CPU, which a step's rows keep busy as soon as there are several.
     """
 
     num_slots: int
@@ -150,6 +152,7 @@ class SpeculativeContext:
     build: HeadMaker | None = None
     tap: Callable[[Sequence[int]], None] | None = None
     encode: Callable[[str], list[int]] | None = None
+    is_host: bool = False
 
 
 class SpeculativeDecoder(ABC):

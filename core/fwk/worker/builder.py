@@ -248,6 +248,7 @@ class WorkerBuilder:
             build=partial(self._models.build_head, model),
             tap=self._models.tap,
             encode=lambda string: text().encode(string, add_special_tokens=False),
+            is_host=self._setup.device.is_host,
         )
 
     def _plan_attention(self, batch: ForwardBatch) -> Any:

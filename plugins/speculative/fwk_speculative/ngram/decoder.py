@@ -12,6 +12,7 @@ from fwk_speculative._common import DraftDepth
 from fwk_speculative._common.corpus import Corpus, read_corpus
 from fwk_speculative._common.matches import longest_match
 from fwk_speculative._common.outputs import Outputs
+from fwk_speculative._common.worth import Worth
 from fwk_speculative.ngram import NgramOptions
 
 
@@ -51,17 +52,21 @@ class NgramDecoder(SpeculativeDecoder):
         self.max_drafts = options.chain_length()
         self.acceptance = options.acceptance()
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
+        is_on = context.is_host and options.speculative_adaptive and self._breadth == 1
+        self._worth = Worth(context.num_slots, self.max_drafts, is_on=is_on)
 
     def observe(self, verified: Verified) -> None:
         self._depth.observe(verified)
+        self._worth.observe(verified)
 
     def forget(self, slots: Sequence[int]) -> None:
         self._outputs.forget(slots)
         self._depth.reset(list(slots))
+        self._worth.reset(slots)
 
     def propose(self, view: DraftView) -> Drafts:
         self._outputs.follow(view)
-        most = np.minimum(view.max_drafts, self._depth.of(view.slots))
+        most = self._worth.counts(view, np.minimum(view.max_drafts, self._depth.of(view.slots)))
         token_ids: list[list[int]] = []
         parents: list[list[int]] = []
         for slot, length, count in zip(view.slots.tolist(), view.num_tokens.tolist(), most.tolist(), strict=True):
@@ -69,7 +74,7 @@ class NgramDecoder(SpeculativeDecoder):
             drafted, above = _merged(branches, count)
             token_ids.append(drafted)
             parents.append(above)
-        return Drafts(token_ids, parents if self._breadth > 1 else None)
+        return Drafts(self._worth.kept(view, token_ids), parents if self._breadth > 1 else None)
 
     def _branches(self, tokens: np.ndarray, most: int) -> list[list[int]]:
         """Continuations of ``tokens`` [length] int32, of at most ``most`` tokens.

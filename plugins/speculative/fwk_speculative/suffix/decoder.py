@@ -15,6 +15,7 @@ from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, Sp
 from fwk_speculative._common import DraftDepth
 from fwk_speculative._common.matches import longest_match
 from fwk_speculative._common.outputs import Outputs
+from fwk_speculative._common.worth import Worth
 from fwk_speculative.suffix import SuffixOptions
 
 
@@ -38,20 +39,25 @@ class SuffixDecoder(SpeculativeDecoder):
         self.max_drafts = options.chain_length()
         self.acceptance = options.acceptance()
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
+        is_on = context.is_host and options.speculative_adaptive
+        self._worth = Worth(context.num_slots, self.max_drafts, is_on=is_on)
         self._outputs = Outputs(context.num_slots, options.speculative_suffix_capacity)
 
     def observe(self, verified: Verified) -> None:
         self._depth.observe(verified)
+        self._worth.observe(verified)
 
     def forget(self, slots: Sequence[int]) -> None:
         self._outputs.forget(slots)
         self._depth.reset(list(slots))
+        self._worth.reset(slots)
 
     def propose(self, view: DraftView) -> Drafts:
         self._outputs.follow(view)
-        most = np.minimum(view.max_drafts, self._depth.of(view.slots))
+        most = self._worth.counts(view, np.minimum(view.max_drafts, self._depth.of(view.slots)))
         rows = zip(view.slots.tolist(), view.num_tokens.tolist(), most.tolist(), strict=True)
-        return Drafts([self._draft(view.token_ids[slot, :length], count) for slot, length, count in rows])
+        drafts = [self._draft(view.token_ids[slot, :length], count) for slot, length, count in rows]
+        return Drafts(self._worth.kept(view, drafts))
 
     def _draft(self, tokens: np.ndarray, most: int) -> list[int]:
         """At most ``most`` tokens that may follow ``tokens`` [length] int32."""
