@@ -29,6 +29,8 @@ class Completion:
     cached_tokens: int = 0
     draft_tokens: int = 0  # verified by speculative decoding
     accepted_draft_tokens: int = 0
+    hidden_states: list[bytes] = field(default_factory=list[bytes])
+    """Of each token of the prompt and of the output but its last, if asked for: float32 numbers, little-endian."""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= _SHOWN else self.text[: _SHOWN - 3] + "..."
@@ -56,6 +58,8 @@ class Following:
         done.draft_tokens, done.accepted_draft_tokens = event.draft_tokens, event.accepted_draft_tokens
         if event.logprobs is not None:
             done.logprobs = [*(done.logprobs or []), *event.logprobs[:count]]
+        if event.hidden_states is not None:
+            done.hidden_states += event.hidden_states[: len(event.hidden_states) - (len(event.token_ids) - count)]
         if event.prompt_logprobs is not None:
             done.prompt_logprobs = event.prompt_logprobs
         if event.error is not None:

@@ -351,7 +351,9 @@ class LLM:
             self.engine.adapters.key_of(name)  # known, before anything runs
             item = GenerateInput(ids, params, n, adapter=name)
             lengths = {"max_model_len": info.max_model_len, "vocab_size": info.vocab_size}
-            inputs.append(prepare_input(item, self.text, **lengths, limits=self.text.limits))
+            gives = self.config.engine.enable_return_hidden_states
+            limits = self.text.limits
+            inputs.append(prepare_input(item, self.text, **lengths, limits=limits, gives_hidden_states=gives))
             self._grammars.check(params.grammar)
         return inputs
 

@@ -33,6 +33,7 @@ class Sequence:
         "cached_tokens",
         "drafts",
         "has_drafts_in_flight",
+        "hidden_states",
         "index",
         "is_owned",
         "key",
@@ -40,6 +41,7 @@ class Sequence:
         "num_accepted_drafts",
         "num_computed_tokens",
         "num_drafts",
+        "num_hidden",
         "num_pending",
         "num_preemptions",
         "num_shared_blocks",
@@ -86,6 +88,8 @@ class Sequence:
         self.num_drafts = self.num_accepted_drafts = 0  # that were verified, and of them
         self.was_admitted = False
         self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's second token on
+        self.hidden_states: list[bytes] = []  # of tokens since the last event
+        self.num_hidden = 0  # leading tokens whose hidden states have come
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -118,9 +122,25 @@ class Sequence:
         return wanted and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
+    def wants_prompt_hidden(self) -> bool:
+        """Whether hidden states of its prompt are still to come, which the prefix cache has not."""
+        return self.request.sampling.return_hidden_states and self.num_hidden < self.num_prompt_tokens
+
+    def take_hidden(self, start: int, rows: list[bytes]) -> None:
+        """Keep the hidden states of tokens from ``start`` on for the next event, but for those that have come before.
+
+        After a pre-emption the same ones come again.
+        """
+        fresh = rows[self.num_hidden - start :]
+        self.hidden_states += fresh
+        self.num_hidden += len(fresh)
+
+    @property
     def num_matchable_tokens(self) -> int:
-        """Tokens that may come from the cache: the last one is computed for its logits, all of them for logprobs."""
-        return 0 if self.wants_prompt_logprobs else len(self.token_ids) - 1
+        """Tokens that may come from the cache: the last one is computed for its logits, all of them for what is told
+        of the prompt."""
+        needs_all = self.wants_prompt_logprobs or self.wants_prompt_hidden
+        return 0 if needs_all else len(self.token_ids) - 1
 
     @property
     def place(self) -> tuple[Any, int]:

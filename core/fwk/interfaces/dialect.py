@@ -26,6 +26,8 @@ class OutputDelta:
     it, if one did. ``logprobs`` has an entry per new token. Text held back while it could still become a stop
     string, or an unfinished character, comes with a later delta. ``prompt_logprobs`` come with the first tokens of
     sequence 0 (for the others: only the leading None), one entry per prompt token, None for the first.
+    ``hidden_states`` are those of the prompt's tokens with the first delta, and of all tokens of the output but its
+    last with the following ones.
     """
 
     index: int
@@ -41,6 +43,7 @@ class OutputDelta:
     accepted_draft_tokens: int = 0
     error: str | None = None
     is_refusal: bool = False
+    hidden_states: list[bytes] | None = None  # of each token computed since: float32 numbers, little-endian
 
     def failure(self) -> FwkError:
         """What to raise for a sequence that ended with an error, or was aborted."""
@@ -112,6 +115,7 @@ class ModelCard:
     peer_names: tuple[str, ...] = ()  # of the server's other models
     max_input_len: int | None = None  # tokens of a prompt, where the server takes fewer than the model
     shortens_prompts: bool = False  # prompts that are too long are cut, not refused
+    gives_hidden_states: bool = False  # requests may ask for them
 
     def is_called(self, name: str) -> bool:
         """Whether requests may call the model so."""

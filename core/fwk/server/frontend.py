@@ -153,7 +153,12 @@ class ServerFrontend(Frontend):
             self._adapter_key(item.adapter)
         card, limits = self.card, self._model_text.limits
         item = prepare_input(
-            item, self.text, max_model_len=card.max_model_len, vocab_size=card.vocab_size, limits=limits
+            item,
+            self.text,
+            max_model_len=card.max_model_len,
+            vocab_size=card.vocab_size,
+            limits=limits,
+            gives_hidden_states=card.gives_hidden_states,
         )
         if self._is_settled:
             self._grammars.check(item.sampling.grammar)

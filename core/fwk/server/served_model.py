@@ -177,6 +177,7 @@ class ServedModel:
             opened.config.raw if opened.runner == "pool" else {},
             max_input_len=self.config.model.max_req_input_len,
             shortens_prompts=self.config.model.long_truncation_mode != "none",
+            gives_hidden_states=self.config.engine.enable_return_hidden_states,
         )
 
     def _build(self, opened: OpenedModel, shared: Shared) -> None:

@@ -35,10 +35,14 @@ def _joined(first: OutputDelta, second: OutputDelta) -> OutputDelta:
     logprobs = first.logprobs
     if second.logprobs is not None:
         logprobs = [*(logprobs or []), *second.logprobs]
+    hidden = first.hidden_states
+    if second.hidden_states is not None:
+        hidden = [*(hidden or []), *second.hidden_states]
     return replace(
         second,
         text=first.text + second.text,
         token_ids=[*first.token_ids, *second.token_ids],
         logprobs=logprobs,
+        hidden_states=hidden,
         prompt_logprobs=first.prompt_logprobs if second.prompt_logprobs is None else second.prompt_logprobs,
     )

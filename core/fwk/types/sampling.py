@@ -143,6 +143,8 @@ class SamplingParams(
     logprobs: int | None = None
     """Number of most likely tokens reported alongside each chosen one; 0 reports the chosen one only."""
     prompt_logprobs: int | None = None
+    return_hidden_states: bool = False
+    """Report what logits are made of, of every token of the prompt and of the output but its last."""
     grammar: GrammarRequest | None = None
     extra: dict[str, Any] = {}
 

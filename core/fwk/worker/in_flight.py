@@ -14,6 +14,7 @@ from fwk.errors import BlameSequence
 from fwk.interfaces.device import Device, Event
 from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
 from fwk.worker.draft_tree import DraftTree
+from fwk.worker.hidden_states import HiddenStates, put_all
 from fwk.worker.inputs import StepRows
 from fwk.worker.logprobs import PromptLogprobs, packed_logprobs, unpacked_logprobs
 from fwk.worker.sequence_table import SequenceTable
@@ -37,6 +38,7 @@ class Launched:
     hidden: Tensor | None = None
     starts: np.ndarray | None = None
     prompts: Sequence[PromptLogprobs] = ()
+    hidden_states: Sequence[HiddenStates] = ()
 
 
 @dataclass(slots=True)
@@ -184,6 +186,7 @@ class InFlight:
             if prompt.slot not in pending.gone:
                 found = results.setdefault(prompt.slot, SequenceResult(prompt.slot, []))
                 found.prompt_logprobs = prompt.unpacked(hosts)
+        put_all(step.hidden_states, results, pending.gone)
         return results
 
     def _result(

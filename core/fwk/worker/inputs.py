@@ -27,6 +27,7 @@ class StepRows:
     """(slot, num_tokens) of a row -> the draft at that place and the distribution [vocab_size] it was drawn from."""
     slots_on_device: torch.Tensor | None = None  # where the device is not the host
     wants_prompt_logprobs: bool = False  # of at least one sequence of the step
+    wants_hidden: bool = False  # hidden states, for the reply to at least one
     _sampling_state: SamplingState | None = None
     """Of the rows' slots, once somebody has asked for them (``sampling_state``)."""
 
@@ -150,13 +151,16 @@ class InputBuffers:
         adapters = table.adapter[rows]
         has_adapters = bool((adapters >= 0).any())
         step_rows.wants_prompt_logprobs = table.wants_prompt_logprobs(slots)
+        step_rows.wants_hidden = bool(table.wants_hidden[slots].any())
         padding = self._padding(step_rows, len(slots)) if is_decode and not trees and not has_adapters else None
         if padding is None:
             slot_mappings = self._slot_mappings(rows, positions)
             if trees:  # a draft's K/V has a place of its own, whatever its depth: no two share one
                 positions = _in_trees(positions, slots, starts, seq_lens, trees)
             hidden_indices, logits_indices = self._wanted(
-                logits_indices, len(token_ids), has_adapters or step_rows.wants_prompt_logprobs
+                logits_indices,
+                len(token_ids),
+                has_adapters or step_rows.wants_prompt_logprobs or step_rows.wants_hidden,
             )
             forward = self._forward(
                 slots, token_ids, positions, slot_mappings, starts, seq_lens, hidden_indices, logits_indices
@@ -191,7 +195,9 @@ class InputBuffers:
 
     def _padding(self, rows: StepRows, num_seqs: int) -> int | None:
         """Rows to add to a decode step to make it one that is captured; None: it is none, or asks for more."""
-        if self.graph_sizes is None or len(rows.slots) != num_seqs or rows.wants_prompt_logprobs:
+        if self.graph_sizes is None or len(rows.slots) != num_seqs:
+            return None
+        if rows.wants_prompt_logprobs or rows.wants_hidden:
             return None
         return self.graph_sizes.padding(num_seqs)
 

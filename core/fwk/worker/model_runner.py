@@ -16,6 +16,7 @@ from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import NoDrafting
 from fwk.worker.graph_sizes import GraphSizes
 from fwk.worker.graphs import StepModel
+from fwk.worker.hidden_states import hidden_states, put_all
 from fwk.worker.in_flight import InFlight, Launched, Pending, Settled
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.logprobs import PromptLogprobs, prompt_logprobs
@@ -114,13 +115,19 @@ class ModelRunner:
         step = Launched(batch, rows, logits, failed, trees, 0.0, hidden if starts is not None else None, starts)
         if rows.wants_prompt_logprobs:
             step.prompts = self._prompt_logprobs(batch, forward, hidden)
+        if rows.wants_hidden:
+            step.hidden_states = hidden_states(self._table, batch, forward, self._own(hidden))
         pending = in_flight.add(step)
         step.seconds = time.perf_counter() - started
         return pending
 
     def _prompt_logprobs(self, batch: Batch, forward: ForwardBatch, hidden: Tensor) -> list[PromptLogprobs]:
-        own = hidden.chunk(1 + self._drafting.num_taps, 1)[0]
+        own = self._own(hidden)
         return prompt_logprobs(self.model.model, self._table, batch, forward, own, self._sampling.send)
+
+    def _own(self, hidden: Tensor) -> Tensor:
+        """What logits are made of, of what ``StepModel.run`` returns."""
+        return hidden.chunk(1 + self._drafting.num_taps, 1)[0]
 
     def _settled(self, step: Launched, results: dict[int, SequenceResult], gone: set[int]) -> float:
         """What follows from a launched step's tokens: states that are taken back, and drafts for the next one."""
@@ -162,6 +169,8 @@ class ModelRunner:
             for found in self._prompt_logprobs(batch, forward, hidden):
                 result = results.setdefault(found.slot, SequenceResult(found.slot, []))
                 result.prompt_logprobs = found.unpacked(found.packed)
+        if rows.wants_hidden:
+            put_all(hidden_states(self._table, batch, forward, self._own(hidden)), results)
         if self._states is not None:
             for scheduled in batch.sequences:
                 if scheduled.samples and self._table.is_undone(scheduled, results[scheduled.slot].token_ids):

@@ -50,6 +50,7 @@ class SequenceTable:
         self.adapter = np.full(num_slots, -1, np.int32)  # slot of the LoRA backend; -1: no adapter
         self.logprobs = np.full(num_slots, -1, np.int64)  # top tokens to report; -1: none at all
         self.prompt_logprobs = np.full(num_slots, -1, np.int64)
+        self.wants_hidden = np.zeros(num_slots, bool)  # its tokens' hidden states are part of the reply
 
     def add(self, new: NewSequence) -> None:
         """A sequence takes its slot."""
@@ -69,6 +70,7 @@ class SequenceTable:
         self.adapter[slot] = -1 if new.adapter is None else new.adapter.slot
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.prompt_logprobs[slot] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs
+        self.wants_hidden[slot] = sampling.return_hidden_states
 
     @property
     def block_table(self) -> np.ndarray:

@@ -280,7 +280,7 @@ REFUSED = [
     ({"truncate_prompt_tokens": 4096}, "truncate_prompt_tokens"),
     ({"n_predict": 3, "max_tokens": 3}, "n_predict"),
     ({"prompt_embeds": "x"}, "prompt_embeds"),
-    ({"return_hidden_states": True}, "return_hidden_states"),
+    ({"return_hidden_states": True, "best_of": 2}, "return_hidden_states"),
     ({"typical_p": 0.5}, "typical_p"),
     ({"mirostat": 2}, "mirostat"),
     ({"dry_multiplier": 0.8}, "dry_multiplier"),

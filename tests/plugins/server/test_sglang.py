@@ -124,7 +124,6 @@ async def test_a_stream_has_the_text_so_far(client, frontend):
         ({"text": "a", "sampling_params": {"max_new_token": 3}}, "max_new_token.*did you mean max_new_tokens"),
         ({"text": "a", "sampling_params": {"top_p": 3}}, "top_p"),
         ({"text": "a", "image_data": "x"}, "image_data is not supported"),
-        ({"text": "a", "return_hidden_states": True}, "return_hidden_states is not supported"),
         ({"text": "a", "nothing_such": 1}, "nothing_such is not supported"),
         ({"text": "a", "custom_logit_processor": "x"}, "custom_logit_processor"),
     ],

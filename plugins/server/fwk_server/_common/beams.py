@@ -16,6 +16,7 @@ from fwk.types import TokenLogprobs
 from fwk.types.beam_search import Beam, BeamSearch, EarlyStopping
 from fwk_server._common.best_of import best_of, plain
 from fwk_server._common.chat.models import GenerateRequest
+from fwk_server._common.hidden import check_hidden
 
 Result = TypeVar("Result")
 
@@ -54,6 +55,7 @@ _NO_MEANING: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "include_stop_str_in_output": (False,),
     "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
 }
 
 
@@ -63,7 +65,10 @@ def with_beams(item: GenerateInput, body: GenerateRequest, frontend: Frontend) -
         for name in ("length_penalty", "early_stopping"):
             if getattr(body, name) not in (None, False, 1, 1.0):
                 raise InvalidRequest(f"{name} belongs to beam search: it needs use_beam_search", name)
-        return item if body.best_of in (None, item.n) else best_of(item, body.best_of)
+        if body.best_of in (None, item.n):
+            return item
+        check_hidden(body.return_hidden_states, best_of=body.best_of)
+        return best_of(item, body.best_of)
     for name, neutral in _NO_MEANING.items():
         if getattr(body, name) not in (None, *neutral):
             raise InvalidRequest(f"{name} cannot be had with use_beam_search: beams are not sampled", name)

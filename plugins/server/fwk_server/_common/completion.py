@@ -29,10 +29,12 @@ from fwk_server._common.chat.sampling import (
 )
 from fwk_server._common.chat.served import adapter_of
 from fwk_server._common.healing import healed
+from fwk_server._common.hidden import check_hidden
 from fwk_server._common.inputs import Prompt, read_prompts
 
 DEFAULT_MAX_TOKENS = 16
 MAX_CHOICES = 4_096
+_READ = ("lora_path", "truncate_prompt_tokens", "suffix", "token_healing", "return_hidden_states")
 
 
 @dataclass(slots=True)
@@ -76,9 +78,10 @@ def prepare(
         body = body.model_copy(update={"return_token_ids": True})  # there is nothing else to reply with
     adapter = adapter_of(body.model, frontend, body.lora_path)
     frontend.card.check_task("generate")
-    refuse_unsupported(raw, reads=("lora_path", "truncate_prompt_tokens", "suffix", "token_healing"))
+    refuse_unsupported(raw, reads=_READ)
     constraint = read_constraint(raw, frontend.grammar_kinds)
     check_generate(body)
+    check_hidden(body.return_hidden_states, token_healing=body.token_healing, suffix=body.suffix)
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens may be 0 only with echo, to score a prompt", "max_tokens")
     sampling = _sampling(body, raw, frontend, default_max_tokens)

@@ -149,6 +149,8 @@ def _read(
     raw: Mapping[str, Any], prompt: Any, frontend: Frontend, caller: Caller, infill: Infill | None = None
 ) -> LlamaCall:
     given = validate(Common, raw)
+    if raw.get("return_hidden_states"):
+        raise InvalidRequest("return_hidden_states is for /v1/completions and /generate", "return_hidden_states")
     fields = {name: value for name, value in raw.items() if name not in _OURS}
     fields["prompt"] = prompt
     is_prompt_only = given.n_predict == 0

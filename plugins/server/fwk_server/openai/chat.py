@@ -14,6 +14,7 @@ from fwk.interfaces.dialect import Frontend, OutputDelta
 from fwk_server._common.chat.answers import Answer
 from fwk_server._common.chat.call import ChatCall
 from fwk_server._common.chat.outputs import Choice, Usage, collect, run
+from fwk_server._common.hidden import last_state
 from fwk_server._common.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from fwk_server._common.replies import event
 
@@ -72,6 +73,8 @@ def _choice(call: ChatCall, index: int, choice: Choice, tokens: TokenTexts) -> d
     }
     if call.body.return_token_ids:
         reply["token_ids"] = choice.token_ids
+    if call.body.return_hidden_states:
+        reply["hidden_states"] = last_state(choice.hidden_states, len(call.item.prompt_token_ids))
     return reply
 
 
@@ -107,6 +110,7 @@ class ChunkWriter:
         self._usage = usage
         self._answers = answers
         self._is_plain = not (call.body.logprobs or call.body.return_token_ids or call.body.has_running_usage)
+        self._hidden: dict[int, list[bytes]] = {}
         head = b"data: " + orjson.dumps(frame)[:-1]
         self._heads = [head + b',"choices":[{"index":%d,"delta":{"content":' % index for index in range(call.item.n)]
 
@@ -120,6 +124,8 @@ class ChunkWriter:
 
     def chunk(self, delta: OutputDelta) -> bytes:
         """The event of a delta; nothing for one that brings neither text nor an end nor anything asked for."""
+        if delta.hidden_states is not None:
+            self._hidden.setdefault(delta.index, []).extend(delta.hidden_states)
         if self._answers:
             return self._parsed(self._answers[delta.index], delta)
         if self._is_plain and delta.finish_reason is None:
@@ -145,6 +151,9 @@ class ChunkWriter:
         choice["finish_reason"] = finish_reason
         if delta.finish_reason is not None:
             choice["stop_reason"] = choice["matched_stop"] = delta.stop_reason
+            if self._body.return_hidden_states:
+                rows = self._hidden.get(delta.index, [])
+                choice["delta"] = news | {"hidden_states": last_state(rows, len(self._item.prompt_token_ids))}
         if self._body.return_token_ids:
             choice["token_ids"] = delta.token_ids
         return event(self._chunk(choice))

@@ -15,6 +15,7 @@ from fwk.interfaces.dialect import Frontend, OutputDelta
 from fwk.types import TokenLogprobs
 from fwk_server._common.chat.outputs import Choice, Usage, collect, run
 from fwk_server._common.completion import CompletionCall
+from fwk_server._common.hidden import last_state
 from fwk_server._common.logprobs import LegacyLogprobs, TokenTexts, joined, prompt_logprobs
 from fwk_server._common.replies import event
 
@@ -77,6 +78,8 @@ def _choice(
     if body.return_token_ids:
         reply["prompt_token_ids"] = prompt_ids
         reply["token_ids"] = choice.token_ids
+    if body.return_hidden_states:
+        reply["hidden_states"] = last_state(choice.hidden_states, len(prompt_ids))
     return reply
 
 
@@ -103,11 +106,18 @@ class ChunkWriter:
         self._frame = frame
         self._tokens = tokens
         self._usage = usage
-        self._is_plain = not (body.logprobs is not None or body.echo or body.return_token_ids or body.has_running_usage)
+        self._is_plain = not (
+            body.logprobs is not None
+            or body.echo
+            or body.return_token_ids
+            or body.return_hidden_states
+            or body.has_running_usage
+        )
         self._head = b"data: " + orjson.dumps(frame)[:-1] + b',"choices":[{"index":'
         self._started: set[int] = set()  # choices that have had a chunk
         self._writers: dict[int, LegacyLogprobs] = {}
         self._lengths: dict[int, int] = {}
+        self._hidden: dict[int, list[bytes]] = {}
         self._scored: dict[int, list[TokenLogprobs | None]] = {}  # per prompt
         self._held: dict[int, list[OutputDelta]] = {}
 
@@ -153,6 +163,11 @@ class ChunkWriter:
             choice["token_ids"] = delta.token_ids
             if is_first:
                 choice["prompt_token_ids"] = self._call.items[prompt].prompt_token_ids
+        if self._body.return_hidden_states:
+            rows = self._hidden.setdefault(index, [])
+            rows += delta.hidden_states or []
+            if delta.finish_reason is not None:
+                choice["hidden_states"] = last_state(rows, len(self._call.items[prompt].prompt_token_ids))
         chunk = {**self._frame, "choices": [choice]}
         if self._body.has_running_usage:
             chunk["usage"] = self._usage.body()

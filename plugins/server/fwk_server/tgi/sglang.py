@@ -21,6 +21,7 @@ from fwk_server._common.chat.models import IDS, MAX_PROMPTS, STRING, CompletionR
 from fwk_server._common.chat.other_names import in_our_names, refuse_unknown
 from fwk_server._common.chat.outputs import Choice, Usage, run
 from fwk_server._common.fields import CONTEXT, RequestFields, ranged
+from fwk_server._common.hidden import all_states
 from fwk_server._common.replies import event
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -40,7 +41,6 @@ _FINE: dict[str, tuple[Any, ...]] = {
     "return_text_in_logprobs": (True, False),
     "return_bytes": (False,),
     "background": (False,),
-    "return_hidden_states": (False,),
     "return_routed_experts": (False,),
     "modalities": ([], ["text"]),
 }
@@ -59,6 +59,9 @@ class NativeRequest(RequestFields):
     )
     top_logprobs_num: Annotated[int, ranged("logprobs")] | None = None
     return_text_in_logprobs: bool | None = None
+    return_hidden_states: bool | None = Field(
+        None, description="Those of the prompt's tokens and of each further one; a stream has them at its end."
+    )
     stream: bool | None = None
     lora_path: _Names = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
@@ -161,6 +164,8 @@ def _fields(sampling: Mapping[str, Any], body: NativeRequest, frontend: Frontend
         fields["logprobs"] = body.top_logprobs_num or 0
         if (body.logprob_start_len or -1) >= 0 or body.logprob_start_len == 0:
             fields["prompt_logprobs"] = body.top_logprobs_num or 0
+    if body.return_hidden_states:
+        fields["return_hidden_states"] = True
     if body.priority is not None:
         fields["priority"] = body.priority
     return fields
@@ -195,6 +200,8 @@ class _Answer:
         }
         if self._call.body.return_logprob:
             meta |= self._scores(item, scored)
+        if choice.finish_reason is not None and self._call.body.return_hidden_states:
+            meta["hidden_states"] = all_states(choice.hidden_states, len(item.prompt_token_ids))
         if choice.finish_reason is not None:
             meta["e2e_latency"] = time.monotonic() - self._begun
         return {"text": "".join(choice.texts), "output_ids": choice.token_ids, "meta_info": meta}

@@ -85,7 +85,8 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
     """Read, render and tokenise the fields of a body. Runs off the event loop when there is much of it."""
     processors = frontend.processor_params
     raw = in_our_names(raw, processors)
-    refuse_unsupported(raw, reads=("lora_path", "truncate_prompt_tokens", *fields_of(processors)))
+    own = ("lora_path", "truncate_prompt_tokens", "return_hidden_states")
+    refuse_unsupported(raw, reads=(*own, *fields_of(processors)))
     body = validate(ChatRequest, raw)
     extra = processor_extra(processors, raw) or None
     adapter = adapter_of(body.model, frontend, body.lora_path)

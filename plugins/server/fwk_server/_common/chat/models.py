@@ -168,6 +168,9 @@ class GenerateRequest(Standing):
     )
     rid: Label | None = Field(None, description="SGLang's name of request_id.")
     return_token_ids: bool | None = None
+    return_hidden_states: bool | None = Field(
+        None, description="SGLang's: the last token's, of a server started with --enable-return-hidden-states."
+    )
     response_format: _Object = None
     structured_outputs: _Object = Field(None, description="vLLM's: json, regex, choice, grammar or json_object.")
     guided_json: _Schema = Field(None, description="vLLM's older names of the same.")

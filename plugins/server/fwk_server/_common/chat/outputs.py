@@ -30,12 +30,15 @@ class Choice:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    hidden_states: list[bytes] = field(default_factory=list[bytes])
 
     def add(self, delta: OutputDelta) -> None:
         self.texts.append(delta.text)
         self.token_ids += delta.token_ids
         if delta.logprobs:
             self.logprobs += delta.logprobs
+        if delta.hidden_states is not None:
+            self.hidden_states += delta.hidden_states
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
         if delta.finish_reason is not None:

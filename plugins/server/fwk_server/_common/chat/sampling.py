@@ -31,6 +31,7 @@ _COPIED = (
     "ignore_eos",
     "skip_special_tokens",
     "prompt_logprobs",
+    "return_hidden_states",
 )
 MAX_SCORES = 2**18
 """Log-probabilities of prompt tokens in one reply: a prompt of 131,072 tokens with one alternative each."""
