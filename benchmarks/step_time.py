@@ -2,6 +2,7 @@
 
     python -m benchmarks.step_time [--batches 1,8,32] [--steps 100] [--attention-backend cpu] [--sampling-backend cpu]
         [--quantization gguf] [--cpu-threads 1] [--profile]
+    python -m benchmarks.step_time --device pretended   # benchmarks.device_steps
 
 The engine runs in this process. "model" is planning attention, the forward pass and the logits; everything else of a
 step is "around": scheduling, building the batch, sampling, taking the result in, and encoding and decoding the messages
@@ -126,7 +127,14 @@ def main() -> None:
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--sampling-backend", default="auto")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "pretended"))
+    parser.add_argument("--forward-ms", type=float, default=5.0, help="of the pretended device")
     arguments = parser.parse_args()
+    if arguments.device == "pretended":
+        from benchmarks import device_steps
+
+        batches = [int(batch) for batch in arguments.batches.split(",")]
+        return device_steps.report(batches, arguments.steps, arguments.context, arguments.forward_ms)
     options = {
         "dtype": arguments.dtype,
         "quantization": arguments.quantization,

@@ -92,10 +92,11 @@ def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
     rows = sizes.short_rows if length == "short" else sizes.rows
     block_stride = parts * kv_heads * BLOCK_SIZE * row
     cache = {"cache": element, "scales": scale}
-    strides = {"x_token_stride": "i32", "x_head_stride": "i32"}
     layout = {"ROW": row, "BLOCK_SIZE": BLOCK_SIZE, "BLOCK_STRIDE": block_stride, "FORMAT": code}
     width = power_of_two(size + rest, 16)
-    store = {"x": number, **strides, **cache, "slot_mapping": "*i64", "num_tokens": "i32", "part_offset": "i32"}
+    strides = {"k_token_stride": "i32", "k_head_stride": "i32", "v_token_stride": "i32", "v_head_stride": "i32"}
+    counts = {"num_tokens": "i32", "num_heads": "i32", "value_offset": "i32"}
+    store = {"k": number, "v": number, **strides, **cache, "slot_mapping": "*i64", **counts}
     report(store_rows, cc, store, {"SIZE": size + rest, **layout, "TOKENS": sizes.tokens, "WIDTH": width})
     work = {"out": number, "parts": "*fp32", "part_stats": "*fp32", "num_heads": "i32"}
     tile = {"GROUP": group, "HEADS": heads, "SIZE": size, "WIDTH": power_of_two(size, 16), "ROWS": rows}

@@ -96,9 +96,7 @@ class TritonBackend(AttentionBackend):
     ) -> Tensor:
         state = self._state(layer)
         slots = batch.kv_groups[layer.kv_group].slot_mapping
-        self._store(k, 0, state, slots)
-        if v is not None:
-            self._store(v, state.value_offset, state, slots)
+        self._store(k, v, state, slots)
         q = _unit_stride(q)
         out = torch.empty((*q.shape[:2], layer.value_head_size), dtype=q.dtype, device=q.device)
         for launch in batch.plan[state.kind]:
@@ -131,22 +129,28 @@ class TritonBackend(AttentionBackend):
             )
         return state
 
-    def _store(self, x: Tensor, offset: int, state: LayerState, slots: Tensor) -> None:
-        """x: [num_tokens, num_kv_heads, head_size]"""
-        x, cache = _unit_stride(x), state.cache
-        num_tokens, heads, size = x.shape
+    def _store(self, k: Tensor, v: Tensor | None, state: LayerState, slots: Tensor) -> None:
+        """k, v: [num_tokens, num_kv_heads, head_size]; where a layer has both, they lie in rows of one size."""
+        k, cache = _unit_stride(k), state.cache
+        num_tokens, heads, size = k.shape
+        parts, v = (1, k) if v is None else (2, _unit_stride(v))
+        assert v.shape == k.shape, "K and V are stored in one launch"
         at_once = state.kind.sizes.tokens
         _launch(
             store_rows,
-            (triton.cdiv(num_tokens, at_once), heads),
-            x,
-            x.stride(0),
-            x.stride(1),
+            (triton.cdiv(num_tokens, at_once), parts * heads),
+            k,
+            k.stride(0),
+            k.stride(1),
+            v,
+            v.stride(0),
+            v.stride(1),
             cache,
             state.scales,
             slots,
             num_tokens,
-            offset,
+            heads,
+            state.value_offset,
             SIZE=size,
             ROW=cache.shape[4],
             BLOCK_SIZE=cache.shape[3],

@@ -47,14 +47,18 @@ def decode(x, FORMAT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def store_rows(
-    x,
-    x_token_stride,
-    x_head_stride,
+    k,
+    k_token_stride,
+    k_head_stride,
+    v,
+    v_token_stride,
+    v_head_stride,
     cache,
     scales,
     slot_mapping,
     num_tokens,
-    part_offset,
+    num_heads,
+    value_offset,
     SIZE: tl.constexpr,
     ROW: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -63,14 +67,23 @@ def store_rows(
     TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Write K or V of TOKENS tokens of one KV head (x: [num_tokens, num_kv_heads, SIZE]) into their slots."""
-    head = tl.program_id(1)
+    """Write K or V of TOKENS tokens of one KV head (k, v: [num_tokens, num_kv_heads, SIZE]) into their slots.
+
+    The second ``num_heads`` programs are V's; a latent layer, which has none, has only the first.
+    """
+    head = tl.program_id(1) % num_heads
+    part = tl.program_id(1) // num_heads
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     column = tl.arange(0, WIDTH)
     is_token = token < num_tokens
     mask = is_token[:, None] & (column < SIZE)[None, :]
-    source = x + token.to(tl.int64)[:, None] * x_token_stride + head * x_head_stride + column[None, :]
-    numbers = tl.load(source, mask=mask, other=0.0)
+    keys = k + token.to(tl.int64)[:, None] * k_token_stride + head * k_head_stride + column[None, :]
+    values = v + token.to(tl.int64)[:, None] * v_token_stride + head * v_head_stride + column[None, :]
+    # Two loads, of which one does nothing: a choice between pointers would hide how they are aligned.
+    key_numbers = tl.load(keys, mask=is_token[:, None] & (column < SIZE * (1 - part))[None, :], other=0.0)
+    value_numbers = tl.load(values, mask=is_token[:, None] & (column < SIZE * part)[None, :], other=0.0)
+    numbers = tl.where(part == 0, key_numbers, value_numbers)
+    part_offset = part * value_offset
     slot = tl.load(slot_mapping + token, mask=is_token, other=0)
     row = (slot // BLOCK_SIZE) * BLOCK_STRIDE + part_offset + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * ROW
     target = cache + row[:, None] + column[None, :]
