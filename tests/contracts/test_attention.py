@@ -17,12 +17,22 @@ class TestCpu(AttentionSuite):
     plugin = "cpu"
 
 
+class TestFlex(AttentionSuite):
+    plugin = "flex"
+
+
 class TestTriton(AttentionSuite):
     plugin = "triton"
 
     @pytest.mark.slow
     def test_serves_a_tiny_model(self, item: Registered) -> None:
         super().test_serves_a_tiny_model(item)
+
+
+class TestFA3(AttentionSuite):
+    """On a machine without a GPU only its declaration; its numbers over stand-ins: tests/plugins/attention."""
+
+    plugin = "fa3"
 
 
 class TestFlashInfer(AttentionSuite):

@@ -35,7 +35,9 @@ def over_the_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, f"fwk_attention.flashinfer.{name}", raising=False)
     from fwk_attention.flashinfer.backend import FlashInferBackend
 
-    def build(registered: Registered, shape: Shape, features: frozenset[str] = frozenset()) -> AttentionBackend:
+    def build(
+        registered: Registered, shape: Shape, features: frozenset[str] = frozenset(), *, is_deterministic: bool = False
+    ) -> AttentionBackend:
         dtype = DTYPES[shape.dtype]
         return FlashInferBackend(AttentionContext(torch.device("cpu"), dtype, shape.kv_dtype, shape.block_size))
 
