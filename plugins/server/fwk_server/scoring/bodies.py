@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from fwk_server._common.chat.models import MAX_INPUTS, MAX_NAME, STRING, Input, Standing, array
+from fwk_server._common.chat.models import MAX_INPUTS, MAX_NAME, STRING, TOKEN_ID, Input, Standing, array
 from fwk_server._common.documented import Reply
 from fwk_server._common.fields import CONTEXT
 
@@ -30,10 +30,17 @@ class RerankRequest(Standing):
 
 
 class ScoreRequest(Standing):
-    """``POST /v1/score`` and ``/score``."""
+    """``POST /v1/score`` and ``/score``: ``text_1`` and ``text_2``, or SGLang's other fields of a generating model."""
 
-    text_1: Texts
-    text_2: Texts
+    text_1: Texts = None
+    text_2: Texts = None
+    query: Input = Field(None, description="SGLang's: what stands before each item.")
+    items: Input = Field(None, description="Texts, or arrays of token ids, as query is.")
+    label_token_ids: Annotated[Any, WithJsonSchema(array(TOKEN_ID, 1_024, minItems=1))] = Field(
+        None, description="Tokens whose probabilities behind query and item are the scores."
+    )
+    apply_softmax: bool | None = Field(None, description="True: the labels' probabilities add up to one.")
+    item_first: bool | None = Field(None, description="True: items stand before the query.")
     model: Name | None = None
 
 
@@ -53,6 +60,17 @@ class PoolingRequest(Standing):
     model: Name | None = None
     encoding_format: Literal["float", "base64"] | None = None
     add_special_tokens: bool | None = None
+
+
+class LabelScores(Reply):
+    """A row for each item, a probability for each label."""
+
+    id: str
+    object: Literal["scoring"]
+    created: int
+    model: str
+    scores: list[list[float]]
+    usage: dict[str, Any]
 
 
 class UsageReply(Reply):

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import EmbedInput, openai_error
+from fwk.interfaces.dialect import EmbedInput, GenerateInput, openai_error
 from fwk_server._common import body
 from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.dialect import ChatDialect
@@ -23,12 +23,14 @@ from fwk_server._common.inputs import read_prompts
 from fwk_server._common.replies import json_response, unless_gone
 from fwk_server.scoring.bodies import (
     ClassifyRequest,
+    LabelScores,
     ListReply,
     PoolingRequest,
     RerankReply,
     RerankRequest,
     ScoreRequest,
 )
+from fwk_server.scoring.labels import label_inputs, label_scores
 from fwk_server.scoring.scores import PairScorer, probabilities
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class PoolingDialect(ChatDialect):
         for path in RERANK:
             self.route(app, path, self.rerank, reply=RerankReply)
         for path in SCORE:
-            self.route(app, path, self.score, reply=ListReply)
+            self.route(app, path, self.score, reply=ListReply | LabelScores)
         self.route(app, "/classify", self.classify, reply=ListReply)
         self.route(app, "/pooling", self.pooling, reply=ListReply)
 
@@ -82,9 +84,14 @@ class PoolingDialect(ChatDialect):
         return json_response({**reply, "usage": _usage(items)})
 
     async def score(self, request: Request) -> Response:
-        """Score pairs of texts: one with each of several, or as many with as many."""
+        """Score pairs of texts: one with each of several, or as many with as many; or tokens behind query and items."""
+        data = await body.read(request)
+        if b'"label_token_ids"' in data or b'"query"' in data:
+            return await self._score_labels(request, data)
 
         def read(call: ScoreRequest, caller: Caller) -> tuple[tuple[int, int], PairScorer, list[EmbedInput]]:
+            if call.apply_softmax is not None or call.item_first is not None or call.items is not None:
+                raise InvalidRequest("items, apply_softmax and item_first need query and label_token_ids", "query")
             first, second = _texts(call.text_1, "text_1"), _texts(call.text_2, "text_2")
             if len(first) not in (1, len(second)):
                 raise InvalidRequest(
@@ -93,10 +100,33 @@ class PoolingDialect(ChatDialect):
             scorer = PairScorer(self.frontend)
             return (len(first), len(second)), scorer, scorer.inputs(first, second, ("text_1", "text_2"))
 
-        call, (sizes, scorer, items) = await self._read(request, ScoreRequest, read)
+        call, (sizes, scorer, items) = await self._read(request, ScoreRequest, read, data)
         scores = scorer.scores(await unless_gone(request, self.frontend.embed(items)), *sizes)
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
         return self._list("score", call.model, data, items)
+
+    async def _score_labels(self, request: Request, data: bytes) -> Response:
+        caller = caller_of(request)
+
+        def read() -> tuple[ScoreRequest, list[GenerateInput]]:
+            call = body.validate(ScoreRequest, body.parse(data))
+            check_model(call.model, self.frontend.card)
+            for name in ("query", "items", "label_token_ids"):
+                if getattr(call, name) is None:
+                    raise InvalidRequest(f"{name} is required: scores of labels need query, items and labels", name)
+            for name in ("text_1", "text_2"):
+                if getattr(call, name) is not None:
+                    raise InvalidRequest(f"{name} is for scores of pairs: leave it out, or query and items", name)
+            return call, label_inputs(call, self.frontend, caller)
+
+        call, items = await unless_gone(request, self.frontend.run_blocking(read))
+        num_labels = len(call.label_token_ids)
+        work = label_scores(self.frontend, items, num_labels, bool(call.apply_softmax))
+        scores = await unless_gone(request, work)
+        num_tokens = sum(len(item.prompt_token_ids) for item in items[::num_labels])
+        usage = {"prompt_tokens": num_tokens, "completion_tokens": 0, "total_tokens": num_tokens}
+        head = {"id": f"score-{uuid.uuid4().hex}", "object": "scoring", "created": int(time.time())}
+        return json_response({**head, "model": self._name(call.model), "scores": scores, "usage": usage})
 
     async def classify(self, request: Request) -> Response:
         """How probable each class is of each input."""
@@ -128,9 +158,13 @@ class PoolingDialect(ChatDialect):
             data.append({"index": i, "object": "pooling", "data": numbers})
         return self._list("pool", call.model, data, items)
 
-    async def _read(self, request: Request, kind: type[Body], make: Callable[[Body, Caller], Any]) -> tuple[Body, Any]:
-        """The body, and what ``make`` makes of it off the event loop."""
-        data, caller = await body.read(request), caller_of(request)
+    async def _read(
+        self, request: Request, kind: type[Body], make: Callable[[Body, Caller], Any], data: bytes | None = None
+    ) -> tuple[Body, Any]:
+        """The body, and what ``make`` makes of it off the event loop. data: the body's bytes, where they were read."""
+        if data is None:
+            data = await body.read(request)
+        caller = caller_of(request)
 
         def prepare() -> tuple[Body, Any]:
             call = body.validate(kind, body.parse(data))
