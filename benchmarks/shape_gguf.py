@@ -24,6 +24,10 @@ ARCHITECTURES = {
 }
 
 
+MERGE = "\u0100 \u0101"
+"""Bytes 0 and 1, as GPT-2's tokeniser shows them."""
+
+
 def write(folder: Path, path: Path) -> None:
     """Weights are read from ``model.safetensors`` tensor by tensor and written as they are."""
     config = json.loads((folder / "config.json").read_text())
@@ -90,9 +94,13 @@ def _metadata(writer: gguf.GGUFWriter, config: dict[str, Any], folder: Path) -> 
     tokens = sorted(model["model"]["vocab"].items(), key=lambda item: item[1])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([text for text, _ in tokens])
+    texts = [text for text, _ in tokens]
+    # A file has one merge at least: of two bytes that no prompt has, as a token of its own.
+    unused = [i for i in range(len(texts)) if i not in special and texts[i].startswith("<")]
+    texts[unused[0]] = MERGE.replace(" ", "")
+    writer.add_token_list(texts)
     writer.add_token_types([gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for _, i in tokens])
-    writer.add_token_merges([])
+    writer.add_token_merges([MERGE])
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)
