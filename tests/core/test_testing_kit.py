@@ -90,10 +90,10 @@ ELSEWHERE = {
     "logits_processors.allowed_token_ids", "dialects.playground", "dialects.scoring",
     *(f"speculative.{name}" for name in ("standalone", "eagle", "eagle3", "medusa", "mtp")),
     *(f"models.{name}" for name in (
-        "baichuan", "bart", "bert", "bert_classifier", "bloom", "chatglm", "cohere", "colbert", "deepseek_v2", "deepseek_v3",
-        "falcon", "gemma", "gemma2", "gemma3", "glm4", "glm4_moe", "gpt2", "gpt_neox", "gpt_oss", "granite",
-        "granite_hybrid", "internlm", "jamba", "lfm2", "llama4", "mamba", "mamba2", "minicpm", "mixtral", "nemotron_h",
-        "olmo2", "olmoe", "opt", "phi3", "qwen2_moe", "qwen3", "qwen3_5", "qwen3_next", "roberta",
+        "baichuan", "bart", "bert", "bert_classifier", "bloom", "chatglm", "cohere", "colbert", "deepseek_v2",
+        "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3", "glm4", "glm4_moe", "gpt2", "gpt_neox", "gpt_oss",
+        "granite", "granite_hybrid", "internlm", "jamba", "lfm2", "llama4", "mamba", "mamba2", "minicpm", "mixtral",
+        "nemotron_h", "olmo2", "olmoe", "opt", "phi3", "qwen2_moe", "qwen3", "qwen3_5", "qwen3_next", "roberta",
         "roberta_classifier", "smollm3", "starcoder2", "t5",
     )),
 }  # fmt: skip
