@@ -91,7 +91,7 @@ class BitsandbytesMethod(QuantMethod):
         if isinstance(weights, Int8):
             y = self._multiply(weights, x).to(x.dtype)
             return y if bias is None else y.add_(bias)
-        return bitsandbytes.matmul_4bit(x.contiguous(), weights.packed, weights.state, bias=bias)
+        return bitsandbytes.matmul_4bit(x.contiguous(), weights.packed, weights.state, bias=bias)  # pyright: ignore[reportPrivateImportUsage]
 
     def _multiply(self, weights: Int8, x: Tensor) -> Tensor:
         """x: [num_tokens, in_features] to [num_tokens, out_features] float32.
