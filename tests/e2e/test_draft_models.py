@@ -15,6 +15,7 @@ from fwk import SamplingParams, SpeculativeDecoderSpec, hookimpl
 from fwk.errors import FwkError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder
 from fwk.plugins import discover
+from tests.helpers.drawing_decoder import DrawingDecoder, DrawingPlugin
 from tests.helpers.models import RunnableModel
 from tests.helpers.statistics import chi_squared
 from tests.helpers.tiny import save_llama
@@ -108,29 +109,6 @@ def test_a_prefix_in_the_cache_is_one_for_the_draft_model_too(folders: dict[str,
     assert done.cached_tokens == 64
     drafted = after.draft_tokens - before.draft_tokens
     assert after.accepted_draft_tokens - before.accepted_draft_tokens == drafted > 0
-
-
-class DrawingDecoder(SpeculativeDecoder):
-    """Draws drafts from distributions of its own, far from the model's."""
-
-    max_drafts = 2
-    tokens = (20, 21, 22, 23, 24, 25)
-    rng = np.random.default_rng(11)  # continues: drafts drawn once and proposed in every run would not be a sample
-
-    def propose(self, view: DraftView) -> Drafts:
-        q = np.zeros(320)
-        q[list(self.tokens)] = [0.4, 0.2, 0.15, 0.1, 0.1, 0.05]
-        token_ids = [self.rng.choice(320, min(2, most), p=q).tolist() for most in view.max_drafts.tolist()]
-        rows = torch.tensor(np.tile(q, (sum(map(len, token_ids)), 1)), dtype=torch.float32)
-        return Drafts(token_ids, None, rows)
-
-
-class DrawingPlugin:
-    """Declares it."""
-
-    @hookimpl
-    def speculative_decoders(self) -> list[SpeculativeDecoderSpec]:
-        return [SpeculativeDecoderSpec(name="drawing", load="tests.e2e.test_draft_models:DrawingDecoder")]
 
 
 def test_sampled_drafts_leave_the_distribution_as_it_is(folders: dict[str, Path]) -> None:

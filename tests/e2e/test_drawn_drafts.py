@@ -10,7 +10,7 @@ import pytest
 import fwk
 from fwk import SamplingParams
 from fwk.plugins import discover
-from tests.e2e.test_draft_models import DrawingDecoder, DrawingPlugin
+from tests.helpers.drawing_decoder import DrawingDecoder, DrawingPlugin
 from tests.helpers.tiny import save_llama
 
 ALLOWED = list(DrawingDecoder.tokens)

@@ -51,6 +51,9 @@ GOOD["/unload_lora_adapter"] = GOOD["/v1/unload_lora_adapter"]
 GOOD["/completions"] = GOOD["/completion"]
 GOOD["/generate_stream"] = GOOD["/"] = GOOD["/generate"]
 
+LABELS = {"query": "Hi", "items": ["Hi"], "label_token_ids": [65]}
+"""Scores of labels, which /v1/score takes in place of pairs."""
+
 NEEDED = {"repetition_detection": {"max_pattern_size": 2, "min_count": 2}}
 """What an object of a request has to hold at the least."""
 
@@ -151,6 +154,13 @@ def with_value(path: str, limit: Limit, value: Any) -> dict[str, Any]:
     name = field_of(limit)
     if path == "/tokenize" and name in ("messages", "chat_template_kwargs"):
         body = {"messages": MESSAGES}
+    if path.endswith("/score") and name in LABELS:
+        body = dict(LABELS)
+        inner = placed(limit, value)
+        if name == "query" and isinstance(inner, list):
+            body["items"] = [[65]]  # both are texts, or both are token ids
+        if name == "items" and isinstance(inner, list) and isinstance(inner[0], list):
+            body["query"] = [65]
     if name == "max_completion_tokens":
         del body["max_tokens"]
     flag = {} if path == "/v1/responses" else {"logprobs": True}
