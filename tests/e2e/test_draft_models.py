@@ -15,6 +15,7 @@ from fwk import SamplingParams, SpeculativeDecoderSpec, hookimpl
 from fwk.errors import FwkError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder
 from fwk.plugins import discover
+from fwk_loaders.hub.source import HubSource
 from tests.helpers.drawing_decoder import DrawingDecoder, DrawingPlugin
 from tests.helpers.models import RunnableModel
 from tests.helpers.statistics import chi_squared
@@ -109,6 +110,28 @@ def test_a_prefix_in_the_cache_is_one_for_the_draft_model_too(folders: dict[str,
     assert done.cached_tokens == 64
     drafted = after.draft_tokens - before.draft_tokens
     assert after.accepted_draft_tokens - before.accepted_draft_tokens == drafted > 0
+
+
+def test_a_draft_model_of_the_hub_has_a_revision(
+    folders: dict[str, Path], plain: fwk.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def fetch(_self: HubSource, name: str, revision: str | None, *_: Any) -> Path:
+        asked.append((name, revision))
+        return folders["same"]
+
+    monkeypatch.setattr(HubSource, "fetch", fetch)
+    options = {"speculative_draft_model_path": "org/draft", "speculative_algorithm": "standalone"}
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    wanted = [done.token_ids for done in plain.generate(PROMPTS, sampling)]
+    for revision in ("v1", None):
+        with fwk.LLM(str(folders["same"]), **ENGINE, **options, speculative_draft_model_revision=revision) as llm:
+            assert [done.token_ids for done in llm.generate(PROMPTS, sampling)] == wanted
+    assert dict.fromkeys(asked) == dict.fromkeys([("org/draft", "v1"), ("org/draft", None)])
+    options["speculative_draft_model_path"] = str(folders["other"])
+    with pytest.raises(FwkError, match=r"--revision v1: .* is on this machine and has none"):
+        fwk.LLM(str(folders["same"]), **ENGINE, **options, speculative_draft_model_revision="v1")
 
 
 def test_sampled_drafts_leave_the_distribution_as_it_is(folders: dict[str, Path]) -> None:

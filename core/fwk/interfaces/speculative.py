@@ -129,7 +129,8 @@ class SpeculativeContext:
     """What a decoder is built with.
 
     ``load_model(name)`` opens and builds another model, whose attention layers get a place in the target's KV cache
-    alongside its own: same blocks, same backend. It must have the target's vocabulary.
+    alongside its own: same blocks, same backend. It must have the target's vocabulary. A name, here and for ``build``,
+    may end in ``@`` and a revision of the hub.
 
     ``build(make, checkpoint)`` returns what ``make`` builds of a context for layers that join them likewise: with the
     weights of a checkpoint that need not be a whole model, or, with None, of the target's own. A config.json that has

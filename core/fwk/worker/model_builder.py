@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fwk.config import Config, EngineOptions
+from fwk.config import Config, EngineOptions, ModelOptions
 from fwk.errors import ConfigError, ModelLoadError
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.device import Staging, Upload
@@ -159,7 +160,7 @@ class ModelBuilder:
         Raises ``ConfigError`` when the two do not fit together.
         """
         self._check_decoder_only(name)
-        own = self._config.model.model_copy(update={**SECOND_MODEL_OPTIONS, "model": name})
+        own = self._second_model(name)
         opened = open_model(replace(self._config, model=own), self._factory.plugins, log.info)
         _check_draft(name, opened, self._setup)
         facts = replace(
@@ -185,7 +186,7 @@ class ModelBuilder:
         self._check_decoder_only(checkpoint or "of the checkpoint")
         if checkpoint is None:
             return make(self._context(opened, self._config.engine, "head"))
-        own = self._config.model.model_copy(update={**SECOND_MODEL_OPTIONS, "model": checkpoint})
+        own = self._second_model(checkpoint)
         files, config = open_head(replace(self._config, model=own), self._factory.plugins, log.info, opened.config)
         _check_head(checkpoint, config, opened)
         facts = replace(self._setup.facts, head_size=config.head_size, num_kv_heads=config.num_kv_heads)
@@ -199,6 +200,12 @@ class ModelBuilder:
         made = make(context)
         _check_all_read(replace(opened, path=files.path, config=config), f"the head {checkpoint}", context)
         return made
+
+    def _second_model(self, name: str) -> ModelOptions:
+        """The options of a model or head that drafts: ``NAME`` or ``NAME@REVISION``, unless a file is named so."""
+        given, _, revision = (name, "", "") if Path(name).expanduser().exists() else name.rpartition("@")
+        named = {"model": given or name, "revision": revision if given and revision else None}
+        return self._config.model.model_copy(update={**SECOND_MODEL_OPTIONS, **named})
 
     def _check_decoder_only(self, name: str) -> None:
         """Raise ``ConfigError`` when what drafts for the served model would read its prompts otherwise than it does."""

@@ -79,6 +79,14 @@ class DraftModelOptions(DraftOptions):
         aliases=["speculative-draft-model"],
         stability="beta",
     )
+    speculative_draft_model_revision: str | None = option(
+        None, "Branch, tag or commit of a draft model or head of the hub.", stability="beta"
+    )
+
+    def draft_model(self) -> str | None:
+        """Its name as ``SpeculativeContext`` takes it."""
+        path, revision = self.speculative_draft_model_path, self.speculative_draft_model_revision
+        return f"{path}@{revision}" if path and revision else path
 
 
 class TreeOptions(DraftOptions):

@@ -41,6 +41,7 @@ class Eagle3Decoder(HeadDecoder):
 
 
 def _path(options: EagleOptions, name: str) -> str:
-    if not options.speculative_draft_model_path:
+    path = options.draft_model()
+    if not path:
         raise ConfigError(f"--speculative-algorithm {name} needs a head: give --speculative-draft-model-path")
-    return options.speculative_draft_model_path
+    return path

@@ -65,10 +65,11 @@ class MedusaDecoder(SpeculativeDecoder):
     def __init__(self, context: SpeculativeContext) -> None:
         super().__init__(context)
         options = context.options or MedusaOptions()
-        if not options.speculative_draft_model_path:
+        name = options.draft_model()
+        if not name:
             raise ConfigError("--speculative-algorithm medusa needs heads: give --speculative-draft-model-path")
         assert context.build is not None
-        self._heads = context.build(make_heads, options.speculative_draft_model_path)
+        self._heads = context.build(make_heads, name)
         self._width, levels, self.max_drafts = options.tree_shape()
         self.acceptance = options.acceptance()
         self._heads = self._heads[:levels]

@@ -24,12 +24,13 @@ class StandaloneDecoder(SpeculativeDecoder):
     def __init__(self, context: SpeculativeContext) -> None:
         super().__init__(context)
         options = context.options or StandaloneOptions()
-        if not options.speculative_draft_model_path:
+        name = options.draft_model()
+        if not name:
             raise ConfigError("--speculative-algorithm standalone needs a model: give --speculative-draft-model-path")
         self.max_drafts = options.chain_length()
         self.acceptance = options.acceptance()
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
-        self._model = context.load_model(options.speculative_draft_model_path)
+        self._model = context.load_model(name)
 
     def follow(self, batch: ForwardBatch) -> None:
         self._model.forward(batch)
