@@ -83,7 +83,10 @@ class Engine:
         try:
             self.scheduler.add(request)
         except InvalidRequest as error:
-            return [TokenEvent(request.request_id, i, [], "error", error=str(error)) for i in range(request.n)]
+            why = str(error)
+            return [
+                TokenEvent(request.request_id, i, [], "error", error=why, is_refusal=True) for i in range(request.n)
+            ]
         return []
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenEvent]:

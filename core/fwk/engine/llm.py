@@ -301,7 +301,7 @@ class LLM:
             segment_start=item.segment_start,
         )
         for event in self.engine.add(request):
-            raise RequestFailed(event.error or "the engine refused the request")
+            raise InvalidRequest(event.error or "the engine refused the request")
         return request.request_id
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, adapter: str = "") -> Iterator[str]:
@@ -371,7 +371,7 @@ class LLM:
             adapter=adapter,
         )
         for event in self.engine.add(request):
-            raise RequestFailed(event.error or "the engine refused the request")
+            raise InvalidRequest(event.error or "the engine refused the request")
         prompt = item.prompt_token_ids
         return {
             (request.request_id, index): Following(Completion(prompt_token_ids=prompt), self.text.follow(item.sampling))

@@ -20,7 +20,7 @@ from transformers import BartConfig, BartForConditionalGeneration, PreTrainedMod
 
 import fwk
 from fwk import SamplingParams
-from fwk.errors import FwkError, InvalidRequest, ModelLoadError, RequestFailed
+from fwk.errors import FwkError, InvalidRequest, ModelLoadError
 from fwk_kit.testing.batches import block_tables, make_batch
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 
@@ -238,7 +238,7 @@ def test_what_cannot_be_had_is_refused(options: dict[str, Any], message: str, tm
 def test_log_probabilities_of_a_prompt_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "bart")
     with fwk.LLM(str(tmp_path), **SMALL) as llm:
-        with pytest.raises(RequestFailed, match="an encoder reads the prompt of this model"):
+        with pytest.raises(InvalidRequest, match="an encoder reads the prompt of this model"):
             llm.generate([[5, 6]], SamplingParams(max_tokens=2, prompt_logprobs=1))
         with pytest.raises(InvalidRequest, match="this server's context is 256 tokens"):
             llm.generate([token_ids(250)], SamplingParams(max_tokens=7))
@@ -269,9 +269,11 @@ def test_a_completion_over_http(tmp_path: Path) -> None:
     server = Server(tmp_path, "--dtype", "float32", "--load-format", "auto").start()
     try:
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        refused = httpx.post(f"{server.url}/v1/completions", json=body | {"prompt_logprobs": 0}, timeout=60)
     finally:
         server.close()
     assert answer.status_code == 200, answer.text
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
     assert answer.json()["usage"]["prompt_tokens"] == 21
     assert answer.json()["usage"]["completion_tokens"] == 8
     with fwk.LLM(str(tmp_path), **SMALL) as llm:

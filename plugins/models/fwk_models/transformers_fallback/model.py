@@ -119,8 +119,8 @@ def read_config(config: ModelConfig) -> Any:
     types = [kind for kind, names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if wanted in names_of(names)]
     if not types:
         raise ModelLoadError(
-            f"no model plugin serves {wanted!r} with these options, and transformers {transformers.__version__} has no "
-            "causal language model of that name"
+            f"no model plugin serves {wanted!r} with these options ('fwk plugins why models --model MODEL --with ...' "
+            f"says why), and transformers {transformers.__version__} has no causal language model of that name"
         )
     given = str(config.raw.get("model_type"))
     kind = given if given in types else types[0]
