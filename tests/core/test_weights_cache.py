@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,6 +186,20 @@ def test_options_of_formats_are_told_apart(tmp_path: Path) -> None:
         assert tokens(model, folder, **options) == expected
         assert tokens(model, folder, **options) == expected
     assert len(files(folder)) == len(FORMATS)
+
+
+def test_two_that_start_at_once_make_one_file(tmp_path: Path, read: list[str]) -> None:
+    model, folder = save_llama(tmp_path / "model"), tmp_path / "kept"
+    code = f"import {__name__} as it; print(it.tokens({str(model)!r}, {str(folder)!r}, **it.FORMATS['int8']))"
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", f"from pathlib import Path; {code}"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
+    said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert said[0] == said[1]
+    assert len(files(folder)) == 1
+    assert str(tokens(model, folder, **FORMATS["int8"])) == said[0]
+    assert read == []
 
 
 def test_the_folder_is_held_below_its_size(tmp_path: Path) -> None:

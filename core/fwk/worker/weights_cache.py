@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -126,8 +127,11 @@ def _key(config: Config, setup: ModelSetup, opened: OpenedModel, group: Parallel
 def _code(plugins: PluginSet, family: str, name: str) -> str:
     """Of a plugin that decides what a tensor's numbers are: its version, and its files while that is the same."""
     item = plugins.by_family[family][name]
-    module = sys.modules.get(item.declaration.load.partition(":")[0])
-    source = getattr(module, "__file__", None)
+    try:
+        module = importlib.util.find_spec(item.declaration.load.partition(":")[0])  # which may not be imported yet
+    except ValueError:  # made by hand, of no file
+        module = None
+    source = module.origin if module is not None and module.has_location else None
     named = f"{item.package} {item.version} {item.declaration.load}"
     return f"{named} {_sources(Path(source).parent)}" if source else named
 

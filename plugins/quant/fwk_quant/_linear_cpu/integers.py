@@ -13,7 +13,7 @@ import torch
 from fwk import native
 from fwk.native.thread_pool import operator
 from fwk_quant._linear_cpu.kernel import SMALL, TOO_MANY_INPUTS, Header, LinearKernel, PackedMatrix
-from fwk_quant._linear_cpu.packing import PANEL, as_words
+from fwk_quant._linear_cpu.packing import PANEL, Packing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +26,8 @@ ROUNDED_TOGETHER = 64
 FORMATS = {8: 2, 4: 3, 6: 4, 5: 5}
 """By bits: ``Format`` of ``matrix.h``."""
 
-PACKED_AT_ONCE = 1 << 24
-"""Numbers on their way into panels: all of a large head's, unpacked and moved, would take several times its size."""
+PACKED_AT_ONCE = 1 << 20
+"""Numbers on their way into panels: so few that they, and what they are made of, stay in the second cache."""
 
 INPUTS_A_STEP = {8: 4, 4: 8, 6: 16, 5: 32}
 """By bits: inputs whose integers a kernel reads at once."""
@@ -144,11 +144,11 @@ class IntegerKernel(LinearKernel):
         first = make(0, min(step, num_rows))
         group = rounded_together(first.bits, columns, first.group)
         assert group is not None, "groups the kernel does not do"
-        pieces = _pieces(first, group)
+        pieces = _pieces(self.packing, first, group)
         panels = [self.packing.empty(piece, num_rows) for piece in pieces]
         for start in range(0, num_rows, step):
             if start:
-                pieces = _pieces(make(start, min(start + step, num_rows)), group)
+                pieces = _pieces(self.packing, make(start, min(start + step, num_rows)), group)
             for to, piece in zip(panels, pieces, strict=True):
                 self.packing.fill(to, piece, start)
         return self._matrix(first, (num_rows, columns), group, panels)
@@ -180,9 +180,9 @@ class IntegerKernel(LinearKernel):
         return PackedMatrix(words, size, (torch.float32, torch.bfloat16), header, tuple(others))
 
 
-def _pieces(matrix: Integers, group: int) -> list[Tensor]:
+def _pieces(packing: Packing, matrix: Integers, group: int) -> list[Tensor]:
     """What is packed of some rows: words, scales, and zeros or offsets by group."""
-    words = as_words(_bytes(matrix.numbers, matrix.bits, group), 4)
+    words = packing.integer_words(matrix.numbers, matrix.bits, group)
     found = [words, *_factors(matrix.scales)]
     if matrix.offsets is not None:
         return [*found, *_factors(matrix.offsets)]
@@ -204,22 +204,3 @@ def _kind(numbers: Tensor | Nested) -> int:
 def _addresses(tensors: list[Tensor]) -> tuple[int | None, int | None]:
     found = [x.data_ptr() for x in tensors] + [None, None]
     return found[0], found[1]
-
-
-def _bytes(numbers: Tensor, bits: int, group: int) -> Tensor:
-    """[rows, columns] uint8 as bytes in the order of ``Format``'s words; zeros make the last group whole."""
-    padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % group))
-    steps = padded.unflatten(1, (-1, INPUTS_A_STEP[bits]))
-    if bits == 8:
-        return steps.flatten(1)
-    # Of each step, runs of four inputs: two share a word, one in the low halves of its bytes, one in the high.
-    runs = steps.unflatten(2, (-1, 4))
-    low = runs & 15
-    words = low[:, :, 0::2] | low[:, :, 1::2] << 4
-    if bits > 4:
-        high = runs >> 4
-        last = high[:, :, 0].clone()
-        for place in range(1, high.shape[2]):
-            last |= high[:, :, place] << place * (bits - 4)
-        words = torch.cat((words, last.unsqueeze(2)), dim=2)
-    return words.flatten(1)

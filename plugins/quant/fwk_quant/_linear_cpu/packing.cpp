@@ -31,6 +31,46 @@ void pack_panel(const Pack& call, int64_t panel) {
     }
 }
 
+struct IntegerWords {
+    const uint8_t* numbers;  // [rows, columns]
+    uint32_t* words;         // [rows, whole_columns * bits / 32]
+    int64_t rows, columns, whole_columns, bits;
+};
+
+// Of each step, runs of four inputs: two share a word, one in the low halves of its bytes, one in the high. What is above
+// four bits of all runs is in one word more.
+template <int BITS>
+void integer_row(const uint8_t* from, uint32_t* to, int64_t steps) {
+    constexpr int RUNS = BITS == 4 ? 2 : BITS == 5 ? 8 : BITS == 6 ? 4 : 1;
+    constexpr int WORDS = BITS == 8 ? 1 : RUNS / 2 + (BITS > 4);
+    for (int64_t step = 0; step < steps; step++, from += 4 * RUNS, to += WORDS) {
+        uint32_t run[RUNS];
+        memcpy(run, from, sizeof run);
+        if (BITS == 8) {
+            to[0] = run[0];
+            continue;
+        }
+        uint32_t above = 0;
+        for (int i = 0; i < RUNS; i += 2) to[i / 2] = (run[i] & 0x0f0f0f0f) | (run[i + 1] & 0x0f0f0f0f) << 4;
+        for (int i = 0; i < RUNS; i++) above |= (run[i] >> 4 & 0x0f0f0f0f) << i * (BITS - 4);
+        if (BITS > 4) to[WORDS - 1] = above;
+    }
+}
+
+template <int BITS>
+void integer_row(const IntegerWords& call, int64_t row) {
+    constexpr int STEP = BITS == 4 ? 8 : BITS == 5 ? 32 : BITS == 6 ? 16 : 4;
+    const uint8_t* from = call.numbers + row * call.columns;
+    uint32_t* to = call.words + row * (call.whole_columns * BITS / 32);
+    int64_t steps = call.columns / STEP, rest = call.columns % STEP;
+    integer_row<BITS>(from, to, steps);
+    for (const int64_t all = call.whole_columns / STEP; steps < all; steps++, rest = 0) {
+        uint8_t last[STEP] = {};
+        memcpy(last, from + steps * STEP, size_t(rest));
+        integer_row<BITS>(last, to + steps * (STEP * BITS / 32), 1);
+    }
+}
+
 struct Quantise {
     const void* weight;  // [rows, groups, group]
     int8_t* numbers;     // like weight
@@ -114,6 +154,20 @@ extern "C" void pack(const void* args, fwk::PoolThread& thread) {
         if (call.size == 4) pack_panel<uint32_t>(call, panel);
         if (call.size == 2) pack_panel<uint16_t>(call, panel);
         if (call.size == 1) pack_panel<uint8_t>(call, panel);
+    });
+}
+
+extern "C" void integer_words(const void* args, fwk::PoolThread& thread) {
+    const IntegerWords& call = *(const IntegerWords*)args;
+    constexpr int64_t ROWS = 8;  // of a task
+    thread.parallel_for((call.rows + ROWS - 1) / ROWS, [&](int64_t chunk) {
+        const int64_t last = (chunk + 1) * ROWS < call.rows ? (chunk + 1) * ROWS : call.rows;
+        for (int64_t row = chunk * ROWS; row < last; row++) {
+            if (call.bits == 4) integer_row<4>(call, row);
+            if (call.bits == 5) integer_row<5>(call, row);
+            if (call.bits == 6) integer_row<6>(call, row);
+            if (call.bits == 8) integer_row<8>(call, row);
+        }
     });
 }
 

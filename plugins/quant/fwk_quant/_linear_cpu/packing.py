@@ -30,6 +30,13 @@ class _Pack(ctypes.Structure):
     ]
 
 
+class _IntegerWords(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("numbers", "words")),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "whole_columns", "bits")),
+    ]
+
+
 class _Quantise(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "numbers", "scales", "zeros")),
@@ -53,6 +60,7 @@ class Packing:
         self.pages = HugePages()
         library = native.load(SOURCE, instructions)
         self._pack = operator(library, "pack")
+        self._integer_words = operator(library, "integer_words")
         self._quantise = operator(library, "quantise")
 
     def words(self, weight: Tensor, multiple: int) -> Tensor:
@@ -78,6 +86,19 @@ class Packing:
         rows, count = entries.shape
         to = panels[first // PANEL :].data_ptr()
         self._threads.run(self._pack, _Pack(entries.data_ptr(), to, rows, count, entries.dtype.itemsize))
+
+    def integer_words(self, numbers: Tensor, bits: int, multiple: int) -> Tensor:
+        """[rows, columns] uint8 of 4, 5, 6 or 8 bits to [rows, words] int32, in the order of ``Format``'s words.
+
+        Zeros fill each row up to a multiple of so many columns, which are whole steps.
+        """
+        numbers = numbers.contiguous()
+        rows, columns = numbers.shape
+        whole = columns + -columns % multiple
+        words = torch.empty((rows, whole * bits // 32), dtype=torch.int32)
+        call = _IntegerWords(numbers.data_ptr(), words.data_ptr(), rows, columns, whole, bits)
+        self._threads.run(self._integer_words, call)
+        return words
 
     def quantise(self, weight: Tensor, bits: int, group_size: int, middle: int | None) -> dict[str, Tensor]:
         """What ``fwk_quant._common.integers.quantise`` computes, to the bit, for finite numbers.

@@ -60,7 +60,7 @@ class BlockType:
     """``num_values`` values of a row in ``num_bytes`` bytes.
 
     split: blocks [rows, blocks, num_bytes] uint8 to their fields, once; unpack: the fields of some rows to [rows,
-    columns] float32; integers: the fields as the native kernel's matrix. factors: which bytes of a block are float16
+    columns] float32; integers: blocks as the native kernel's matrix. factors: which bytes of a block are float16
     factors, and which one is an exponent (255: not a number).
     """
 
@@ -68,7 +68,7 @@ class BlockType:
     num_bytes: int
     split: Callable[[Tensor], Fields]
     unpack: Callable[[Fields], Tensor]
-    integers: Callable[[Fields], Integers]
+    integers: Callable[[Tensor], Integers]
     factors: tuple[int, ...] = (0,)
     exponent: int | None = None
 
@@ -139,8 +139,12 @@ def _q8_0(fields: Fields) -> Tensor:
     return numbers
 
 
-def _integers_q8_0(fields: Fields) -> Integers:
+def _eight_bits(fields: Fields) -> Integers:
     return Integers(8, fields[0].view(torch.uint8) ^ 128, 32, fields[1], 128)
+
+
+def _integers_q8_0(blocks: Tensor) -> Integers:
+    return _eight_bits(_split_q8_0(blocks))
 
 
 def _split_q4_0(blocks: Tensor) -> Fields:
@@ -153,8 +157,8 @@ def _q4_0(fields: Fields) -> Tensor:
     return numbers
 
 
-def _integers_q4_0(fields: Fields) -> Integers:
-    return Integers(4, _halves(fields[0]), 32, fields[1], 8)
+def _integers_q4_0(blocks: Tensor) -> Integers:
+    return Integers(4, _nibbles(blocks[..., 2:], 16), 32, factor(blocks, 0), 8)
 
 
 def _split_q4_1(blocks: Tensor) -> Fields:
@@ -167,14 +171,25 @@ def _q4_1(fields: Fields) -> Tensor:
     return numbers
 
 
-def _integers_q4_1(fields: Fields) -> Integers:
-    return Integers(4, _halves(fields[0]), 32, fields[1], offsets=fields[2])
+def _integers_q4_1(blocks: Tensor) -> Integers:
+    return Integers(4, _nibbles(blocks[..., 4:], 16), 32, factor(blocks, 0), offsets=factor(blocks, 2))
 
 
 def _split_q5(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """The low bits and the fifth ones of blocks that end with both."""
+    """The low bits and the fifth ones, packed, of blocks that end with both."""
+    low, fifths = _parts_q5(blocks)
+    return _halve(low), _eighths(fifths)
+
+
+def _parts_q5(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, [rows, columns] each."""
     fifths = blocks[..., -20:-16].unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=blocks.device) & 1
-    return _halve(_nibbles(blocks[..., -16:], 16)), _eighths(fifths.flatten(1))
+    return _nibbles(blocks[..., -16:], 16), fifths.flatten(1)
+
+
+def _numbers_q5(blocks: Tensor) -> Tensor:
+    low, fifths = _parts_q5(blocks)
+    return low.bitwise_or_(fifths << 4)
 
 
 def _split_q5_0(blocks: Tensor) -> Fields:
@@ -187,8 +202,8 @@ def _q5_0(fields: Fields) -> Tensor:
     return numbers
 
 
-def _integers_q5_0(fields: Fields) -> Integers:
-    return Integers(5, _fives(fields[0], fields[1]), 32, fields[2], 16)
+def _integers_q5_0(blocks: Tensor) -> Integers:
+    return Integers(5, _numbers_q5(blocks), 32, factor(blocks, 0), 16)
 
 
 def _split_q5_1(blocks: Tensor) -> Fields:
@@ -201,8 +216,8 @@ def _q5_1(fields: Fields) -> Tensor:
     return numbers
 
 
-def _integers_q5_1(fields: Fields) -> Integers:
-    return Integers(5, _fives(fields[0], fields[1]), 32, fields[2], offsets=fields[3])
+def _integers_q5_1(blocks: Tensor) -> Integers:
+    return Integers(5, _numbers_q5(blocks), 32, factor(blocks, 0), offsets=factor(blocks, 2))
 
 
 def _split_q4_k(blocks: Tensor) -> Fields:
@@ -229,23 +244,26 @@ def _scaled(numbers: Tensor, d: Tensor, m: Tensor, packed: Tensor) -> Tensor:
     return numbers
 
 
-def _nested(bits: int, numbers: Tensor, d: Tensor, m: Tensor, packed: Tensor) -> Integers:
-    scales, minima = (part.flatten(1).view(torch.int8) for part in _six_bits(packed))
-    return Integers(bits, numbers, 32, Nested(d, scales), offsets=Nested(-m, minima))
+def _nested(bits: int, numbers: Tensor, blocks: Tensor) -> Integers:
+    scales, minima = (part.flatten(1).view(torch.int8) for part in _six_bits(blocks[..., 4:16]))
+    return Integers(bits, numbers, 32, Nested(factor(blocks, 0), scales), offsets=Nested(-factor(blocks, 2), minima))
 
 
 def _q4_k(fields: Fields) -> Tensor:
     return _scaled(_whole(fields[0]), *fields[1:])
 
 
-def _integers_q4_k(fields: Fields) -> Integers:
-    return _nested(4, _halves(fields[0]), *fields[1:])
+def _integers_q4_k(blocks: Tensor) -> Integers:
+    return _nested(4, _nibbles(blocks[..., 16:], 32), blocks)
+
+
+def _fifths_q5_k(blocks: Tensor) -> Tensor:
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).view(8, 1)
+    return (blocks[..., 16:48].unsqueeze(-2) >> shifts & 1).flatten(1)
 
 
 def _split_q5_k(blocks: Tensor) -> Fields:
-    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).view(8, 1)
-    fifths = _eighths((blocks[..., 16:48].unsqueeze(-2) >> shifts & 1).flatten(1))
-    numbers = _halve(_nibbles(blocks[..., 48:], 32))
+    numbers, fifths = _halve(_nibbles(blocks[..., 48:], 32)), _eighths(_fifths_q5_k(blocks))
     return numbers, fifths, factor(blocks, 0), factor(blocks, 2), blocks[..., 4:16].contiguous()
 
 
@@ -253,18 +271,22 @@ def _q5_k(fields: Fields) -> Tensor:
     return _scaled(_fives(fields[0], fields[1]).float(), *fields[2:])
 
 
-def _integers_q5_k(fields: Fields) -> Integers:
-    return _nested(5, _fives(fields[0], fields[1]), *fields[2:])
+def _integers_q5_k(blocks: Tensor) -> Integers:
+    return _nested(5, _nibbles(blocks[..., 48:], 32).bitwise_or_(_fifths_q5_k(blocks) << 4), blocks)
+
+
+def _parts_q6_k(blocks: Tensor) -> Fields:
+    """Low four bits and high two, [rows, columns] each, scales and factors."""
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device).view(4, 1)
+    high = ((blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3).flatten(1)
+    scales = blocks[..., 192:208].flatten(1).contiguous().view(torch.int8)
+    return _nibbles(blocks[..., :128], 64), high, scales, factor(blocks, 208)
 
 
 def _split_q6_k(blocks: Tensor) -> Fields:
-    low = _nibbles(blocks[..., :128], 64)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device).view(4, 1)
-    high = ((blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3).flatten(1)
+    low, high, scales, d = _parts_q6_k(blocks)
     first, second, third, fourth = high.chunk(4, dim=1)
-    quarters = first | (second << 2) | (third << 4) | (fourth << 6)
-    scales = blocks[..., 192:208].flatten(1).contiguous().view(torch.int8)
-    return _halve(low), quarters, scales, factor(blocks, 208)
+    return _halve(low), first | (second << 2) | (third << 4) | (fourth << 6), scales, d
 
 
 def _q6_k(fields: Fields) -> Tensor:
@@ -280,10 +302,9 @@ def _q6_k(fields: Fields) -> Tensor:
     return numbers
 
 
-def _integers_q6_k(fields: Fields) -> Integers:
-    halves, quarters, scales, d = fields
-    high = torch.cat([quarters >> shift & 3 for shift in (0, 2, 4, 6)], dim=1)
-    return Integers(6, _halves(halves) | high << 4, 16, Nested(d, scales), 32)
+def _integers_q6_k(blocks: Tensor) -> Integers:
+    low, high, scales, d = _parts_q6_k(blocks)
+    return Integers(6, low.bitwise_or_(high << 4), 16, Nested(d, scales), 32)
 
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -310,9 +331,9 @@ def _pairs(packed: Tensor) -> Tensor:
 
 def _kept(
     split: Callable[[Tensor], Fields], unpack: Callable[[Fields], Tensor], integers: Callable[[Fields], Integers]
-) -> tuple[Callable[[Tensor], Fields], Callable[[Fields], Tensor], Callable[[Fields], Integers]]:
+) -> tuple[Callable[[Tensor], Fields], Callable[[Fields], Tensor], Callable[[Tensor], Integers]]:
     """``BlockType``'s functions of blocks that stay as they are."""
-    return lambda blocks: (blocks,), lambda fields: unpack(split(fields[0])), lambda fields: integers(split(fields[0]))
+    return lambda blocks: (blocks,), lambda fields: unpack(split(fields[0])), lambda blocks: integers(split(blocks))
 
 
 def _split_q2_k(blocks: Tensor) -> Fields:
@@ -408,7 +429,7 @@ BLOCK_TYPES: dict[str, BlockType] = {
     "gguf:Q6_K": BlockType(256, 210, _split_q6_k, _q6_k, _integers_q6_k, (208,)),
     "gguf:Q2_K": BlockType(256, 84, *_kept(_split_q2_k, _q2_k, _integers_q2_k), (80, 82)),
     "gguf:Q3_K": BlockType(256, 110, *_kept(_split_q3_k, _scaled_twice, _integers_q3_k), (108,)),
-    "gguf:IQ4_NL": BlockType(32, 18, *_kept(_split_iq4_nl, _scaled_once, _integers_q8_0)),
+    "gguf:IQ4_NL": BlockType(32, 18, *_kept(_split_iq4_nl, _scaled_once, _eight_bits)),
     "gguf:IQ4_XS": BlockType(256, 136, *_kept(_split_iq4_xs, _scaled_twice, _integers_iq4_xs)),
     "gguf:MXFP4": BlockType(32, 17, *_kept(_split_mxfp4, _scaled_once, _integers_mxfp4), (), 0),
 }

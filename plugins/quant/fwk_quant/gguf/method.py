@@ -57,7 +57,7 @@ class GGUFMethod(QuantMethod):
         if self._kernel is not None:
 
             def rows(start: int, stop: int) -> Integers:
-                return kind.integers(kind.split(blocks[start:stop]))
+                return kind.integers(blocks[start:stop])
 
             return self._kernel.pack_slices(blocks.shape[0], shape.in_features, rows)
         return BlockMatrix(kind, (blocks.shape[0], shape.in_features), kind.split(blocks))
