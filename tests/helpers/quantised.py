@@ -688,7 +688,12 @@ def _write_metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     else:
         writer.add_layer_norm_eps(eps)
     writer.add_rope_freq_base(config["rope_theta"])
-    vocab = build_tokenizer(config["vocab_size"], "test").get_vocab()
+    write_tokens(writer, config["vocab_size"])
+
+
+def write_tokens(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    """The tokens of the tiny tokeniser, as byte-level BPE."""
+    vocab = build_tokenizer(vocab_size, "test").get_vocab()
     tokens = [*sorted(vocab, key=lambda text: vocab[text])[:-1], "he"]  # the format wants a merge, which wants a token
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")

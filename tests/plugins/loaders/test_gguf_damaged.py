@@ -25,8 +25,7 @@ def drain(checkpoint):
     checkpoint.chat_template()
     weights = checkpoint.weights()
     for info in checkpoint._metadata.file.tensors.values():
-        given = weights._architecture.given_name(info.name)
-        if given is not None:
+        for given in weights._architecture.given_names(info.name) or ():
             weights.tensor(given, info.shape)
     checkpoint.tokenizer()
 
@@ -123,7 +122,7 @@ CASES = {
     "offset not aligned": (tensor(offset=4), "alignment"),
     "tensor overlaps": (tensor(offset=0), "overlaps"),
     "last tensor past the end": (tensor("blk.0.ffn_norm.weight", dims=[32, 1024]), "ends at byte|does not fit"),
-    "other architecture": (entry("general.architecture", lambda k: k.scalar(STRING, "mamba")), "'mamba'.*supported"),
+    "other architecture": (entry("general.architecture", lambda k: k.scalar(STRING, "rwkv7")), "'rwkv7'.*supported"),
     "no architecture": (without("general.architecture"), "general.architecture is missing"),
     "architecture is a number": (entry("general.architecture", lambda k: k.scalar(U32, 1)), "must be text"),
     "no block count": (without("llama.block_count"), "llama.block_count is missing"),

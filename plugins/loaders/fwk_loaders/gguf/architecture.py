@@ -7,8 +7,9 @@ and its kin in another order: their rotary embedding turns neighbouring pairs, H
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -39,7 +40,25 @@ _HF_LAYER = re.compile(r"(\d{1,6})\.(.+)\.(weight|bias)")
 _HF_EXPERT = re.compile(r"model\.layers\.(\d{1,6})\.(\w+)\.experts\.(\d{1,6})\.(\w+)\.(weight|bias)")
 _GGUF_EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(gate|up|down)_exps\.(weight|bias)")
 EXPERT_PARTS = ("gate", "up", "down")
-_GGUF_LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)\.(weight|bias)")
+_GGUF_LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
+_KINDS = ("weight", "bias")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How one of a layer's tensors comes from what the converter made of it.
+
+    parts: GGUF names whose rows are stored one after another; empty: of the tensor's own name.
+    rows, columns: by config.json, an array of int64: row i of the tensor is row ``rows[i]`` of what is stored.
+    values: undoes the converter's arithmetic, tensor to tensor.
+    is_cut: ``rows`` are some of those that are stored, not all of them.
+    """
+
+    parts: tuple[str, ...] = ()
+    rows: Callable[[Mapping[str, Any]], Any] | None = None
+    columns: Callable[[Mapping[str, Any]], Any] | None = None
+    values: Callable[[Any], Any] | None = None
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +76,9 @@ class Architecture:
     is_latent: attention keeps latents (MLA), and the matrix that expands them may be stored in two.
     layers, top_names: where layers are, and the other tensors; Hugging Face name to GGUF name.
     grouped: the matrix whose rows are stored as all queries, keys and values, and were those of each K/V head.
+    conversions: by a layer's module or, where its name ends in neither ``weight`` nor ``bias``, by the whole name.
+    is_recurrent: some layers keep a state: numbers of heads and features may be 0, or one for each layer.
+    predictor: what names of layers behind the last begin with; empty: what those of all layers begin with.
     """
 
     model_class: str
@@ -73,6 +95,9 @@ class Architecture:
     layers: str = "model.layers"
     top_names: Mapping[str, str] = field(default_factory=lambda: TOP_NAMES)
     grouped: str = ""
+    conversions: Mapping[str, Conversion] = field(default_factory=dict)
+    is_recurrent: bool = False
+    predictor: str = ""
 
     def stored_expert(self, name: str) -> tuple[str, int] | None:
         """The GGUF tensor that one expert's matrix is part of, and its place there; None for all other tensors."""
@@ -93,7 +118,7 @@ class Architecture:
 
     def stored_name(self, name: str) -> str | None:
         """The GGUF name of a Hugging Face tensor; None when the architecture has no such tensor."""
-        layer, _, whole = name.removeprefix("model.layers.").partition(".")
+        layer, _, whole = name.removeprefix(f"{self.layers}.").partition(".")
         if whole in self.whole_names:
             return f"blk.{layer}.{self.whole_names[whole]}"
         if name.startswith(f"{self.layers}.") and (match := _HF_LAYER.fullmatch(name[len(self.layers) + 1 :])):
@@ -102,13 +127,33 @@ class Architecture:
         module, _, kind = name.rpartition(".")
         return f"{self.top_names[module]}.{kind}" if module in self.top_names else None
 
-    def given_name(self, stored: str) -> str | None:
-        """The Hugging Face name of a GGUF tensor; None when the architecture has no such tensor."""
-        if match := _GGUF_LAYER.fullmatch(stored):
-            prefix = f"{self.layers}.{int(match[1])}"
-            whole = (given for given, short in self.whole_names.items() if short == f"{match[2]}.{match[3]}")
-            names = (f"{given}.{match[3]}" for given, short in self.layer_names.items() if short == match[2])
-            given = next(whole, None) or next(names, None)
-            return f"{prefix}.{given}" if given else None
-        module, _, kind = stored.rpartition(".")
-        return next((f"{given}.{kind}" for given, short in self.top_names.items() if short == module), None)
+    def given_names(self, stored: str) -> list[str] | None:
+        """The Hugging Face names of a GGUF tensor; None when the architecture has no such tensor.
+
+        Several where the tensor is cut, none where it is a part of another's.
+        """
+        match = _GGUF_LAYER.fullmatch(stored)
+        module, _, kind = (match[2] if match else stored).rpartition(".")
+        if match is None:
+            return next(([f"{given}.{kind}"] for given, short in self.top_names.items() if short == module), None)
+        prefix = f"{self.layers}.{int(match[1])}"
+        whole = [given for given, short in self.whole_names.items() if short == match[2]]
+        if whole or kind not in _KINDS:
+            return [f"{prefix}.{given}" for given in whole] or None
+        of_parts = [(given, change.parts) for given, change in self.conversions.items() if module in change.parts]
+        if of_parts:
+            return [f"{prefix}.{given}.{kind}" for given, parts in of_parts if parts[0] == module]
+        names = [given for given, short in self.layer_names.items() if short == module]
+        return [f"{prefix}.{names[0]}.{kind}"] if names else None
+
+    def conversion(self, name: str) -> tuple[Conversion, list[str]] | None:
+        """How a Hugging Face tensor is made, and of which GGUF tensors; None when it is stored as it is."""
+        if not self.conversions or not name.startswith(f"{self.layers}."):
+            return None
+        layer, _, rest = name[len(self.layers) + 1 :].partition(".")
+        module, _, kind = rest.rpartition(".")
+        change = self.conversions.get(rest) or (self.conversions.get(module) if kind in _KINDS else None)
+        if change is None:
+            return None
+        own = self.stored_name(name)
+        return change, [f"blk.{layer}.{part}.{kind}" for part in change.parts] or ([own] if own else [])

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from fwk_loaders.gguf.architecture import EXPERT_PARTS, JOINED_NAMES, LAYER_NAMES, SANDWICH_NAMES, Architecture
+import numpy as np
+
+from fwk_loaders.gguf import recurrent
+from fwk_loaders.gguf.architecture import (
+    EXPERT_PARTS,
+    JOINED_NAMES,
+    LAYER_NAMES,
+    SANDWICH_NAMES,
+    Architecture,
+    Conversion,
+)
 
 _OLDER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -99,6 +111,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "post_mlp_layernorm": "post_ffw_norm",
         },
     ),
+    "chatglm": Architecture("GlmForCausalLM", "glm", layer_names=JOINED_NAMES),
     "starcoder2": Architecture(
         "Starcoder2ForCausalLM",
         "starcoder2",
@@ -236,6 +249,27 @@ ARCHITECTURES: dict[str, Architecture] = {
         whole_names={"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"},
         is_latent=True,
     ),
+    "granitemoe": Architecture(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        interleaves_qk=True,
+        layer_names={**LAYER_NAMES, "block_sparse_moe.router.layer": "ffn_gate_inp"},
+        has_experts=True,
+        experts=("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
+    ),
+    "llama4": Architecture(
+        "Llama4ForCausalLM",
+        "llama4_text",
+        layer_names={
+            **{name: short for name, short in LAYER_NAMES.items() if "mlp" not in name and "_norm" not in name},
+            **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in EXPERT_PARTS},
+            **{f"feed_forward.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in EXPERT_PARTS},
+            "feed_forward.router": "ffn_gate_inp",
+        },
+        has_experts=True,
+        experts=("feed_forward", "gate_proj", "up_proj", "down_proj"),
+    ),
+    **recurrent.ARCHITECTURES,
 }
 """By ``general.architecture``."""
 
@@ -258,3 +292,24 @@ FALCON_TWO_NORMS = replace(
     },
 )
 """``falcon`` with a norm for each part of a layer."""
+
+
+def _rows(part: int) -> Conversion:
+    """The rows of queries (0), keys (1) or values (2) in the matrix that holds all three."""
+
+    def order(config: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+        size, heads, kv_heads = (config[name] for name in ("head_dim", "num_attention_heads", "num_key_value_heads"))
+        starts = (0, heads * size, (heads + kv_heads) * size, (heads + 2 * kv_heads) * size)
+        return np.arange(starts[part], starts[part + 1])
+
+    return Conversion(("attn_qkv",), rows=order, is_cut=True)
+
+
+CHATGLM_JOINED = replace(
+    ARCHITECTURES["chatglm"],
+    layer_names={
+        name: short for name, short in JOINED_NAMES.items() if short[:6] not in ("attn_q", "attn_k", "attn_v")
+    },
+    conversions={f"self_attn.{name}_proj": _rows(part) for part, name in enumerate("qkv")},
+)
+"""``chatglm`` of checkpoints that transformers did not write: ChatGLM 2 and 3, and the first GLM-4."""

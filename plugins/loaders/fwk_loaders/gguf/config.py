@@ -9,9 +9,10 @@ import numpy as np
 
 from fwk.errors import ModelLoadError
 from fwk_loaders.gguf.architecture import Architecture
-from fwk_loaders.gguf.architectures import ARCHITECTURES, FALCON_TWO_NORMS, MIXTRAL
+from fwk_loaders.gguf.architectures import ARCHITECTURES, CHATGLM_JOINED, FALCON_TWO_NORMS, MIXTRAL
 from fwk_loaders.gguf.families import FURTHER, PARTIAL_ROTARY, latent_head_dim
 from fwk_loaders.gguf.metadata import Metadata
+from fwk_loaders.gguf.recurrent import GRANITE_HYBRID_EXPERTS
 
 _MAX_LAYERS = 2**16 - 1
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
@@ -33,10 +34,7 @@ def architecture_of(metadata: Metadata) -> Architecture:
             f"{path}: one part of a split file; join the parts first: llama-gguf-split --merge FIRST_PART OUT.gguf"
         )
     has_experts = metadata.integer(".expert_count", 0) > 0
-    if has_experts and name == "llama":
-        return MIXTRAL
-    if name == "falcon" and "blk.0.attn_norm_2.weight" in metadata.file.tensors:
-        return FALCON_TWO_NORMS
+    architecture = _variant(metadata, architecture, has_experts=has_experts)
     if has_experts and not architecture.has_experts:
         raise ModelLoadError(
             f"{path}: experts of the architecture {name!r} cannot be read from GGUF. Use the model's safetensors"
@@ -44,15 +42,29 @@ def architecture_of(metadata: Metadata) -> Architecture:
     return architecture
 
 
+def _variant(metadata: Metadata, architecture: Architecture, *, has_experts: bool) -> Architecture:
+    """Architectures of which files differ in more than numbers."""
+    name, tensors = metadata.architecture, metadata.file.tensors
+    if has_experts and name == "llama":
+        return MIXTRAL
+    if name == "falcon" and "blk.0.attn_norm_2.weight" in tensors:
+        return FALCON_TWO_NORMS
+    if name == "chatglm" and "blk.0.attn_qkv.weight" in tensors:
+        return CHATGLM_JOINED
+    if has_experts and (name == "granitehybrid" or (name == "granitemoe" and "blk.0.ffn_up_shexp.weight" in tensors)):
+        return GRANITE_HYBRID_EXPERTS
+    return architecture
+
+
 def read_config(metadata: Metadata) -> dict[str, Any]:
     """Everything ``ModelConfig`` and the models read. Raises ``ModelLoadError`` naming the key that is wrong."""
     architecture = architecture_of(metadata)
     tensors = metadata.file.tensors
-    num_heads = metadata.integer(".attention.head_count", low=1, high=2**16 - 1)
-    hidden_size = metadata.integer(".embedding_length", low=1)
-    head_dim = latent_head_dim(metadata) if architecture.is_latent else _head_dim(metadata, hidden_size // num_heads)
     num_layers = metadata.integer(".block_count", low=1, high=_MAX_LAYERS)
     num_layers -= metadata.integer(".nextn_predict_layers", 0, high=num_layers - 1)
+    num_heads = _number(metadata, architecture, ".attention.head_count", num_layers)
+    hidden_size = metadata.integer(".embedding_length", low=1)
+    head_dim = latent_head_dim(metadata) if architecture.is_latent else _head_dim(metadata, hidden_size // num_heads)
     inner = 4 * hidden_size if architecture.has_experts else None  # of layers without experts, if there are any
     config: dict[str, Any] = {
         "architectures": [architecture.model_class],
@@ -61,16 +73,16 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
         "hidden_size": hidden_size,
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": metadata.integer(".attention.head_count_kv", num_heads, low=1, high=2**16 - 1),
+        "num_key_value_heads": _number(metadata, architecture, ".attention.head_count_kv", num_layers, num_heads),
         "head_dim": head_dim,
-        "intermediate_size": metadata.integer(".feed_forward_length", inner, low=1),
+        "intermediate_size": _number(metadata, architecture, ".feed_forward_length", num_layers, inner, 2**31 - 1),
         "max_position_embeddings": metadata.integer(".context_length", low=1),
         "rms_norm_eps": metadata.number(_eps(metadata)),
         "hidden_act": "silu",
         "rope_theta": metadata.number(".rope.freq_base", 10_000.0),
         "rope_scaling": _rope_scaling(metadata, head_dim),
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "dtype": "bfloat16" if any(item.type.name != "F32" for item in tensors.values()) else "float32",
         **architecture.config,
@@ -78,7 +90,9 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
     if architecture.has_experts:
         config["num_experts"] = metadata.integer(".expert_count", low=1, high=2**16 - 1)
         config["num_experts_per_tok"] = metadata.integer(".expert_used_count", low=1, high=2**16 - 1)
-        config["moe_intermediate_size"] = metadata.integer(".expert_feed_forward_length", low=1)
+        config["moe_intermediate_size"] = metadata.integer(
+            ".expert_feed_forward_length", config["intermediate_size"], low=1
+        )
     if metadata.has(".attention.sliding_window"):
         config["sliding_window"] = metadata.integer(".attention.sliding_window") or None
     for name in ("bos", "eos"):
@@ -93,6 +107,20 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
     if further is not None:
         config |= further(metadata, config)
     return config
+
+
+def _number(
+    metadata: Metadata,
+    architecture: Architecture,
+    key: str,
+    num_layers: int,
+    default: int | None = None,
+    high: int = 2**16 - 1,
+) -> int:
+    """Heads or features of every layer that has any; 1 where none has."""
+    if not architecture.is_recurrent:
+        return metadata.integer(key, default, low=1, high=high)
+    return max(1, *metadata.per_layer(key, num_layers, default, high))
 
 
 def special_id(metadata: Metadata, name: str) -> int | None:
@@ -174,6 +202,8 @@ def _llama3_scaling(metadata: Metadata, head_dim: int) -> dict[str, Any]:
     theta = metadata.number(".rope.freq_base", 10_000.0)
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
+    if metadata.architecture == "llama4":  # from one frequency to the next, without a range between
+        high, smooth = low, (original / wavelengths > low).astype(float)
     if not factor >= 1 or not np.allclose(1 / ((1 - smooth) / factor + smooth), stored, rtol=1e-4):
         raise ModelLoadError(f"{where} follows no rule known here (llama3). Use the model's safetensors")
     return {

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fwk.errors import ModelLoadError
+from fwk_loaders.gguf import recurrent_families
 from fwk_loaders.gguf.metadata import Metadata
 
 Config = dict[str, Any]
@@ -16,6 +17,8 @@ _GEMMA2_27B_LAYERS = 46
 _GEMMA3_27B_LAYERS = 62
 _OLMO3_PATTERN = 4
 _BAICHUAN_13B_LAYERS = 40
+_MAVERICK_EXPERTS = 128
+_LLAMA4_CHUNK = 8192
 _SIGMOID = 2
 """Of ``.expert_gating_func``."""
 
@@ -187,6 +190,29 @@ def _glm4moe(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _granitemoe(metadata: Metadata, config: Config) -> Config:
+    """With shared experts it is Granite 4 without a layer that keeps a state."""
+    found = {"num_local_experts": config["num_experts"], **recurrent_families.granite_factors(metadata)}
+    shared = metadata.integer(".expert_shared_feed_forward_length", 0)
+    if not shared:
+        return found
+    kinds = ["attention"] * config["num_hidden_layers"]
+    return found | {"layer_types": kinds, "shared_intermediate_size": shared, "position_embedding_type": "rope"}
+
+
+def _llama4(metadata: Metadata, config: Config) -> Config:
+    """Norms of queries and keys are not told apart by the file: the model with 128 experts has none."""
+    layers = range(config["num_hidden_layers"])
+    return {
+        "intermediate_size": config["moe_intermediate_size"],
+        "intermediate_size_mlp": config["intermediate_size"],
+        "num_local_experts": config["num_experts"],
+        "moe_layers": [layer for layer in layers if f"blk.{layer}.ffn_gate_inp.weight" in metadata.file.tensors],
+        "use_qk_norm": config["num_experts"] != _MAVERICK_EXPERTS,
+        "attention_chunk_size": _LLAMA4_CHUNK,
+    }
+
+
 FURTHER: dict[str, Callable[[Metadata, Config], Config]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -203,8 +229,11 @@ FURTHER: dict[str, Callable[[Metadata, Config], Config]] = {
     "gptneox": _gptneox,
     "falcon": _falcon,
     "glm4moe": _glm4moe,
+    "granitemoe": _granitemoe,
+    "llama4": _llama4,
+    **recurrent_families.FURTHER,
 }
 """By ``general.architecture``: fields that are added to the others, or take their place."""
 
-PARTIAL_ROTARY = ("phi3", "glm4", "gptneox", "glm4moe")
+PARTIAL_ROTARY = ("phi3", "chatglm", "glm4", "gptneox", "glm4moe", "qwen3next", "qwen35", "qwen35moe")
 """Architectures that turn a part of each head only."""

@@ -94,8 +94,11 @@ class GGUFCheckpoint(Checkpoint):
 
     def weights(self) -> WeightSource:
         """The tensors, de-quantised one by one."""
+        from fwk_loaders.gguf.converted import ConvertedWeights  # noqa: PLC0415 - imports torch
         from fwk_loaders.gguf.weights import GGUFWeights, LatentWeights  # noqa: PLC0415 - imports torch
 
+        if self._architecture.conversions:
+            return ConvertedWeights(self._metadata.file, self._architecture, self._config)
         source = LatentWeights if self._architecture.is_latent else GGUFWeights
         heads, kv_heads = self._config["num_attention_heads"], self._config["num_key_value_heads"]
         return source(self._metadata.file, self._architecture, heads, kv_heads)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fwk.errors import ModelLoadError
-from fwk_loaders.gguf.reader import GGUFFile
+from fwk_loaders.gguf.reader import GGUFFile, StoredArray
 
 
 class Metadata:
@@ -24,6 +24,16 @@ class Metadata:
         if type(value) is not int or not low <= value <= high:
             raise self.wrong(key, f"a whole number from {low} to {high}", value)
         return value
+
+    def per_layer(self, key: str, count: int, default: int | None = None, high: int = 2**31 - 1) -> list[int]:
+        """Whole numbers from 0 to ``high``, one for each of ``count`` layers; a single one is that of all layers."""
+        value = self._get(key, default)
+        if not isinstance(value, StoredArray):
+            return [self.integer(key, default, high=high)] * count
+        found = self.file.numbers(self._full(key))[:count]
+        if len(found) < count or not all(type(number) is int and 0 <= number <= high for number in found):
+            raise self.wrong(key, f"{count} whole numbers from 0 to {high}", found)
+        return found
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number. float32 values become the shortest decimal that stands for them (1e-05)."""

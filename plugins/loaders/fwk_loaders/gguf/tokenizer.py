@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from fwk.errors import ModelLoadError
 from fwk_loaders.gguf.config import CONTROL, special_id
+from fwk_loaders.gguf.letters import LETTERS_WITH_CASE
 from fwk_loaders.gguf.metadata import Metadata
 
 USER_DEFINED = 4
@@ -38,6 +39,29 @@ _DEEPSEEK3 = (
     "[一-龥\u3040-\u309f\u30a0-\u30ff]+",
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
     r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{LETTERS_WITH_CASE}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    "[一-龥\u0800-一가-\ud7ff]+",
+    r"\p{N}",
+)
+_FALCON = (
+    r"[\p{P}\$\+<=>\^~\|`]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"[0-9][0-9][0-9]",
+)
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"  # noqa: RUF001 - full stops and commas of other scripts
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER_NO_HAN, _LOWER_NO_HAN = (rf"(?:(?!\p{{Han}}){letters})" for letters in (_UPPER, _LOWER))
+_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NO_HAN}*{_LOWER_NO_HAN}+{_SHORT}|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NO_HAN}+{_LOWER_NO_HAN}*{_SHORT}|\p{{N}}{{1,3}}|{_REST}"
 )
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", r"\p{N}")
 
@@ -76,11 +100,17 @@ _SINGLE_DIGITS = PreTokenizer(_QWEN2)
 _NFC = PreTokenizer(_QWEN2, is_nfc=True)
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    **dict.fromkeys(("default", "gpt-2", "olmo", "mpt", "jais", "trillion"), _GPT2),
+    **dict.fromkeys(("default", "gpt-2", "olmo", "mpt", "jais", "trillion", "phi-2", "granite-docling"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _CL100K),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _CL100K),
+    "glm4": PreTokenizer(_LLAMA3, ignores_merges=True),
     **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer(_O200K)),
+    "kimi-k2": PreTokenizer(_KIMI),
+    "qwen35": PreTokenizer(_QWEN35, is_nfc=True),
+    "falcon": PreTokenizer(_FALCON),
+    "bloom": PreTokenizer(_BLOOM),
+    "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
     "tekken": PreTokenizer(_TEKKEN, ignores_merges=True, adds_bos=True),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(_DEEPSEEK3)),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),

@@ -20,6 +20,17 @@ from fwk_loaders.gguf.reader import GGUFFile, TensorInfo
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
+
+def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without dimensions of one."""
+    return tuple(size for size in shape if size != 1)
+
+
+def layout_of(info: TensorInfo) -> str:
+    """The name of a tensor's layout: ``gguf:TYPE``, or the plain one."""
+    return PLAIN if info.type.name in _PLAIN else f"gguf:{info.type.name}"
+
+
 _KV_B = "self_attn.kv_b_proj.weight"
 
 
@@ -75,7 +86,7 @@ class GGUFWeights(WeightSource):
         """By the types of blocks."""
         found: dict[str, tuple[int, int]] = {}
         for info in self._file.tensors.values():
-            layout = PLAIN if info.type.name in _PLAIN else f"gguf:{info.type.name}"
+            layout = layout_of(info)
             numbers, size = found.get(layout, (0, 0))
             found[layout] = (numbers + math.prod(info.shape), size + info.num_bytes)
         return found
@@ -89,8 +100,7 @@ class GGUFWeights(WeightSource):
             found = [] if info is None else [info]
         else:
             found = list(self._file.tensors.values())
-        packed = dict.fromkeys(f"gguf:{info.type.name}" for info in found if info.type.name not in _PLAIN)
-        return (*packed, PLAIN)
+        return (*dict.fromkeys(layout for layout in map(layout_of, found) if layout != PLAIN), PLAIN)
 
     def has(self, name: str) -> bool:
         """Whether the file holds this tensor."""
@@ -103,11 +113,13 @@ class GGUFWeights(WeightSource):
     def names(self) -> Iterable[str]:
         """Every tensor that holds weights; those the architecture does not know keep their GGUF name."""
         for stored, info in self._file.tensors.items():
-            experts = self._architecture.given_experts(stored, info.shape[0])
-            if experts:
-                yield from experts
-            elif not stored.startswith(("rope_freqs.", "rope_factors_")):  # part of the configuration
-                yield self._architecture.given_name(stored) or stored
+            yield from self._given(stored, info)
+
+    def _given(self, stored: str, info: TensorInfo) -> list[str]:
+        if stored.startswith(("rope_freqs.", "rope_factors_")):  # part of the configuration
+            return []
+        given = self._architecture.given_experts(stored, info.shape[0]) or self._architecture.given_names(stored)
+        return [stored] if given is None else given
 
     def _unpack(self, name: str, info: TensorInfo, values: Tensor) -> None:
         """The blocks of a tensor to ``values``, of its shape and one of ``DTYPES``, contiguous."""
@@ -130,8 +142,8 @@ class GGUFWeights(WeightSource):
         if info is None:
             also = f" (in GGUF: {stored!r})" if stored else ""
             raise ModelLoadError(f"{self._file.path}: tensor {name!r}{also} is missing; the file is no whole model")
-        if shape == (1, *info.shape):  # the converter drops dimensions of one
-            info = replace(info, shape=shape)
+        if shape is not None and squeezed(shape) == squeezed(info.shape):  # the converter drops and adds such
+            info = replace(info, shape=tuple(shape))
         if shape is not None and info.shape != tuple(shape):
             raise ModelLoadError(
                 f"{self._file.path}: tensor {info.name!r} ({name}) has the shape {info.shape}, but the model needs "

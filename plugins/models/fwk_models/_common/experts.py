@@ -88,14 +88,13 @@ def gated_shared_experts(context: ModelContext, prefix: str, *, normalises: bool
 
 
 def granite_experts(context: ModelContext, prefix: str) -> MoE:
-    """Experts stored in two tensors; the weights of a token's are a softmax over their scores alone."""
+    """Experts in two tensors, or one by one; the weights of a token's are a softmax over their scores alone."""
     config = context.config
     count = config.integer("num_local_experts")
-    view = StackedExperts(
-        context.weights, prefix, count, f"{prefix}.input_linear.weight", f"{prefix}.output_linear.weight"
-    )
+    names = f"{prefix}.input_linear.weight", f"{prefix}.output_linear.weight"
+    if context.weights.has(names[0]):
+        context = replace(context, weights=StackedExperts(context.weights, prefix, count, *names))
     routing = Routing(count, config.integer("num_experts_per_tok"), normalises=True)
-    context = replace(context, weights=view)
     router = f"{prefix}.router.layer"
     return MoE(context, prefix, routing, intermediate_size=config.intermediate_size, router=router)
 

@@ -102,12 +102,14 @@ class ScaledInputMoE(MoE):
 
 
 def one_expert(context: ModelContext, prefix: str) -> MoE:
-    """The routed experts below ``prefix``, stored in two tensors, their matrices transposed."""
+    """The routed experts below ``prefix``: in two tensors, their matrices transposed, or one by one."""
     config, count = context.config, context.config.integer("num_local_experts", 16)
     names = f"{prefix}.experts.gate_up_proj", f"{prefix}.experts.down_proj"
-    view = StackedExperts(context.weights, prefix, count, *names, is_transposed=True)
+    if context.weights.has(names[0]):
+        view = StackedExperts(context.weights, prefix, count, *names, is_transposed=True)
+        context = replace(context, weights=view)
     return ScaledInputMoE(
-        replace(context, weights=view),
+        context,
         prefix,
         Routing(count, 1),
         intermediate_size=config.intermediate_size,
