@@ -33,6 +33,16 @@ class TestCrashDump(ObserverSuite):
     options = {"crash_dump_folder": str(Path(tempfile.gettempdir()) / "fwk-crash-dumps")}
 
 
+class TestProfiler(ObserverSuite):
+    plugin = "profiler"
+    options = {"profiler_dir": str(Path(tempfile.gettempdir()) / "fwk-profiles")}
+
+
+class TestNvtx(ObserverSuite):
+    plugin = "nvtx"
+    options = {"enable_nvtx": True}
+
+
 class TestOtel(ObserverSuite):
     plugin = "otel"
     options = {"otlp_traces_endpoint": "http://127.0.0.1:9/v1/traces"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +93,10 @@ class Engine:
     def abort(self, request_id: str, index: int | None = None) -> list[TokenEvent]:
         """End a request, or one of its sequences."""
         return self.scheduler.abort(request_id, index)
+
+    def call_workers(self, name: str, arguments: Sequence[Any]) -> list[Any]:
+        """Run an operation on every worker; the answers by rank. Raises ``FwkError`` when one refuses."""
+        return self.executor.call(name, *arguments)
 
     def check(self) -> None:
         """Raise ``EngineDead`` when the workers are gone: without a step it would go unnoticed."""

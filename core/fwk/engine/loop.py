@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import zmq
 
 from fwk.engine.core import Engine
-from fwk.errors import FwkError, InvalidRequest
+from fwk.errors import EngineDead, FwkError, InvalidRequest
 from fwk.process.malloc import Heap
 from fwk.types import (
     Abort,
     AdapterAnswer,
-    AdapterInfo,
     AddRequest,
+    CallWorkers,
     EngineFailed,
     EngineReady,
     EngineStats,
@@ -31,6 +31,7 @@ from fwk.types import (
     ToEngine,
     TokenEvent,
     UnloadAdapter,
+    WorkersAnswer,
 )
 from fwk.types.messages import PROTOCOL
 
@@ -119,12 +120,12 @@ class EngineLoop:
                 self._send_events(self._engine.abort(request_id, index))
             case Pause(request_id, is_on):
                 self._engine.scheduler.pause(request_id, is_on)
-            case LoadAdapter(number, name, path):
-                self._answer(number, lambda: self._engine.adapters.load(name, path))
-            case UnloadAdapter(number, name):
-                self._answer(number, lambda: self._engine.adapters.unload(name))
+            case LoadAdapter() | UnloadAdapter():
+                self._change_adapter(message)
             case SwitchPlugin(number):
                 self._send(SwitchAnswer(number, self._switch(message)))
+            case CallWorkers(number, name, arguments):
+                self._send(self._call_workers(number, name, arguments))
             case Ping():
                 self._pong(message)
             case Shutdown():
@@ -151,9 +152,20 @@ class EngineLoop:
         log.info("%s.%s was switched %s", message.family, message.name, "on" if message.is_on else "off")
         return None
 
-    def _answer(self, number: int, work: Callable[[], AdapterInfo]) -> None:
+    def _call_workers(self, number: int, name: str, arguments: list[Any]) -> WorkersAnswer:
         try:
-            self._send(AdapterAnswer(number, work()))
+            return WorkersAnswer(number, self._engine.call_workers(name, arguments))
+        except EngineDead:
+            raise
+        except FwkError as error:
+            return WorkersAnswer(number, error=str(error))
+
+    def _change_adapter(self, message: LoadAdapter | UnloadAdapter) -> None:
+        adapters, number = self._engine.adapters, message.number
+        try:
+            is_new = isinstance(message, LoadAdapter)
+            found = adapters.load(message.name, message.path) if is_new else adapters.unload(message.name)
+            self._send(AdapterAnswer(number, found))
         except InvalidRequest as error:
             self._send(AdapterAnswer(number, error=str(error), param=error.param))
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.lifecycle import Call, PluginLifecycle
-from fwk.types import EngineStats, SamplingParams
+from fwk.types import Batch, EngineStats, SamplingParams
 
 if TYPE_CHECKING:
+    import torch
     from fastapi import FastAPI
 
 
@@ -55,6 +56,11 @@ async def nothing() -> None:
     """There is nothing to wait for."""
 
 
+async def no_workers(operation: str, *args: Any) -> list[list[Any]]:
+    """There are no engines to ask."""
+    return []
+
+
 def _as_numbers(token_ids: Sequence[int]) -> str:
     return " ".join(map(str, token_ids))
 
@@ -66,6 +72,10 @@ class ObserverContext:
     settle: waits until the observer was told all that has happened, a second at most: for routes that show it.
     decode: the text of token ids, special tokens included; from any thread.
     shared: the same mapping for the plugin's observers of all models of a server, each of which has one of its own.
+    call_workers: ``await call_workers(operation, *args)`` runs an operation of the observer's part in the workers
+        (``ObserverSpec.worker``) in every worker, between two steps; the answers, by engine, then by rank. Raises
+        ``InvalidRequest`` with the first refusal, ``EngineDead`` when no engine lives.
+    has_admin: whether the server has an administrator, for whom ``admin_routes`` are.
     """
 
     model_name: str
@@ -74,6 +84,8 @@ class ObserverContext:
     settle: Call = nothing
     decode: Callable[[Sequence[int]], str] = _as_numbers
     shared: dict[str, Any] = field(default_factory=dict[str, Any])
+    call_workers: Callable[..., Awaitable[list[list[Any]]]] = no_workers
+    has_admin: bool = True
 
 
 class Observer:
@@ -119,8 +131,63 @@ class Observer:
         """There is nothing more to tell: the server stops, or the observer is switched off. Has five seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerObserverContext:
+    """What an observer's part in a worker is built with, before the model is loaded.
+
+    is_host: whether the device is the host itself. rank: of ``size`` workers that compute a model together.
+    replica: which of the server's engines they are of.
+    """
+
+    device: torch.device
+    is_host: bool = True
+    rank: int = 0
+    size: int = 1
+    replica: int = 0
+    options: Any = None
+
+
+class WorkerObserver:
+    """An observer's part in each worker: told of steps on the thread that computes them, so it must be quick.
+
+    One that raises is told nothing more; the log says so.
+    """
+
+    wants_steps: bool = False
+    """Whether it is told of steps. Read once."""
+
+    def __init__(self, context: WorkerObserverContext) -> None:
+        self.context = context
+
+    def operations(self) -> Mapping[str, Callable[..., Any]]:
+        """What ``ObserverContext.call_workers`` can call, by name: between two steps, with plain data.
+
+        An ``FwkError`` refuses. Any other exception is logged, and refuses, too: nothing here ends an engine.
+        """
+        return {}
+
+    def step_begins(self, batch: Batch) -> None:
+        """A step is about to be computed, or on a device given to it."""
+
+    def step_launched(self) -> None:
+        """It was: on the host it is computed, on a device it may still run."""
+
+    def close(self) -> None:
+        """The worker stops: within a second."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ObserverSpec(Declaration):
-    """Declares an observer; every installed one takes part, those with ``enabled_by`` when they are turned on."""
+    """Declares an observer; every installed one takes part, those with ``enabled_by`` when they are turned on.
+
+    worker: ``"package.module:attribute"`` of a ``WorkerObserver`` to have in each worker, with the same options.
+    """
 
     family: ClassVar[str] = "observers"
+
+    worker: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.worker is not None and ":" not in self.worker:
+            raise ValueError(f"ObserverSpec {self.name!r}: worker must be 'module:attribute', not {self.worker!r}")

@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fwk.types import (
     AdapterAnswer,
     AdapterInfo,
     AddRequest,
+    CallWorkers,
     EngineFailed,
     EngineReady,
     EngineStats,
@@ -44,6 +45,7 @@ from fwk.types import (
     ToEngine,
     TokenEvent,
     UnloadAdapter,
+    WorkersAnswer,
 )
 
 log = logging.getLogger(__name__)
@@ -171,11 +173,15 @@ class EngineClient:
         """Exchange a plugin in the engine. Raises ``InvalidRequest`` with the engine's words; then nothing changed."""
         await self._ask(SwitchPlugin(self._next_number(), family, name, dict(options), is_on))
 
+    async def call_workers(self, name: str, arguments: Sequence[Any]) -> list[Any]:
+        """Run an operation on the engine's workers; the answers by rank. Raises ``InvalidRequest`` with a refusal."""
+        return await self._ask(CallWorkers(self._next_number(), name, list(arguments)))
+
     def _next_number(self) -> int:
         self._num_asked += 1
         return self._num_asked
 
-    async def _ask(self, message: LoadAdapter | UnloadAdapter | SwitchPlugin) -> Any:
+    async def _ask(self, message: LoadAdapter | UnloadAdapter | SwitchPlugin | CallWorkers) -> Any:
         if self._dead is not None:
             raise self._dead
         if not self.is_ready:
@@ -262,6 +268,9 @@ class EngineClient:
             case SwitchAnswer(number, error):
                 self._last_pong = time.monotonic()
                 self._take_answer(number, None, error, "options")
+            case WorkersAnswer(number, results, error):
+                self._last_pong = time.monotonic()
+                self._take_answer(number, results, error, None)
             case EngineReady():
                 self._last_pong = time.monotonic()
                 if self._ready is not None and not self._ready.done():

@@ -252,6 +252,20 @@ class Replicas:
         await asyncio.gather(*(client.switch(*old) for client in changed), return_exceptions=True)
         raise wrong or EngineDead(self.trouble() or "no engine lives")
 
+    async def call_workers(self, name: str, *arguments: Any) -> list[list[Any]]:
+        """Run an operation on the workers of every engine that lives; the answers by engine, then by rank.
+
+        Raises ``InvalidRequest`` with the first refusal: other engines may have done it.
+        """
+        async with self.sleep.awake():
+            alive = [client for client in self._clients if not client.is_dead]
+            results = await asyncio.gather(*(c.call_workers(name, arguments) for c in alive), return_exceptions=True)
+        wrong = [result for result in results if isinstance(result, BaseException)]
+        refusal = next((error for error in wrong if isinstance(error, InvalidRequest)), None)
+        if refusal is not None or len(wrong) == len(results):
+            raise refusal or (wrong[0] if wrong else EngineDead(self.trouble() or "no engine lives"))
+        return [result for result in results if not isinstance(result, BaseException)]
+
     async def close(self) -> None:
         """Stop the processes."""
         self._is_closing = True

@@ -24,7 +24,7 @@ class RouteRegistry:
 
     def __init__(self, app: FastAPI, keys: Keys) -> None:
         self._app = app
-        self._has_admin = keys.admin is not None
+        self.has_admin = keys.admin is not None
         self.guard = Guard(app.router.routes, [], [], keys)
         self._owned: dict[str, list[BaseRoute]] = {}
         self._dialects: dict[str, Dialect] = {}
@@ -44,7 +44,7 @@ class RouteRegistry:
         Raises ``ConfigError`` when another owner has such a route; then nothing is changed.
         """
         routes = _made(add)
-        admins = _made(admin) if admin is not None and self._has_admin else []
+        admins = _made(admin) if admin is not None and self.has_admin else []
         self._check(owner, [*routes, *admins])
         self.remove(owner)
         self.guard.let(admins, Access.ADMIN)

@@ -19,7 +19,7 @@ from fwk.errors import ConfigError, InvalidRequest, PluginError, PluginLoadError
 from fwk.interfaces.declaration import Host
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.interfaces.lifecycle import PluginLifecycle
-from fwk.interfaces.observer import Observer, ObserverContext
+from fwk.interfaces.observer import Observer, ObserverContext, ObserverSpec
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import FAMILIES, PluginFactory, PluginSet, Registered, find, taking_part
 from fwk.plugins.families import ORDER, PARTS
@@ -262,6 +262,11 @@ class PluginSwitcher:
         self._components.parsers.use(change.item.family, choice)
 
     async def _switch_served(self, change: _Change) -> None:
+        declaration = change.item.declaration
+        if isinstance(declaration, ObserverSpec) and declaration.worker is not None and change.is_on:
+            raise InvalidRequest(
+                f"{change.item.key} has a part in the workers, which is made when they start: restart with its options"
+            )
         if change.is_on:
             await self._serve(change.item, self._factory(change.config))
         elif change.item.key in self._running:
@@ -288,6 +293,8 @@ class PluginSwitcher:
                 settle=told.settle,
                 decode=decode,
                 shared=shared,
+                call_workers=partial(self._call_workers, item.key),
+                has_admin=routes.has_admin,
             )
         await lifecycles.begin(lifecycle)
         try:
@@ -305,6 +312,9 @@ class PluginSwitcher:
         self._running[item.key] = _Running(lifecycle, told.listener)
         if old is not None:
             await self._retire(old)
+
+    async def _call_workers(self, key: str, operation: str, *args: Any) -> list[list[Any]]:
+        return await self._components.engines.call_workers(f"{key}.{operation}", *args)
 
     async def _retire(self, running: _Running) -> None:
         """End the life of what takes part no more."""

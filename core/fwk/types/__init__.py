@@ -18,6 +18,7 @@ from fwk.types.messages import (
     Abort,
     AdapterAnswer,
     AddRequest,
+    CallWorkers,
     EngineFailed,
     EngineReady,
     EngineStats,
@@ -33,6 +34,7 @@ from fwk.types.messages import (
     ToEngine,
     TokenEvent,
     UnloadAdapter,
+    WorkersAnswer,
 )
 from fwk.types.model_config import ModelConfig, PoolingConfig, RopeConfig
 from fwk.types.request import (
@@ -55,6 +57,7 @@ __all__ = [
     "AddRequest",
     "Batch",
     "BlockSaves",
+    "CallWorkers",
     "EngineFailed",
     "EngineReady",
     "EngineStats",
@@ -86,6 +89,7 @@ __all__ = [
     "TokenEvent",
     "TokenLogprobs",
     "UnloadAdapter",
+    "WorkersAnswer",
     "cache_namespace",
     "tenant_of",
 ]

@@ -8,7 +8,7 @@ import msgspec
 
 from fwk.types.request import AdapterInfo, FinishReason, Request, TokenLogprobs
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised with every incompatible change; an engine refuses a client that speaks another one."""
 
 
@@ -55,6 +55,14 @@ class SwitchPlugin(msgspec.Struct, tag=True, frozen=True):
     name: str
     options: dict[str, Any] = {}
     is_on: bool = True
+
+
+class CallWorkers(msgspec.Struct, tag=True, frozen=True):
+    """Run an operation on every worker, between two steps. Answered by ``WorkersAnswer`` with the same number."""
+
+    number: int
+    name: str
+    arguments: list[Any] = []
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
@@ -153,6 +161,14 @@ class SwitchAnswer(msgspec.Struct, tag=True, frozen=True):
     error: str | None = None
 
 
+class WorkersAnswer(msgspec.Struct, tag=True, frozen=True):
+    """What became of ``CallWorkers``: the results by rank, or why a worker refused."""
+
+    number: int
+    results: list[Any] = []
+    error: str | None = None
+
+
 class EngineReady(msgspec.Struct, tag=True, frozen=True):
     """Sent once, when the model is loaded and requests are taken."""
 
@@ -183,5 +199,5 @@ class EngineFailed(msgspec.Struct, tag=True, frozen=True):
     exit_code: int | None = None
 
 
-ToEngine = AddRequest | Abort | Pause | LoadAdapter | UnloadAdapter | SwitchPlugin | Ping | Shutdown
-FromEngine = StepOutputs | Pong | AdapterAnswer | SwitchAnswer | EngineReady | EngineFailed
+ToEngine = AddRequest | Abort | Pause | LoadAdapter | UnloadAdapter | SwitchPlugin | CallWorkers | Ping | Shutdown
+FromEngine = StepOutputs | Pong | AdapterAnswer | SwitchAnswer | WorkersAnswer | EngineReady | EngineFailed

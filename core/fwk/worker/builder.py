@@ -17,6 +17,7 @@ from fwk.interfaces.device import MemoryInfo
 from fwk.interfaces.executor import WorkerInfo
 from fwk.interfaces.lora import LoRASourceContext
 from fwk.interfaces.model import Encoder, Model
+from fwk.interfaces.observer import WorkerObserverContext
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
 from fwk.interfaces.sampling import LogitsProcessor, Sampler, SamplerSpec, SamplingContext
@@ -38,6 +39,7 @@ from fwk.worker.in_flight import InFlight, Settled
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_builder import ModelBuilder
 from fwk.worker.model_runner import ModelRunner
+from fwk.worker.observing import WorkerObservers
 from fwk.worker.pooling import PoolingRunner
 from fwk.worker.processors import ProcessorBuilder, ProcessorSwitch
 from fwk.worker.sampling import Place, SamplingPipeline
@@ -67,6 +69,7 @@ class WorkerParts:
     store: BlockStore | None = None
     pipeline: SamplingPipeline | None = None
     caches: Sequence[WeightsCache] = ()
+    observers: WorkerObservers | None = None
 
     def close(self) -> None:
         self.grammars.close()
@@ -76,6 +79,8 @@ class WorkerParts:
             self.pipeline.close()
         if self.store is not None:
             self.store.close()
+        if self.observers is not None:
+            self.observers.close()
 
 
 class WorkerBuilder:
@@ -86,6 +91,7 @@ class WorkerBuilder:
         self._setup = setup
         self._factory = setup.factory
         self._group = group
+        self._replica = replica
         self._device = take_device(setup.device, setup.chosen_device.name, group, replica)
         if config.engine.cpu_threads is not None:
             torch.set_num_threads(config.engine.cpu_threads)
@@ -120,6 +126,8 @@ class WorkerBuilder:
 
     def build(self) -> WorkerInfo:
         """Load the model and fill in ``parts``. Raises ``FwkError``."""
+        observers = self.parts.observers = self._observers()
+        self.parts.operations |= observers.operations()
         options, opened = self._config.engine, self._setup.opened
         self._check_tiers()
         is_greedy = torch.zeros(1, dtype=torch.int64) if self._setup.device.is_host else None
@@ -206,6 +214,17 @@ class WorkerBuilder:
         self._chosen["step"] = self._capturing.how(runner.model)
         self.parts.grammars.begin(self._compiler.build)
         return info(reasons=tuple(self._reasons), num_lookahead=drafting.max_drafts, depth=runner.depth)
+
+    def _observers(self) -> WorkerObservers:
+        context = partial(
+            WorkerObserverContext,
+            self._device,
+            self._setup.device.is_host,
+            self._group.rank,
+            self._group.size,
+            self._replica,
+        )
+        return WorkerObservers(self._config, self._factory.plugins, context)
 
     def _staging(self) -> StagingRing:
         return StagingRing(self._setup.device, self._device, MAX_IN_FLIGHT + 1)

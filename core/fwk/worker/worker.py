@@ -16,8 +16,7 @@ from fwk.process.threads import half_of_torchs_threads
 from fwk.setup.resolve import ModelSetup
 from fwk.types import Batch, StepResult
 from fwk.worker.builder import WorkerBuilder
-from fwk.worker.model_runner import ModelRunner
-from fwk.worker.pooling import PoolingRunner
+from fwk.worker.observing import Runner
 from fwk.worker.transfer import BlockStore
 
 
@@ -28,7 +27,7 @@ class LocalWorker(Worker):
         self._builder = WorkerBuilder(config, setup, group, replica)
         self._parts = self._builder.parts
         self._operations = self._parts.operations
-        self._runner: ModelRunner | PoolingRunner | None = None
+        self._runner: Runner | None = None
         self._store: BlockStore | None = None
         self._num_saved: deque[int] = deque()  # when each step in flight was launched
 
@@ -36,7 +35,9 @@ class LocalWorker(Worker):
     def load(self) -> WorkerInfo:
         with half_of_torchs_threads(), large_blocks_returned():
             info = self._builder.build()
-        self._runner, self._store = self._parts.runner, self._parts.store
+        self._store = self._parts.store
+        if self._parts.runner is not None and self._parts.observers is not None:
+            self._runner = self._parts.observers.around(self._parts.runner)
         return info
 
     def execute(self, batch: Batch) -> StepResult:

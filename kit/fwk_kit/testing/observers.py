@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from typing import Any
 
+import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from fwk.interfaces.observer import Observer, ObserverContext, RequestRecord
+from fwk.errors import FwkError
+from fwk.interfaces.observer import Observer, ObserverContext, ObserverSpec, RequestRecord, WorkerObserverContext
 from fwk.plugins import Registered
-from fwk.types import EngineStats, SamplingParams
+from fwk.types import Batch, EngineStats, SamplingParams
 from fwk_kit.testing.base import PluginSuite
 
 SLOW = 2e-3
@@ -81,3 +84,22 @@ class ObserverSuite(PluginSuite):
         one.close()
         self.lives(two)
         two.close()
+
+    def test_its_part_in_a_worker_follows_steps(self, item: Registered) -> None:
+        """On the host; a part that is for devices refuses with a sentence."""
+        assert isinstance(item.declaration, ObserverSpec)
+        if item.declaration.worker is None:
+            pytest.skip(f"{item.name} has no part in the workers")
+        import torch  # noqa: PLC0415 - only these need it
+
+        module, _, name = item.declaration.worker.partition(":")
+        make: Any = getattr(importlib.import_module(module), name)
+        try:
+            part = make(WorkerObserverContext(torch.device("cpu"), options=self.given(item)))
+        except FwkError as refusal:
+            pytest.skip(f"{item.name} refuses: {refusal}")
+        assert all(callable(operation) for operation in part.operations().values())
+        for number in range(3):
+            part.step_begins(Batch(number, [], [], []))
+            part.step_launched()
+        part.close()

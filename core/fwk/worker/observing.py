@@ -1,0 +1,119 @@
+"""Observers' parts in a worker: told of its steps, and asked by the server's process."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from fwk.config import Config
+from fwk.errors import FwkError, PluginLoadError, one_line_traceback
+from fwk.interfaces.observer import ObserverSpec, WorkerObserver, WorkerObserverContext
+from fwk.plugins import PluginSet, taking_part
+from fwk.types import Batch, StepResult
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What runs a worker's steps."""
+
+    def launch(self, batch: Batch) -> Any: ...
+
+    def collect(self, pending: Any) -> StepResult: ...
+
+    def settle(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Part:
+    """An observer's part, and whether it is still told of steps."""
+
+    key: str
+    observer: WorkerObserver
+    is_told: bool
+
+    def tell(self, call: Callable[..., None], *args: Any) -> None:
+        """Make a call; one that raises is the last."""
+        if not self.is_told:
+            return
+        try:
+            call(*args)
+        except Exception as error:
+            self.is_told = False
+            log.error("%s raised in a step and is told of no more: %s", self.key, one_line_traceback(error))
+            log.debug("what it raised", exc_info=error)
+
+    def run(self, name: str, operation: Callable[..., Any], *args: Any) -> Any:
+        """Run one of its operations. Raises nothing but ``FwkError``."""
+        try:
+            return operation(*args)
+        except FwkError:
+            raise
+        except Exception as error:
+            log.error("%s.%s failed: %s", self.key, name, one_line_traceback(error))
+            log.debug("what it raised", exc_info=error)
+            raise FwkError(f"{self.key} failed in {name}: {type(error).__name__}: {error}") from error
+
+
+class WorkerObservers:
+    """The parts of all observers that have one."""
+
+    def __init__(self, config: Config, plugins: PluginSet, context: Callable[..., WorkerObserverContext]) -> None:
+        """Build them: ``context`` lacks the options. Raises ``FwkError`` in a plugin's name."""
+        self._parts: list[_Part] = []
+        for item, options in taking_part(plugins, "observers", config.plugin_options, host=None):
+            assert isinstance(item.declaration, ObserverSpec)
+            if item.declaration.worker is None:
+                continue
+            module, _, attribute = item.declaration.worker.partition(":")
+            try:
+                observer: WorkerObserver = getattr(importlib.import_module(module), attribute)(context(options=options))
+            except FwkError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise PluginLoadError(
+                    f"plugin {item.source} failed to start in a worker: {type(error).__name__}: {error}"
+                ) from error
+            self._parts.append(_Part(item.key, observer, observer.wants_steps))
+
+    def operations(self) -> dict[str, Callable[..., Any]]:
+        """What can be called of them: ``family.plugin.operation``."""
+        return {
+            f"{part.key}.{name}": partial(part.run, name, operation)
+            for part in self._parts
+            for name, operation in part.observer.operations().items()
+        }
+
+    def around(self, runner: Runner) -> Runner:
+        """The runner, telling those who want it of each step; the same where nobody does."""
+        told = [part for part in self._parts if part.is_told]
+        return ObservedRunner(runner, told) if told else runner
+
+    def close(self) -> None:
+        """The worker stops."""
+        for part in self._parts:
+            part.is_told = True
+            part.tell(part.observer.close)
+
+
+class ObservedRunner:
+    """A runner whose steps are told of."""
+
+    def __init__(self, runner: Runner, parts: list[_Part]) -> None:
+        self._runner = runner
+        self._parts = parts
+        self.collect = runner.collect
+        self.settle = runner.settle
+
+    def launch(self, batch: Batch) -> Any:
+        """As the runner does."""
+        for part in self._parts:
+            part.tell(part.observer.step_begins, batch)
+        pending = self._runner.launch(batch)
+        for part in self._parts:
+            part.tell(part.observer.step_launched)
+        return pending
