@@ -207,3 +207,16 @@ def test_what_nobody_hears_costs_nothing() -> None:
     observers.step_finished(EngineStats())
     listener.close()
     assert not blocking.heard
+
+
+def test_headers_are_for_those_that_want_them() -> None:
+    observers = Observers()
+    one, other = Hearing(), Hearing()
+    one.wants_headers = frozenset({"x-team", "authorization", "cookie"})
+    for observer in (one, other):
+        observers.add(observer, "o")
+    assert observers.wanted_headers == {"x-team"}, "keys are for none"
+    observers.request_arrived(RequestRecord("id", "", 1, 0.0, headers={"x-team": "a"}))
+    observers.close()
+    heard = [observer.heard[0][1].headers for observer in (one, other)]
+    assert heard == [{"x-team": "a"}, {}]

@@ -21,9 +21,10 @@ class RequestRecord:
     """The life of one request; times are monotonic seconds of the API process.
 
     ``operation`` and ``trace`` are those of ``GenerateInput``: what was asked, and the headers of the trace it is
-    part of. ``caller`` is the name of the API key's holder, where it has one. ``sampling`` is the request's, as
-    checked. ``prompt_token_ids`` and ``outputs``, the text of each sequence (when the request has finished), are there
-    only for observers that want content, and must not be changed.
+    part of. ``caller`` is the name of the API key's holder, where it has one. ``headers`` are those of the HTTP request
+    that the observer wants. ``sampling`` is the request's, as checked. ``prompt_token_ids`` and ``outputs``, the text
+    of each sequence (when the request has finished), are there only for observers that want content, and must not be
+    changed.
     """
 
     request_id: str
@@ -43,6 +44,7 @@ class RequestRecord:
     prompt_token_ids: Sequence[int] | None = None
     outputs: tuple[str, ...] | None = None
     caller: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def copy(self) -> RequestRecord:
         """The record as it is now."""
@@ -99,6 +101,9 @@ class Observer:
 
     wants_content: bool = False
     """Whether records hold prompts and outputs for it. Read for every request; users' words are nobody's by default."""
+
+    wants_headers: frozenset[str] = frozenset()
+    """Names, in lower case, of HTTP headers that records hold for it. Keys and cookies are held for none."""
 
     def __init__(self, context: ObserverContext) -> None:
         self.context = context

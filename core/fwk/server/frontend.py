@@ -23,6 +23,7 @@ from fwk.interfaces.observer import RequestRecord
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import PluginSet, Registered
+from fwk.server.middleware import current_headers
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.replicas import Replicas
@@ -275,6 +276,7 @@ class ServerFrontend(Frontend):
             sampling=_copied(item.sampling),
             n=item.n,
             caller=self.key_names.get(item.service.tenant, ""),
+            headers=self._headers(),
         )
         if self._observers.wants_content:
             record.prompt_token_ids = item.prompt_token_ids
@@ -282,6 +284,14 @@ class ServerFrontend(Frontend):
         self._client.submit(request, stream.put)
         self._observers.request_arrived(record)
         return request, record, stream
+
+    def _headers(self) -> dict[str, str]:
+        """Those of the HTTP request that observers want."""
+        wanted = self._observers.wanted_headers
+        if not wanted:
+            return {}
+        given = current_headers.get() or {}
+        return {name: value.decode("latin-1") for name in wanted if (value := given.get(name.encode())) is not None}
 
     def check_embed(self, item: EmbedInput) -> EmbedInput:
         trouble = self._client.trouble()
@@ -323,6 +333,7 @@ class ServerFrontend(Frontend):
             operation="embeddings",
             trace=item.trace,
             caller=self.key_names.get(item.service.tenant, ""),
+            headers=self._headers(),
         )
         call = PendingEmbedding(record, self._observers)
         self._client.submit(request, call.put)

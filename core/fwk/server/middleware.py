@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import orjson
@@ -19,6 +20,9 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEST_ID = 128
 _ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_REQUEST_ID}}}")
+
+current_headers: ContextVar[Mapping[bytes, bytes] | None] = ContextVar("current_headers", default=None)
+"""Those of the HTTP request that is answered: of its task, and of what it has begun."""
 
 FREE_METHODS = {"GET", "HEAD", "OPTIONS"}
 """Of requests that only look; they pass however many are served."""
@@ -59,6 +63,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        current_headers.set(headers)
         request_id = _request_id(headers.get(b"x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
 

@@ -33,6 +33,9 @@ BREATH = 0.0005
 
 CLOSE_SECONDS = 5.0
 
+SECRET = frozenset({"authorization", "x-api-key", "cookie", "proxy-authorization"})
+"""Headers that no observer sees."""
+
 _EVENTS = ("request_arrived", "tokens_received", "request_finished", "step_finished", "engine_died")
 
 
@@ -180,6 +183,11 @@ class Observers:
         """Whether one of them is to see prompts and outputs."""
         return any(listener.observer.wants_content for listener in self._listeners)
 
+    @property
+    def wanted_headers(self) -> frozenset[str]:
+        """Names of the HTTP headers that one of them is to see."""
+        return frozenset[str]().union(*(listener.observer.wants_headers for listener in self._listeners)) - SECRET
+
     def request_arrived(self, record: RequestRecord) -> None:
         self._tell("request_arrived", record)
 
@@ -214,4 +222,7 @@ def _copied(record: RequestRecord, listener: Listener) -> RequestRecord:
     copy = record.copy()
     if not listener.observer.wants_content:
         copy.prompt_token_ids = copy.outputs = None
+    wanted = listener.observer.wants_headers
+    if record.headers:
+        copy.headers = {name: value for name, value in record.headers.items() if name in wanted}
     return copy

@@ -299,3 +299,74 @@ async def test_drafts_are_counted_by_position(observer):
     assert found[("fwk:num_drafts_total",)] == 5
     assert found[("fwk:num_accepted_tokens_per_pos_total", "0")] == 4
     assert found[("fwk:num_accepted_tokens_per_pos_total", "1")] == 1
+
+
+def labelled(**options):
+    names = ("team", "region")
+    return PrometheusObserver(ObserverContext(MODEL, PrometheusOptions(
+        tokenizer_metrics_allowed_custom_labels=names, **options
+    )))  # fmt: skip
+
+
+def brings(header):
+    return request(headers={"x-custom-labels": header}, finish_reasons=("stop",))
+
+
+async def finished_by(observer):
+    """team and region -> requests that ended with stop"""
+    return {
+        (sample.labels["team"], sample.labels["region"]): sample.value
+        for family in parse_text((await scrape(observer)).text)
+        for sample in family.samples
+        if sample.name == "fwk:request_success_total" and sample.labels["finished_reason"] == "stop"
+    }
+
+
+async def test_requests_count_for_the_labels_they_bring():
+    observer = labelled()
+    assert observer.wants_headers == {"x-custom-labels"}
+    for header in (
+        '{"team": "a", "region": "eu"}',
+        '{"team": "a", "region": "eu", "secret": "x"}',
+        '{"team": "b"}',
+        "",
+    ):
+        observer.request_finished(brings(header))
+    assert await finished_by(observer) == {("a", "eu"): 2, ("b", ""): 1, ("", ""): 1}
+    record = brings('{"team": "b"}')
+    receive(observer, record, [1000.5])
+    page = (await scrape(observer)).text
+    assert "secret" not in page
+    [count] = [
+        line
+        for line in page.splitlines()
+        if line.startswith("fwk:time_to_first_token_seconds_count") and 'team="b"' in line
+    ]
+    assert count.endswith(" 1.0")
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["{", "[]", "1", '{"team": 1}', '{"team": "' + "x" * 65 + '"}', '{"team": "a\\nb"}', "[" * 2000, " " * 3000],
+)
+async def test_a_header_that_is_no_object_of_short_texts_brings_none(header):
+    observer = labelled()
+    observer.request_finished(brings(header))
+    assert await finished_by(observer) == {("", ""): 1}
+
+
+async def test_clients_cannot_make_more_sets_than_allowed():
+    observer = labelled(tokenizer_metrics_max_label_sets=3)
+    for i in range(500):
+        observer.request_finished(brings(f'{{"team": "{i}"}}'))
+    observer.request_finished(brings('{"team": "1"}'))
+    expected = {("", ""): 0, ("0", ""): 1, ("1", ""): 2, ("2", ""): 1, ("other", "other"): 497}
+    assert await finished_by(observer) == expected
+
+
+@pytest.mark.parametrize(
+    "names", [("le",), ("model_name",), ("a-b",), ("a", "a"), ("1a",), tuple(f"n{i}" for i in range(17))]
+)
+def test_names_of_labels_are_checked(names):
+    with pytest.raises(ValidationError):
+        PrometheusOptions(tokenizer_metrics_allowed_custom_labels=names)

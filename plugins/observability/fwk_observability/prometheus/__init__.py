@@ -16,6 +16,8 @@ _E2E = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0, 100.0, 200.0,
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 1_000_000)
 
 MAX_BUCKETS = 64
+MAX_LABELS = 16
+_OWN_LABELS = ("model_name", "finished_reason", "position", "le", "job", "instance")
 
 
 def by_rule(rule: Sequence[object]) -> Sequence[object]:
@@ -51,6 +53,24 @@ class PrometheusOptions(Options):
     bucket_e2e_request_latency: tuple[float, ...] = option(_E2E, "Buckets of the time from arrival to the last token.")
     prompt_tokens_buckets: tuple[float, ...] = option(_TOKENS, "Buckets of prompts' tokens, or a rule for them.")
     generation_tokens_buckets: tuple[float, ...] = option(_TOKENS, "Buckets of outputs' tokens, or a rule for them.")
+    tokenizer_metrics_allowed_custom_labels: tuple[str, ...] = option(
+        (),
+        "Labels that requests may bring for the metrics of requests, in the header of "
+        "--tokenizer-metrics-custom-labels-header.",
+    )
+    tokenizer_metrics_custom_labels_header: str = option(
+        "x-custom-labels",
+        'Header with a request\'s labels, as an object: {"team": "search"}.',
+        needs="tokenizer_metrics_allowed_custom_labels",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}$",
+    )
+    tokenizer_metrics_max_label_sets: int = option(
+        64,
+        "Different sets of labels' values that are counted by themselves; those that come later count as 'other'.",
+        needs="tokenizer_metrics_allowed_custom_labels",
+        ge=1,
+        le=10_000,
+    )
     metric_gateway: str | None = option(
         None, "Prometheus push gateway that gets the metrics, for servers that cannot be scraped: http://HOST:PORT."
     )
@@ -91,6 +111,16 @@ class PrometheusOptions(Options):
         if not re.fullmatch(r"https?://[^/\s?#]+(/[^\s?#]*)?", address):
             raise ValueError("must be the address of a push gateway: http://HOST:PORT")
         return address
+
+    @field_validator("tokenizer_metrics_allowed_custom_labels")
+    @classmethod
+    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", name, re.ASCII) or name in _OWN_LABELS:
+                raise ValueError(f"{name!r} is no name of a label, or one of our own ({', '.join(_OWN_LABELS)})")
+        if len(set(names)) < len(names) or len(names) > MAX_LABELS:
+            raise ValueError(f"has a name twice, or more than {MAX_LABELS}")
+        return names
 
     @field_validator("metric_gateway_grouping_key")
     @classmethod

@@ -16,6 +16,7 @@ from fwk.interfaces.observer import Observer, ObserverContext, RequestRecord
 from fwk.types import EngineStats
 from fwk_observability.prometheus import PrometheusOptions
 from fwk_observability.prometheus.push import Push
+from fwk_observability.prometheus.requests import LabelledRequests
 from fwk_observability.prometheus.values import Growing, Histogram
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 _LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _LAG_PERIOD = 0.1
 """Seconds between two looks at the clock."""
-
-# A request with several sequences is counted once, under the first of these that one of them ended with.
-_REASONS = ("error", "abort", "length", "stop")
 
 # EngineStats field: name and meaning.
 _COUNTERS = {
@@ -49,17 +47,13 @@ _COUNTERS = {
 
 
 class PrometheusObserver(Observer):
-    """Metrics at /metrics. Labels: the served model, and one of five finish reasons."""
+    """Metrics at /metrics. Labels: the served model, one of five finish reasons, and those that requests may bring."""
 
     def __init__(self, context: ObserverContext) -> None:
         super().__init__(context)
         options = context.options or PrometheusOptions()
-        self._first_token = Histogram(options.bucket_time_to_first_token)
-        self._between_tokens = Histogram(options.bucket_inter_token_latency)
-        self._latency = Histogram(options.bucket_e2e_request_latency)
-        self._prompt_len = Histogram(options.prompt_tokens_buckets)
-        self._output_len = Histogram(options.generation_tokens_buckets)
-        self._finished: dict[str, int] = dict.fromkeys((*_REASONS, "other"), 0)
+        self._requests = LabelledRequests(options)
+        self.wants_headers = self._requests.headers
         self._engine = {name: Growing() for name in _COUNTERS}
         self._by_position: list[Growing] = []
         self._stats = EngineStats()
@@ -96,23 +90,10 @@ class PrometheusObserver(Observer):
             self._lag.observe(loop.time() - due)
 
     def tokens_received(self, record: RequestRecord, num_tokens: int, seconds: float) -> None:
-        # The record counts these tokens already, so ``last_token`` is when they came. A sequence's first tokens are
-        # those that came as long after arrival as that is; of a request's sequences only the first one's is its first
-        # token.
-        if record.last_token is None or seconds >= record.last_token - record.arrived:
-            if record.num_output_tokens <= num_tokens:
-                self._first_token.observe(seconds)
-        elif num_tokens:
-            self._between_tokens.observe(seconds / num_tokens, num_tokens)
+        self._requests.of(record).tokens_received(record, num_tokens, seconds)
 
     def request_finished(self, record: RequestRecord) -> None:
-        reasons = set(record.finish_reasons) or {"abort"}
-        reason = next((known for known in _REASONS if known in reasons), "other")
-        self._finished[reason] += 1
-        self._prompt_len.observe(record.num_prompt_tokens)
-        self._output_len.observe(record.num_output_tokens)
-        if record.finished is not None:
-            self._latency.observe(record.finished - record.arrived)
+        self._requests.of(record).request_finished(record)
 
     def step_finished(self, stats: EngineStats) -> None:
         self._stats = stats
@@ -148,23 +129,14 @@ class PrometheusObserver(Observer):
         yield accepted
         looked_up = self._engine["prompt_tokens"].total
         yield self._counter("fwk:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", looked_up)
-        finished = CounterMetricFamily(
-            "fwk:request_success", "Requests ended.", labels=["model_name", "finished_reason"]
+        lag = HistogramMetricFamily(
+            "fwk:event_loop_lag_seconds",
+            "How late the event loop was, asked ten times a second.",
+            labels=["model_name"],
         )
-        for reason, count in self._finished.items():
-            finished.add_metric([*model, reason], count)
-        yield finished
-        for name, meaning, histogram in (
-            ("fwk:time_to_first_token_seconds", "From arrival to the first token.", self._first_token),
-            ("fwk:inter_token_latency_seconds", "Between two tokens of a sequence.", self._between_tokens),
-            ("fwk:e2e_request_latency_seconds", "From arrival to the end.", self._latency),
-            ("fwk:event_loop_lag_seconds", "How late the event loop was, asked ten times a second.", self._lag),
-            ("fwk:request_prompt_tokens", "Prompt tokens per request.", self._prompt_len),
-            ("fwk:request_generation_tokens", "Generated tokens per request.", self._output_len),
-        ):
-            family = HistogramMetricFamily(name, meaning, labels=["model_name"])
-            family.add_metric(model, *histogram.read())
-            yield family
+        lag.add_metric(model, *self._lag.read())
+        yield lag
+        yield from self._requests.collect(self.context.model_name)
 
     def _counter(self, name: str, meaning: str, value: float) -> Metric:
         counter = CounterMetricFamily(name, meaning, labels=["model_name"])
