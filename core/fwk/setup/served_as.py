@@ -50,13 +50,13 @@ def served_as(
     if task == AUTO:
         task = "embed" if stored is not None and "embed" in tasks else tasks[0]
     runner = spec.runner_of(task)
+    if runner == "pool" and spec.encoder_input(config) is not None:
+        raise ConfigError(f"--task {task}: {options.model} has an encoder and a decoder, which generate together")
     labels = _labels(options, spec, task, config)
     if runner != "pool":
         if options.pooling_type != AUTO:
             raise ConfigError("--pooling-type: this model generates text; --task embed makes vectors of prompts")
         return ServedAs(task, runner, is_recurrent=spec.is_recurrent, encoder=spec.encoder_input(config))
-    if spec.encoder_input(config) is not None:
-        raise ConfigError(f"--task {task}: {options.model} has an encoder and a decoder, which generate together")
     is_decoder = spec.runner == "generate"
     if is_decoder:
         _check_causal(config)

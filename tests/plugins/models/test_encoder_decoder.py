@@ -215,23 +215,40 @@ def test_tensor_parallel_ranks_generate_the_same(tmp_path: Path) -> None:
     assert [x.token_ids for x in done] == [greedy(reference, prompt, 10) for prompt in prompts]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prefix_cache": "radix"}, "--prefix-cache radix: .* has an encoder and a decoder, and each K/V of a prompt"),
-        ({"enable_lora": True}, "--enable-lora: .* has an encoder and a decoder"),
-        ({"attention_backend": "cpu"}, "no model plugin serves 'T5ForConditionalGeneration' with these options"),
-        ({"decode_attention_backend": "cpu"}, "no model plugin serves 'T5ForConditionalGeneration' with these options"),
-        ({"task": "embed"}, "--task embed: .* has an encoder and a decoder, which generate together"),
-        (
-            {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3},
-            "is asked for trees of drafts: .* has an encoder and a decoder",
-        ),
-    ],
-)
-def test_what_cannot_be_had_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    write(tmp_path, "t5")
-    with pytest.raises(FwkError, match=message):
+BOTH = "has an encoder and a decoder"
+DRAFTS = "cannot draft for .*, whose prompts an encoder reads: choose a --speculative-algorithm without a model"
+WHOLE = f"{BOTH}, and each K/V of a prompt depends on all of it"
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "prefix cache": ({"prefix_cache": "radix"}, f"--prefix-cache radix: .* {WHOLE}"),
+    "cache tiers": ({"cache_tiers": ("host",)}, f"--cache-tiers host: .* {WHOLE}"),
+    "adapters": ({"enable_lora": True}, f"--enable-lora: .* {BOTH}"),
+    "hidden states": ({"enable_return_hidden_states": True}, f"--enable-return-hidden-states: .* {BOTH}"),
+    "determinism": ({"enable_deterministic_inference": True}, "is not possible: .* computes prompts whole"),
+    "backend": ({"attention_backend": "cpu"}, "no model plugin serves '{name}' with these options"),
+    "decode backend": ({"decode_attention_backend": "cpu"}, "no model plugin serves '{name}' with these options"),
+    "embed": ({"task": "embed"}, f"--task embed: .* {BOTH}, which generate together"),
+    "classify": ({"task": "classify"}, f"--task classify: .* {BOTH}, which generate together"),
+    "pooling": ({"pooling_type": "mean"}, "--pooling-type: this model generates text"),
+    "trees": (
+        {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3},
+        f"is asked for trees of drafts: .* {BOTH}",
+    ),
+    "draft model": ({"speculative_algorithm": "standalone", "speculative_draft_model_path": "{draft}"}, DRAFTS),
+    **{
+        name: ({"speculative_algorithm": name, "speculative_draft_model_path": "{draft}"}, DRAFTS)
+        for name in ("eagle", "eagle3", "medusa")
+    },
+    "own head": ({"speculative_algorithm": "nextn"}, DRAFTS),
+}
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_had_is_refused(what: str, kind: str, tmp_path: Path) -> None:
+    name = write(tmp_path, kind).config.architectures[0]
+    options, message = REFUSED[what]
+    options = {key: value.format(draft=tmp_path) if isinstance(value, str) else value for key, value in options.items()}
+    with pytest.raises(FwkError, match=message.format(name=name)):
         fwk.LLM(str(tmp_path), **SMALL, **options)
 
 
@@ -240,6 +257,8 @@ def test_log_probabilities_of_a_prompt_are_refused(tmp_path: Path) -> None:
     with fwk.LLM(str(tmp_path), **SMALL) as llm:
         with pytest.raises(InvalidRequest, match="an encoder reads the prompt of this model"):
             llm.generate([[5, 6]], SamplingParams(max_tokens=2, prompt_logprobs=1))
+        with pytest.raises(InvalidRequest, match=r"return.hidden.states"):
+            llm.generate([[5, 6]], SamplingParams(max_tokens=2, return_hidden_states=True))
         with pytest.raises(InvalidRequest, match="this server's context is 256 tokens"):
             llm.generate([token_ids(250)], SamplingParams(max_tokens=7))
         [done] = llm.generate([token_ids(1)], SamplingParams(max_tokens=255, ignore_eos=True))
