@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import torch
 from tests.helpers.adapters import make_adapter, make_base
+from tests.helpers.draft_heads import save_eagle3
 from tests.helpers.pretend_cuda import JOURNAL, Steps, flashinfer_stand_in, pretended, stand_in, triton_kernels
 
 import fwk
@@ -37,7 +38,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "fp8 K/V": {"kv_cache_dtype": "fp8"},
     "int4": {"quantization": "int4"},
 }
-SERVED = ("requests", "LoRA", "n-gram trees", "experts", "latents", "cache tiers")
+SERVED = ("requests", "LoRA", "n-gram trees", "EAGLE-3 trees", "experts", "latents", "cache tiers")
 """``requests`` are plain, sampled, with a grammar and with log-probabilities, side by side."""
 
 
@@ -90,11 +91,18 @@ REQUESTS = [
 ASKED: dict[str, list[SamplingParams]] = {
     "requests": REQUESTS,
     "n-gram trees": [asks(max_tokens=12, logit_bias=FEW, temperature=t, seed=5) for t in (0.0, 0.8, 0.0, 0.8)],
+    "EAGLE-3 trees": [asks(max_tokens=12)] * 4,
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "LoRA": {"enable_lora": True},
     "experts": {"moe_runner_backend": "torch"},
     "n-gram trees": {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3},
+    "EAGLE-3 trees": {
+        "speculative_algorithm": "eagle3",
+        "speculative_num_steps": 4,
+        "speculative_eagle_topk": 2,
+        "speculative_num_draft_tokens": 7,
+    },
     "latents": {"model_impl": "deepseek_v3"},
     "cache tiers": {"prefix_cache": "hierarchical", "max_total_tokens": 112},
 }
@@ -132,6 +140,10 @@ class Models:
             return self._saved(served)
         folder = self._folder / "llama"
         return folder if served != "requests" and folder.exists() else self._llama(folder)
+
+    @cache  # noqa: B019
+    def head(self) -> Path:
+        return save_eagle3(self._folder / "head")
 
     @cache  # noqa: B019
     def adapter(self) -> Path:
@@ -182,6 +194,11 @@ def prepare(llm: fwk.LLM, case: Case, models: Models) -> None:
         llm.generate([[3]], asks(max_tokens=1), adapter="a")
 
 
+def options_of(served: str, models: Models) -> dict[str, Any]:
+    found = OPTIONS.get(served, {})
+    return {**found, "speculative_draft_model_path": str(models.head())} if served == "EAGLE-3 trees" else found
+
+
 def generated(llm: fwk.LLM, case: Case) -> list[Completion]:
     params = ASKED.get(case.served, [asks()] * len(PROMPTS))
     if case.numbers == "bf16":
@@ -215,7 +232,7 @@ def certain(done: Completion, is_rounded: bool) -> list[int]:
 @cache
 def on_cpu(models: Models, numbers: str, served: str, attention: str) -> list[list[int]]:
     case = Case(attention, False, False, numbers, served)
-    settings: dict[str, Any] = {**COMMON, **OPTIONS.get(served, {}), **NUMBERS[numbers]}
+    settings: dict[str, Any] = {**COMMON, **options_of(served, models), **NUMBERS[numbers]}
     plugins = discover()
     plugins.register(stand_in, "attention.flashinfer-stand-in", "tests", "0")
     path = str(models.path(served))
@@ -246,7 +263,7 @@ def refusal_of(case: Case) -> str | None:
 
 
 def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
-    settings: dict[str, Any] = {**COMMON, **OPTIONS.get(case.served, {}), **NUMBERS[case.numbers]}
+    settings: dict[str, Any] = {**COMMON, **options_of(case.served, models), **NUMBERS[case.numbers]}
     settings |= {"disable_cuda_graph": not case.graphs, "disable_overlap_schedule": not case.overlap}
     path = str(models.path(case.served))
     refusal = refusal_of(case)
@@ -274,14 +291,15 @@ def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
         assert tokens[: len(reference)] == reference
     is_captured = case.graphs and case.attention != "torch" and case.served != "experts"
     assert how.startswith("captured" if is_captured else "eager ("), how
-    if case.served not in ("LoRA", "n-gram trees"):  # adapters and drafts are computed operator by operator
+    # Adapters and drafts are computed operator by operator.
+    if case.served not in ("LoRA", "n-gram trees", "EAGLE-3 trees"):
         assert (JOURNAL.launches["graph"] > 0) == is_captured
     if case.served == "experts":  # without a kernel for them, the host asks in each layer who has which tokens
         assert steps.waits("launch")
         assert unexplained(JOURNAL.syncs) == unexplained(JOURNAL.of_kind("to")) == []
     else:
         assert max(steps.waits("launch")) == 0
-        assert max(steps.waits("collect")) == 1
+        assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
         assert JOURNAL.of_kind("blocking") == {}
         assert JOURNAL.of_kind("pageable") == {}
 

@@ -74,12 +74,12 @@ def test_the_last_processors_are_left_to_the_sampler_only_when_nobody_comes_afte
 
 def test_processors_left_to_the_sampler_do_not_run() -> None:
     made, recorder = pipeline(2, [1.0, 0.0, 1.0])
-    made.sample(torch.zeros(3, 4), rows_of([2, 1, 0]))
+    made.choose(torch.zeros(3, 4), rows_of([2, 1, 0]))
     assert recorder.rows.unfinished is not None
     assert recorder.rows.unfinished.tolist() == [2, -1, 0]
     assert recorder.logits[0].tolist() == [1.0] * 4
     made, recorder = pipeline(0, [1.0, 0.0, 1.0])
-    made.sample(torch.zeros(3, 4), rows_of([2, 1, 0]))
+    made.choose(torch.zeros(3, 4), rows_of([2, 1, 0]))
     assert recorder.rows.unfinished is None
     assert recorder.logits[0].tolist() == [111.0] * 4
 
@@ -87,7 +87,7 @@ def test_processors_left_to_the_sampler_do_not_run() -> None:
 def test_greedy_rows_alone_leave_the_sampler_nothing_to_finish() -> None:
     made, recorder = pipeline(2, [0.0, 0.0, 1.0])
     logits = torch.zeros(2, 4, dtype=torch.bfloat16)
-    made.sample(logits, rows_of([0, 1]))
+    made.choose(logits, rows_of([0, 1]))
     assert recorder.rows.unfinished is None
     assert recorder.logits is logits  # nobody asked for a copy
 
@@ -107,7 +107,7 @@ def test_where_core_needs_the_processed_logits_all_processors_run() -> None:
             return apply(x, view)
 
         active.processor.apply = noted  # type: ignore[method-assign]
-    made.sample(logits, rows)
+    made.choose(logits, rows)
     assert ran == [[1], [1]]
     assert recorder.rows.unfinished is not None
     assert recorder.rows.unfinished.tolist() == [0, -1]
@@ -118,13 +118,13 @@ def test_while_one_of_them_is_exchanged_core_does_their_work() -> None:
     """Else it would be done twice for who started before."""
     made, recorder = pipeline(2, [1.0, 1.0, 1.0])
     made.switch(Place(10, "add 10"), adding(10.0))
-    made.sample(torch.zeros(3, 4), rows_of([0, 1, 2]))
+    made.choose(torch.zeros(3, 4), rows_of([0, 1, 2]))
     assert recorder.logits.tolist() == [[111.0] * 4] * 3
     assert recorder.rows.unfinished is None
     for slot in range(3):
         made.remove(slot)
     made.add(NewSequence(0, [1, 2], 2, 0, [], SamplingParams(temperature=1.0), 7))
-    made.sample(torch.zeros(1, 4), rows_of([0]))
+    made.choose(torch.zeros(1, 4), rows_of([0]))
     assert recorder.logits.tolist() == [[1.0] * 4]
 
 

@@ -179,7 +179,7 @@ def test_sequences_keep_the_processors_they_started_with() -> None:
 
     def picked(*slots: int) -> list[int]:
         rows = StepRows(np.arange(len(slots)), np.asarray(slots), np.ones(len(slots), np.int64))
-        return pipeline.sample(torch.zeros(len(slots), 8), rows)
+        return pipeline.choose(torch.zeros(len(slots), 8), rows).tolist()
 
     start(0)
     pipeline.switch(place, new)

@@ -34,6 +34,8 @@ class LogitsView:
     refusals: list[tuple[Tensor, str]] = field(default_factory=lambda: list[tuple["Tensor", str]]())
     """What a processor adds on a device, where it cannot raise ``BlameSequence`` without waiting: rows [num_rows] bool
     in which no token is left, and why. Core refuses their sequences once the step is collected."""
+    has_drafts: bool = False
+    """Whether some of these texts may end in drafts, which need not stay. Else a text only grows from view to view."""
 
 
 @dataclass(frozen=True, slots=True)

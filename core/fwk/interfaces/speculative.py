@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from fwk.interfaces.declaration import Ask, Declaration, Facts
+from fwk.interfaces.device import Upload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,8 +24,10 @@ class DraftSteps(ABC):
     """How a decoder with a model of its own runs it over the sequences of a ``DraftView``. Supplied by core."""
 
     @abstractmethod
-    def batch(self, rows: np.ndarray, token_ids: Sequence[int], ahead: int) -> ForwardBatch:
+    def batch(self, rows: np.ndarray, token_ids: Sequence[int] | Tensor, ahead: int) -> ForwardBatch:
         """Inputs of a forward pass over one token of each sequence: ``token_ids[i]`` for row ``rows[i]`` of the view.
+
+        A tensor of them, [num_rows] int64, may be on the device; below 0 stands for a token whose drafts mean nothing.
 
         The token stands ``ahead`` places after the newest known one (0: it is that one), and needs ``ahead`` to be
         less than the row's ``max_drafts``. Its K and V go to the sequence's own blocks, for the layers that run.
@@ -32,13 +35,17 @@ class DraftSteps(ABC):
 
     @abstractmethod
     def nodes(
-        self, rows: np.ndarray, token_ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+        self,
+        rows: np.ndarray,
+        token_ids: Sequence[Sequence[int]] | Tensor,
+        parents: Sequence[Sequence[int]] | Tensor,
     ) -> ForwardBatch:
         """Inputs of a forward pass over the trees of drafts that grow from the sequences, for the head of a target.
 
         ``token_ids[i]`` and ``parents[i]`` are the nodes of row ``rows[i]``, as in ``Drafts``; there are fewer of them
         than the row's ``max_drafts``. A node sees the sequence and the nodes it follows. As a head's K and V of a token
-        stand where the token before it does, the first node's are at the place of the newest known token.
+        stand where the token before it does, the first node's are at the place of the newest known token. Tensors,
+        [num_rows, num_nodes] int64 each, may be on the device.
         """
 
     @abstractmethod
@@ -47,7 +54,14 @@ class DraftSteps(ABC):
 
         For the place after the token that ``batch`` put ``ahead``. Seed and place are those the target's own pick
         will have, so a draft is the target's choice wherever the two distributions are close ("coupling without
-        communication", Daliri, Musco, Suresh 2024). -1: no more drafts for this row.
+        communication", Daliri, Musco, Suresh 2024). -1: no more drafts for this row. Waits for the device.
+        """
+
+    @abstractmethod
+    def choose(self, logits: Tensor, rows: np.ndarray, ahead: int) -> Tensor:
+        """The same where the logits are, [num_rows] int64, in memory of its own.
+
+        Waits for the device only where a processor that a row asked for reads the text (``reads_history``).
         """
 
 
@@ -69,11 +83,15 @@ class Drafts:
     ``parents[i][j]`` is the index in ``token_ids[i]`` of token j's parent in a tree, -1 for the sequence's end;
     parents come before their children. None means chains. ``probabilities`` are the distributions that the tokens of
     chains were drawn from; None means they were certain (or drawn with the target's own seeds, by ``pick``).
+
+    Tokens and parents may be tensors, [num_seqs, n] int64, of which a row's first ``counts`` count, in a chain no
+    further than to one below 0. On a device they stay there until they are verified: nothing waits for them.
     """
 
-    token_ids: list[list[int]]
-    parents: list[list[int]] | None = None
+    token_ids: list[list[int]] | Tensor
+    parents: list[list[int]] | Tensor | None = None
     probabilities: Tensor | None = None  # [sum of depths, vocab_size] float32
+    counts: np.ndarray | None = None  # [num_seqs] int64: with tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +159,8 @@ class SpeculativeContext:
     ``encode(text)`` returns a text's tokens, without special ones around them.
 
     ``is_host``: the target is computed on a CPU, which a step's rows keep busy as soon as there are several.
+
+    ``upload``: core's own way to the device; ``send`` takes it.
     """
 
     num_slots: int
@@ -154,6 +174,16 @@ class SpeculativeContext:
     tap: Callable[[Sequence[int]], None] | None = None
     encode: Callable[[str], list[int]] | None = None
     is_host: bool = False
+    upload: Upload | None = None
+
+    @property
+    def send(self) -> Upload:
+        """Brings an array to the device without the host waiting; on a CPU it is the array's own memory."""
+        if self.upload is not None:
+            return self.upload
+        import torch  # noqa: PLC0415 - declarations import this module, and are light
+
+        return torch.from_numpy  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 class SpeculativeDecoder(ABC):
@@ -170,6 +200,11 @@ class SpeculativeDecoder(ABC):
 
     def __init__(self, context: SpeculativeContext) -> None:
         self.context = context
+
+    @property
+    def max_passes(self) -> int:
+        """Most forward passes it makes between two of the target's: their inputs have room side by side."""
+        return self.max_drafts + 1
 
     def follow(self, batch: ForwardBatch) -> None:
         """The target has computed these tokens; a model of one's own computes its K and V of them too."""

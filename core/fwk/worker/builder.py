@@ -32,6 +32,7 @@ from fwk.types import ForwardBatch
 from fwk.worker import kv_cache
 from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.capturing import Capturing
+from fwk.worker.draft_store import DraftStore
 from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.forced import ForcedDrafts, NoForcedDrafts
 from fwk.worker.grammar import GrammarMasks, GrammarStore
@@ -99,6 +100,7 @@ class WorkerBuilder:
         self._chosen = setup.resolution.chosen
         self._chosen["devices"] = setup.chosen_device.name
         self._reasons: list[str] = []
+        self._rings: list[StagingRing] = []
         self._uploads = Uploads(setup.device, self._device, MAX_IN_FLIGHT + 1)
         self._models = ModelBuilder(
             config,
@@ -227,7 +229,8 @@ class WorkerBuilder:
         return WorkerObservers(self._config, self._factory.plugins, context)
 
     def _staging(self) -> StagingRing:
-        return StagingRing(self._setup.device, self._device, MAX_IN_FLIGHT + 1)
+        self._rings.append(StagingRing(self._setup.device, self._device, MAX_IN_FLIGHT + 1))
+        return self._rings[-1]
 
     def _grammar_compiler(self) -> Grammars:
         opened = self._setup.opened
@@ -268,6 +271,7 @@ class WorkerBuilder:
             tap=self._models.tap,
             encode=lambda string: text().encode(string, add_special_tokens=False),
             is_host=self._setup.device.is_host,
+            upload=self._uploads.send,
         )
 
     def _plan_attention(self, batch: ForwardBatch) -> Any:
@@ -421,7 +425,14 @@ class WorkerBuilder:
             self._reasons.append(f"{name}: sampled outputs leave the model's distribution, as acceptance is relaxed")
         sampling.acceptance = decoder.acceptance
         num_taps = len(self._models.wanted_taps)
-        return Drafting(decoder, table, inputs, self._models.attention, self._models.layers, sampling, num_taps)
+        store: DraftStore | None = None
+        if not self._setup.device.is_host:
+            num_slots, send = self._config.engine.max_running_requests, self._uploads.send
+            store = DraftStore(num_slots, decoder.max_drafts, self._device, send)
+            for ring in self._rings:
+                ring.grow(decoder.max_passes)
+        attention, layers = self._models.attention, self._models.layers
+        return Drafting(decoder, table, inputs, attention, layers, sampling, num_taps, store)
 
     def _forced_drafts(self, table: SequenceTable, num_slots: int) -> NoForcedDrafts:
         if self._config.engine.disable_jump_forward:

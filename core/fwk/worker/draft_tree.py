@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
 
 class DraftTree:
@@ -36,3 +38,21 @@ class DraftTree:
     def child(self, parent: int, token_id: int) -> int | None:
         """The draft after ``parent`` that says ``token_id``."""
         return self._children.get((parent, token_id))
+
+
+def ancestors(parents: Tensor) -> Tensor:
+    """Which node of a tree follows which, itself included: [num_trees, n, n] bool.
+
+    parents: [num_trees, n] int64, as ``DraftTree`` has them, on any device.
+    """
+    count = parents.shape[1]
+    nodes = torch.arange(count, device=parents.device)
+    sees = ((parents.unsqueeze(2) == nodes) | (nodes.unsqueeze(1) == nodes)).float()
+    for _ in range(max(count - 1, 1).bit_length()):  # each time twice as many generations
+        sees = torch.bmm(sees, sees).clamp_(max=1.0)
+    return sees > 0
+
+
+def depths(sees: Tensor) -> Tensor:
+    """How many nodes each follows: [num_trees, n] int64, of ``ancestors``."""
+    return sees.sum(2) - 1

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from fwk.errors import BlameSequence
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
-from fwk.interfaces.speculative import DraftSteps, DraftView, SpeculativeDecoder, TargetStep, Verified
+from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder, TargetStep, Verified
 from fwk.types import Batch, ForwardBatch, ScheduledSequence, SequenceResult
+from fwk.worker.draft_steps import Steps
+from fwk.worker.draft_store import DraftStore, StoredDrafts, on_host
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.forced import NoForcedDrafts
 from fwk.worker.inputs import InputBuffers, StepRows
@@ -46,8 +47,12 @@ class NoDrafting:
         """These slots' sequences are gone."""
 
     def trees(self, sequences: Iterable[ScheduledSequence]) -> dict[int, DraftTree]:
-        """The trees among the drafts of this step, by slot."""
+        """The trees among the drafts of this step that the host knows, by slot."""
         return {}
+
+    def enter(self, batch: Batch, forward: ForwardBatch) -> StoredDrafts | None:
+        """Put drafts that only the device knows into a step's inputs; None where it has none of them."""
+        return None
 
     def drawn(self, slot: int) -> Tensor | None:
         """The distributions the drafts of a slot were drawn from: [num_drafts, vocab_size]; None: they were certain."""
@@ -102,9 +107,14 @@ class Drafting(NoDrafting):
         layers: list[AttentionLayer],
         sampling: SamplingPipeline,
         num_taps: int = 0,
+        store: DraftStore | None = None,
     ) -> None:
-        """num_taps: of the target that ``learn`` gets alongside its hidden states."""
+        """num_taps: of the target that ``learn`` gets alongside its hidden states.
+
+        store: keeps drafts on a device that is not the host until they are verified.
+        """
         self._decoder = decoder
+        self._store = store
         self.num_taps = num_taps
         self._table = table
         self._attention = attention
@@ -114,9 +124,12 @@ class Drafting(NoDrafting):
         self.max_drafts = decoder.max_drafts
         self.reads_hidden = decoder.reads_hidden
 
+    def enter(self, batch: Batch, forward: ForwardBatch) -> StoredDrafts | None:
+        return None if self._store is None else self._store.enter(batch, forward)
+
     def forget(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            self._made.pop(slot, None)
+            self.replace(slot)
         if slots:
             self._decoder.forget(slots)
 
@@ -141,6 +154,8 @@ class Drafting(NoDrafting):
 
     def replace(self, slot: int) -> None:
         self._made.pop(slot, None)
+        if self._store is not None:
+            self._store.drop(slot)
 
     def follow(self, forward: ForwardBatch) -> None:
         self._decoder.follow(forward)
@@ -220,15 +235,38 @@ class Drafting(NoDrafting):
         num_tokens = table.num_tokens[slots]
         room = np.minimum(table.num_blocks[slots] * table.block_size, table.token_ids.shape[1] - 1) - num_tokens
         most = np.clip(room, 0, self._decoder.max_drafts)
-        steps = _Steps(self, *self._steps, slots, num_tokens)
+        steps = Steps(self.plan, *self._steps, slots, num_tokens)
         drafts = self._decoder.propose(DraftView(slots, num_tokens, most, table.token_ids, steps))
+        stays = isinstance(drafts.token_ids, Tensor) and self._may_stay(slots, num_tokens, drafts)
+        if stays and self._store is not None:
+            for slot, count in zip(slots.tolist(), self._store.put(slots, drafts, most), strict=True):
+                self._made[slot] = Proposal(None, None)
+                results[slot].draft_token_ids = [0] * count  # which the host learns when they are verified
+        else:
+            self._keep(slots, drafts, most, results)
+
+    def _may_stay(self, slots: np.ndarray, num_tokens: np.ndarray, drafts: Drafts) -> bool:
+        """Whether nothing needs to know drafts on the host before they are verified.
+
+        What reads the text does, a test of probabilities, and a tree from which is sampled: the depths of its drafts
+        say which random numbers are theirs.
+        """
+        rows = StepRows(slots, slots, num_tokens)
+        if not self._decoder.acceptance.is_exact or self._steps[1].reads_history(rows):
+            return False
+        return drafts.parents is None or rows.sampling_state(self._table).all_greedy
+
+    def _keep(self, slots: np.ndarray, drafts: Drafts, most: np.ndarray, results: dict[int, SequenceResult]) -> None:
+        """Put drafts into the results, for the host to know."""
+        token_ids, all_parents = on_host(drafts)
         start = 0
-        for i, (slot, tokens) in enumerate(zip(slots.tolist(), drafts.token_ids, strict=True)):
+        for i, (slot, tokens) in enumerate(zip(slots.tolist(), token_ids, strict=True)):
             end = start + len(tokens)
-            parents = None if drafts.parents is None else drafts.parents[i]
+            parents = None if all_parents is None else all_parents[i]
             drawn = None if drafts.probabilities is None else drafts.probabilities[start:end]
             if parents is not None and drawn is not None:
                 raise ValueError("a speculative decoder drew the drafts of a tree: only those of chains may be drawn")
+            self.replace(slot)
             self._made[slot] = Proposal(parents, drawn)
             results[slot].draft_token_ids = tokens[: int(most[i])]
             start = end
@@ -237,42 +275,3 @@ class Drafting(NoDrafting):
         """Make a batch ready for a forward pass."""
         forward.plan = self._attention.plan(forward, self._layers)
         return forward
-
-
-class _Steps(DraftSteps):
-    """Steps over the sequences of one view."""
-
-    def __init__(
-        self,
-        drafting: Drafting,
-        inputs: InputBuffers,
-        sampling: SamplingPipeline,
-        slots: np.ndarray,
-        num_tokens: np.ndarray,
-    ) -> None:
-        self._drafting = drafting
-        self._inputs = inputs
-        self._sampling = sampling
-        self._slots = slots
-        self._num_tokens = num_tokens
-
-    def batch(self, rows: np.ndarray, token_ids: Sequence[int], ahead: int) -> ForwardBatch:
-        positions = self._num_tokens[rows] - 1 + ahead
-        return self._drafting.plan(self._inputs.prepare_one(self._slots[rows], np.asarray(token_ids), positions))
-
-    def nodes(
-        self, rows: np.ndarray, token_ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-    ) -> ForwardBatch:
-        trees = [DraftTree(list(tokens), above) for tokens, above in zip(token_ids, parents, strict=True)]
-        first = self._num_tokens[rows] - 1
-        return self._drafting.plan(self._inputs.prepare_nodes(self._slots[rows], token_ids, trees, first))
-
-    def pick(self, logits: Tensor, rows: np.ndarray, ahead: int) -> list[int]:
-        num_tokens = self._num_tokens[rows] + ahead
-        step = StepRows(rows, self._slots[rows], num_tokens)
-        try:
-            picked = self._sampling.sample(logits, step)
-        except BlameSequence:  # verification will meet it again, and blame whom it must
-            return [-1] * len(rows)
-        self._inputs.table.token_ids[self._slots[rows], num_tokens] = np.maximum(picked, 0)
-        return picked

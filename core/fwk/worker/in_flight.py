@@ -13,6 +13,7 @@ from torch import Tensor
 from fwk.errors import BlameSequence
 from fwk.interfaces.device import Device, Event
 from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
+from fwk.worker.draft_store import StoredDrafts
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.hidden_states import HiddenStates, put_all
 from fwk.worker.inputs import StepRows
@@ -26,7 +27,8 @@ class Launched:
     """What the runner has given the device to do in a step, but for the choice of tokens.
 
     failed: slots that a processor has refused, and why. hidden: [num_hidden, n], as ``StepModel.run`` returns it, and
-    starts [num_seqs + 1] where each sequence's begin there; for who learns from them.
+    starts [num_seqs + 1] where each sequence's begin there; for who learns from them. stored: drafts that the host does
+    not know.
     """
 
     batch: Batch
@@ -39,6 +41,7 @@ class Launched:
     starts: np.ndarray | None = None
     prompts: Sequence[PromptLogprobs] = ()
     hidden_states: Sequence[HiddenStates] = ()
+    stored: StoredDrafts | None = None
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ class Pending:
     prompts: list[tuple[PromptLogprobs, list[Tensor]]]  # and what comes of them in the host's memory
     is_sampled: bool = False
     logprobs: Tensor | None = None  # [num_rows, n] int32, as ``tokens``: ``packed_logprobs``
+    drafts: Tensor | None = None  # as ``tokens``: ``StoredDrafts.numbers``
     gone: set[int] = field(default_factory=set[int])
     result: StepResult | None = None
 
@@ -89,6 +93,7 @@ class InFlight:
         self._device = device
         self._buffers = [(device.host_buffer((max_rows,), torch.int64), device.event()) for _ in range(size)]
         self._logprobs: list[Tensor | None] = [None] * size
+        self._drafts: list[Tensor | None] = [None] * size
         self._next = 0
         self._pending: deque[Pending] = deque()
         self.newest = torch.zeros(len(table.unknown), dtype=torch.int64, device=where)
@@ -113,7 +118,9 @@ class InFlight:
         waits = bool(self._pending) and step.logits is not None and self._sampler.reads_history(step.rows)
         if not waits:
             self._sample(pending)
-        for scheduled in step.batch.sequences:
+        if step.rows.plan is not None and not step.rows.has_drafts:
+            self._table.launch(*step.rows.plan)
+        for scheduled in step.batch.sequences if step.rows.has_drafts else ():
             if not scheduled.draft_token_ids:
                 self._table.finish(scheduled, [0] if scheduled.samples else [])
                 self._table.unknown[scheduled.slot] += scheduled.samples
@@ -137,14 +144,19 @@ class InFlight:
             if step.rows.sampling_state(self._table).wants_logprobs:
                 most = max(int(self._table.logprobs[step.rows.slots].max()), 1)
                 packed = packed_logprobs(step.logits, picked, most)
-                kept = self._logprobs[pending.number]
-                if kept is None or kept.numel() < packed.numel():
-                    kept = self._logprobs[pending.number] = self._device.host_buffer((2 * packed.numel(),), torch.int32)
-                host = kept[: packed.numel()].view(packed.shape)
-                pending.logprobs = host.copy_(packed, non_blocking=True)
+                pending.logprobs = self._copied(self._logprobs, pending.number, packed)
             step.logits = None
+        if step.stored is not None:
+            pending.drafts = self._copied(self._drafts, pending.number, step.stored.numbers)
         pending.event.record()
         pending.is_sampled = True
+
+    def _copied(self, kept: list[Tensor | None], number: int, values: Tensor) -> Tensor:
+        """Begin a copy to the host, into memory that this step's turn keeps for it."""
+        memory = kept[number]
+        if memory is None or memory.numel() < values.numel():
+            memory = kept[number] = self._device.host_buffer((2 * values.numel(),), values.dtype)
+        return memory[: values.numel()].view(values.shape).copy_(values, non_blocking=True)
 
     def _sent(self, packed: Tensor) -> Tensor:
         return self._device.host_buffer(packed.shape, packed.dtype).copy_(packed, non_blocking=True)
@@ -153,16 +165,19 @@ class InFlight:
     def _settle_first(self) -> None:
         pending = self._pending.popleft()
         pending.event.wait()
-        results = self._results(pending)
+        results = self._plain_results(pending) or self._results(pending)
         if self._pending and not self._pending[0].is_sampled:
             self._sample(self._pending[0])
         step = pending.step
         drafting = self._settled(step, results, pending.gone)
-        pending.result = StepResult(step.batch.step, list(results.values()), step.seconds, step.seconds, drafting)
+        total = step.seconds + drafting
+        pending.result = StepResult(step.batch.step, list(results.values()), step.seconds, total, drafting)
 
     def _results(self, pending: Pending) -> dict[int, SequenceResult]:
         """By slot, of the sequences that sample, fail, or asked for something of their prompts."""
         step = pending.step
+        if step.stored is not None and pending.drafts is not None:
+            step.trees |= step.stored.learn(pending.drafts)
         results: dict[int, SequenceResult] = {}
         asked: list[tuple[SequenceResult, list[int]]] = []  # whose log-probabilities are wanted, and their rows
         picked = pending.tokens.tolist()
@@ -188,6 +203,23 @@ class InFlight:
                 found.prompt_logprobs = prompt.unpacked(hosts)
         put_all(step.hidden_states, results, pending.gone)
         return results
+
+    def _plain_results(self, pending: Pending) -> dict[int, SequenceResult] | None:
+        """Those of a step in which every sequence gained a token and nobody asked for more; None of any other."""
+        step = pending.step
+        rows = step.rows
+        if rows.has_drafts or len(rows.slots) != len(step.batch.sequences) or step.failed or pending.gone:
+            return None
+        if pending.logprobs is not None or pending.prompts or step.hidden_states:
+            return None
+        picked = pending.tokens.numpy()
+        if not len(picked) or picked.min() < 0 or self._sampler.may_end(rows.slots):
+            return None
+        self._table.settle(rows.slots, picked)
+        return {
+            slot: SequenceResult(slot, [token])
+            for slot, token in zip(rows.slots.tolist(), picked.tolist(), strict=True)
+        }
 
     def _result(
         self, scheduled: ScheduledSequence, picked: list[int], row: int, step: Launched

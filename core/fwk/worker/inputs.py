@@ -10,7 +10,7 @@ import torch
 
 from fwk.types import Batch, ForwardBatch
 from fwk.types.batch import KVGroup, StateRows
-from fwk.worker.draft_tree import DraftTree
+from fwk.worker.draft_tree import DraftTree, ancestors, depths
 from fwk.worker.graph_sizes import GraphSizes
 from fwk.worker.sequence_table import SamplingState, SequenceTable
 from fwk.worker.staging import StagingRing
@@ -28,6 +28,9 @@ class StepRows:
     slots_on_device: torch.Tensor | None = None  # where the device is not the host
     wants_prompt_logprobs: bool = False  # of at least one sequence of the step
     wants_hidden: bool = False  # hidden states, for the reply to at least one
+    has_drafts: bool = False  # the texts of some end in drafts
+    plan: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    """Of the whole step, [num_seqs] each: slots, new tokens, and whether a token is sampled."""
     _sampling_state: SamplingState | None = None
     """Of the rows' slots, once somebody has asked for them (``sampling_state``)."""
 
@@ -39,7 +42,9 @@ class StepRows:
 
     def take(self, places: np.ndarray) -> StepRows:
         """Some of the rows."""
-        return StepRows(self.sequences[places], self.slots[places], self.num_tokens[places], self.drawn)
+        return StepRows(
+            self.sequences[places], self.slots[places], self.num_tokens[places], self.drawn, has_drafts=self.has_drafts
+        )
 
 
 @dataclass(slots=True)
@@ -176,7 +181,7 @@ class InputBuffers:
             self._take_newest(forward, rows, positions)
             self._ring.sent()
         if trees:
-            forward.tree_mask = self.send(_tree_mask(slots.tolist(), num_new.tolist(), trees))
+            forward.tree_mask = self.send(tree_mask(slots.tolist(), num_new.tolist(), trees))
         elif self._ring.is_host and is_decode and len(step_rows.slots) == len(slots):
             num_left = forward.kv_groups[0].block_table_np.shape[1] * table.block_size - int(seq_lens.max())
             self._last = _DecodeStep(slots.tolist(), forward, step_rows, num_left)
@@ -257,10 +262,12 @@ class InputBuffers:
                 places[i] = blocks[i, position // size] * size + position % size
         return last.forward, last.rows
 
-    def prepare_one(self, slots: np.ndarray, token_ids: np.ndarray, positions: np.ndarray) -> ForwardBatch:
+    def prepare_one(
+        self, slots: np.ndarray, token_ids: np.ndarray | torch.Tensor, positions: np.ndarray
+    ) -> ForwardBatch:
         """Fill the buffers for one token of each slot, at a place its blocks reach to: [num_seqs] int64 each.
 
-        The inputs of the step before are overwritten.
+        The inputs of the step before are overwritten. Tokens in a tensor may be on the device.
         """
         slot_mappings = self._slot_mappings(slots, positions)
         starts = np.arange(len(slots) + 1)
@@ -302,8 +309,24 @@ class InputBuffers:
         flat, each = np.concatenate([np.asarray(tokens, np.int64) for tokens in token_ids]), np.arange(starts[-1])
         forward = self._forward(slots, flat, positions, places, starts, first + counts, each, each)
         forward.hidden_indices = None
-        mask = _tree_mask(slots.tolist(), counts.tolist(), dict(zip(slots.tolist(), trees, strict=True)))
+        mask = tree_mask(slots.tolist(), counts.tolist(), dict(zip(slots.tolist(), trees, strict=True)))
         forward.tree_mask = self.send(mask)
+        return forward
+
+    def prepare_nodes_on_device(
+        self, slots: np.ndarray, token_ids: torch.Tensor, parents: torch.Tensor, first: np.ndarray
+    ) -> ForwardBatch:
+        """As ``prepare_nodes``, of trees that only the device knows: [num_seqs, num_nodes] int64 each."""
+        num_seqs, count = token_ids.shape
+        places = first[:, None] + np.arange(count)
+        flat, each = places.ravel(), np.arange(num_seqs * count)
+        where = self._slot_mappings(np.repeat(slots, count), flat)
+        starts = np.arange(num_seqs + 1) * count
+        forward = self._forward(slots, token_ids.reshape(-1), flat, where, starts, first + count, each, each)
+        sees = ancestors(parents)
+        forward.hidden_indices = None
+        forward.tree_mask = sees.view(-1, count)
+        forward.positions.copy_((self.send(first).unsqueeze(1) + depths(sees)).view(-1))
         return forward
 
     def blank(self, num_tokens: int, num_hidden: int, num_logits: int, num_seqs: int) -> ForwardBatch:
@@ -333,7 +356,7 @@ class InputBuffers:
     def _forward(
         self,
         slots: np.ndarray,
-        token_ids: np.ndarray,
+        token_ids: np.ndarray | torch.Tensor,
         positions: np.ndarray,
         slot_mappings: list[np.ndarray],
         starts: np.ndarray,
@@ -352,7 +375,7 @@ class InputBuffers:
         starts_np, starts_tensor = self._ring.fill("query_start", starts)
         lens_np, lens_tensor = self._ring.fill("seq_lens", seq_lens)
         forward = ForwardBatch(
-            token_ids=self._ring.fill("token_ids", token_ids)[1],
+            token_ids=self._fill_tokens(token_ids),
             positions=self._ring.fill("positions", positions)[1],
             query_start=starts_tensor,
             seq_lens=lens_tensor,
@@ -368,6 +391,13 @@ class InputBuffers:
         self._ring.sent()
         return forward
 
+    def _fill_tokens(self, token_ids: np.ndarray | torch.Tensor) -> torch.Tensor:
+        if isinstance(token_ids, np.ndarray):
+            return self._ring.fill("token_ids", token_ids)[1]
+        if self._ring.is_host:
+            return self._ring.fill("token_ids", np.maximum(token_ids.numpy(), 0))[1]
+        return self._ring.put("token_ids", token_ids.clamp(min=0))
+
     def _state_rows(self, slots: np.ndarray) -> StateRows:
         """A sequence's states are in the row of its slot."""
         rows_np, rows = self._ring.fill("state_rows", slots)
@@ -378,12 +408,14 @@ class InputBuffers:
         counts = np.array([1 + len(s.draft_token_ids) if s.samples else 0 for s in batch.sequences], np.int64)
         sequences = np.repeat(np.arange(len(slots)), counts)
         last = computed + np.diff(starts)  # tokens of each sequence after this step, drafts included
-        if len(sequences) == int(np.count_nonzero(counts)):
+        has_drafts = len(sequences) != int(np.count_nonzero(counts))
+        if not has_drafts:
             num_tokens = last[sequences]
         else:
             ends = np.cumsum(counts)
             num_tokens = last[sequences] - (np.repeat(ends, counts) - 1 - np.arange(len(sequences)))
-        return StepRows(sequences, slots[sequences], num_tokens)
+        plan = slots, np.diff(starts), counts > 0
+        return StepRows(sequences, slots[sequences], num_tokens, has_drafts=has_drafts, plan=plan)
 
 
 def _in_trees(
@@ -398,7 +430,7 @@ def _in_trees(
     return positions
 
 
-def _tree_mask(slots: list[int], num_new: list[int], trees: Mapping[int, DraftTree]) -> np.ndarray:
+def tree_mask(slots: list[int], num_new: list[int], trees: Mapping[int, DraftTree]) -> np.ndarray:
     """Which new token of a sequence sees which: [num_tokens, max(num_new)] bool, as ``ForwardBatch.tree_mask``."""
     mask = np.zeros((sum(num_new), max(num_new)), bool)
     start = 0

@@ -106,6 +106,7 @@ class ModelRunner:
         failed = self._begin(batch)
         trees = self._drafting.trees(batch.sequences)
         forward, rows = self._inputs.prepare(batch, trees)
+        stored = self._drafting.enter(batch, forward)
         forward.is_greedy = self._sampling.is_greedy(rows)
         hidden, logits = self.model.run(self._planned(forward))
         if self._states is not None:
@@ -113,6 +114,7 @@ class ModelRunner:
         starts = forward.query_start_np.copy() if self._drafting.reads_hidden else None
         self._drafting.follow(forward)
         step = Launched(batch, rows, logits, failed, trees, 0.0, hidden if starts is not None else None, starts)
+        step.stored = stored
         if rows.wants_prompt_logprobs:
             step.prompts = self._prompt_logprobs(batch, forward, hidden)
         if rows.wants_hidden:

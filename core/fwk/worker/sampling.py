@@ -117,6 +117,12 @@ class SamplingPipeline:
         if is_over:
             self._arrange(self._active)
 
+    def may_end(self, slots: np.ndarray) -> bool:
+        """Whether ``ends`` may answer for one of these [n]."""
+        return any(active.slots for active in self._ending) and not all(
+            active.slots.isdisjoint(slots.tolist()) for active in self._ending
+        )
+
     def ends(self, slot: int, token_ids: list[int]) -> int | None:
         """How many of a step's tokens stand when the output is complete with them; None while it may continue."""
         for active in self._ending:
@@ -131,9 +137,12 @@ class SamplingPipeline:
         choices = rows.sampling_state(self._table)
         return choices.all_greedy and not choices.wants_logprobs and not _asked(self._first, rows)
 
-    def sample(self, logits: Tensor, rows: StepRows) -> list[int]:
-        """Pick a token for each row of ``logits`` [num_rows, vocab_size]; one below 0 where none can be picked."""
-        return self._pick(logits, rows).tolist()
+    def choose(self, logits: Tensor, rows: StepRows) -> Tensor:
+        """Pick a token for each row of ``logits`` [num_rows, vocab_size]; one below 0 where none can be picked.
+
+        [num_rows] int64 where the logits are, valid until the next call.
+        """
+        return self._pick(logits, rows)
 
     def reads_history(self, rows: StepRows) -> bool:
         """Whether a processor that a row asks for must see every token before it on the host."""
@@ -225,7 +234,14 @@ class SamplingPipeline:
 
     def _view(self, rows: StepRows) -> LogitsView:
         table, slots = self._table, rows.slots
-        return LogitsView(slots, rows.num_tokens, table.num_prompt[slots], table.token_ids, table.seeds[slots])
+        return LogitsView(
+            slots,
+            rows.num_tokens,
+            table.num_prompt[slots],
+            table.token_ids,
+            table.seeds[slots],
+            has_drafts=rows.has_drafts,
+        )
 
     def _settle_drawn(self, logits: Tensor, rows: StepRows, is_greedy: np.ndarray) -> tuple[Tensor, list[int]]:
         """Keep or reject the drafts that a decoder drew itself; greedy rows simply compare.

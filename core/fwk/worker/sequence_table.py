@@ -135,3 +135,15 @@ class SequenceTable:
         if token_ids:
             self.token_ids[slot, end : end + len(token_ids)] = token_ids
             self.num_tokens[slot] = end + len(token_ids)
+
+    def launch(self, slots: np.ndarray, num_new: np.ndarray, samples: np.ndarray) -> None:
+        """Count a step without drafts, whose tokens only the device knows, as ``finish`` does: [num_seqs] each."""
+        self.num_computed[slots] += num_new
+        self.token_ids[slots, self.num_tokens[slots]] = 0  # past the end of those that do not sample: nobody's
+        self.num_tokens[slots] += samples
+        self.unknown[slots] += samples
+
+    def settle(self, slots: np.ndarray, token_ids: np.ndarray) -> None:
+        """Take in tokens that only the device knew, the oldest of each slot: [num_rows] each."""
+        self.token_ids[slots, self.num_tokens[slots] - self.unknown[slots]] = token_ids
+        self.unknown[slots] -= 1

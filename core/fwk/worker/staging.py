@@ -45,6 +45,16 @@ class StagingRing(Staging):
             hosts[name] = self._tensors[name] if self.is_host else self._device.host_buffer(shape, dtype)
             arrays[name] = hosts[name].numpy()
 
+    def grow(self, count: int) -> None:
+        """So many more sets, for who turns to several in a step. On a device that is the host, one is enough."""
+        for _ in range(0 if self.is_host else count):
+            hosts = {name: self._device.host_buffer(x.shape, x.dtype) for name, x in self._tensors.items()}
+            self._hosts.append(hosts)
+            self._arrays.append({name: host.numpy() for name, host in hosts.items()})
+            self._views.append({})
+            self._events.append(self._device.event())
+            self._size += 1
+
     def turn(self) -> None:
         """Turn to the next set, which may be written to when this returns."""
         if not self.is_host:
@@ -65,6 +75,12 @@ class StagingRing(Staging):
         if not self.is_host:
             views[1].copy_(self._hosts[self._at][name][: len(values)], non_blocking=True)
         return views
+
+    def put(self, name: str, values: Tensor) -> Tensor:
+        """Write numbers that are on the device already to the beginning of a buffer."""
+        views = self._views[self._at].pop(name, None)
+        target = self._tensors[name][: len(values)] if views is None or len(views[0]) != len(values) else views[1]
+        return target.copy_(values)
 
     def last(self, name: str) -> np.ndarray:
         """What ``fill`` wrote last, to be changed in place: for buffers that are the device's own (``is_host``)."""

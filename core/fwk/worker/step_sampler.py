@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,6 +60,10 @@ class StepSampler:
     def reads_history(self, rows: StepRows) -> bool:
         """Whether the tokens of rows can only be chosen when the host has seen every token before them."""
         return self._sampling.reads_history(rows)
+
+    def may_end(self, slots: np.ndarray) -> bool:
+        """Whether a processor of one of these [n] says when its output is complete."""
+        return self._sampling.may_end(slots)
 
     def pick(
         self,

@@ -180,7 +180,7 @@ class Verifier:
             places = np.array([first_rows[slot][0] for slot in at], np.int64)
             num_tokens = self._table.num_tokens[slots] + depths
             part = logits.index_select(0, self._sampling.send(np.array(rows)))
-            picked = self._sampling.sample_valid(part, StepRows(places, slots, num_tokens), failed)
+            picked = self._sampling.sample_valid(part, StepRows(places, slots, num_tokens, has_drafts=True), failed)
             self._table.token_ids[slots, num_tokens] = np.maximum(picked, 0)
             for slot, token in zip(slots.tolist(), picked, strict=True):
                 tokens, path = found[slot]

@@ -21,6 +21,7 @@ import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, FwkError, ModelLoadError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder
+from fwk.worker.draft_store import on_host
 from fwk_kit.testing.serving import TINY
 from fwk_speculative._common.heads import HeadDecoder
 from fwk_speculative.medusa.decoder import MedusaDecoder
@@ -54,8 +55,9 @@ class Proposals:
         def watched(own: SpeculativeDecoder, view: DraftView) -> Drafts:
             known = [view.token_ids[slot, :n].tolist() for slot, n in zip(view.slots, view.num_tokens, strict=True)]
             drafts = propose(own, view)
-            above = drafts.parents or [[] for _ in known]
-            for text, most, tokens, parents in zip(known, view.max_drafts, drafts.token_ids, above, strict=True):
+            token_ids, above = on_host(drafts)
+            above = above or [[] for _ in known]
+            for text, most, tokens, parents in zip(known, view.max_drafts, token_ids, above, strict=True):
                 if most == own.max_drafts:
                     self.made.append((text, tokens, parents))
             return drafts

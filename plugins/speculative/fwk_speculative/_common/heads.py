@@ -18,6 +18,7 @@ from fwk.interfaces.speculative import (
     Verified,
 )
 from fwk_speculative._common import DraftDepth, TreeOptions
+from fwk_speculative._common.chains import Chains
 from fwk_speculative._common.trees import DraftTrees
 
 if TYPE_CHECKING:
@@ -60,10 +61,15 @@ class HeadDecoder(SpeculativeDecoder):
         self.acceptance = options.acceptance()
         self.max_drafts = max(self._num_tokens, (levels - 1) * self._width + 1)
         self._depth = DraftDepth(context.num_slots, levels, options.speculative_adaptive)
+        self._most_levels = levels
         self._levels = np.zeros(context.num_slots, np.int64)  # of each slot's last drafts
         self._head = head
         self._last: tuple[Tensor, Tensor] | None = None
         """The head's hidden states and features after each slot's newest token: [num_slots, hidden_size] each."""
+
+    @property
+    def max_passes(self) -> int:
+        return self._most_levels
 
     def learn(self, step: TargetStep) -> None:
         features = self._head.features(step)
@@ -72,9 +78,9 @@ class HeadDecoder(SpeculativeDecoder):
             count = self.context.num_slots
             self._last = tuple(x.new_zeros((count, x.shape[1])) for x in found)  # type: ignore[assignment]
         assert self._last is not None
-        slots = torch.from_numpy(step.slots).to(found[0].device)
+        slots = self.context.send(step.slots)
         for kept, x in zip(self._last, found, strict=True):
-            kept[slots] = x
+            kept.index_copy_(0, slots, x)
 
     def observe(self, verified: Verified) -> None:
         levels = np.minimum(verified.num_drafts, self._levels[verified.slots])
@@ -90,30 +96,25 @@ class HeadDecoder(SpeculativeDecoder):
 
     def _after(self, view: DraftView, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         assert self._last is not None, "the target computed no step yet"
-        slots = torch.from_numpy(view.slots[rows]).to(self._last[0].device)
-        return self._last[0][slots], self._last[1][slots]
+        slots = self.context.send(view.slots[rows])
+        return self._last[0].index_select(0, slots), self._last[1].index_select(0, slots)
 
     def _chains(self, view: DraftView, depth: np.ndarray) -> Drafts:
-        drafted: list[list[int]] = [[] for _ in view.slots]
-        rows = np.flatnonzero(depth > 0)
+        chains = Chains(depth, self.context.send)
+        rows = chains.rows
         if not len(rows):
-            return Drafts(drafted)
+            return chains.drafts()
         hidden, features = self._after(view, rows)
         ahead = 0
         while True:
-            picked = view.steps.pick(self._whole(self._head.logits(hidden)), rows, ahead)
-            goes_on: list[bool] = []
-            for row, token in zip(rows.tolist(), picked, strict=True):
-                if token >= 0:
-                    drafted[row].append(token)
-                goes_on.append(token >= 0 and ahead + 1 < depth[row])
-            tokens = [token for token, on in zip(picked, goes_on, strict=True) if on]
-            if not tokens:
-                return Drafts(drafted)
-            rows = rows[goes_on]
-            if len(tokens) < len(goes_on):
-                features = features[torch.tensor(goes_on, device=features.device)]
-            hidden, features = self._head.forward(features, view.steps.batch(rows, tokens, ahead))
+            picked = view.steps.choose(self._whole(self._head.logits(hidden)), rows, ahead)
+            left = chains.add(picked)
+            rows = chains.rows
+            if not len(rows):
+                return chains.drafts()
+            if left is not None:
+                picked, features = picked.index_select(0, left), features.index_select(0, left)
+            hidden, features = self._head.forward(features, view.steps.batch(rows, picked, ahead))
             ahead += 1
 
     def _whole(self, logits: Tensor) -> Tensor:
@@ -124,16 +125,12 @@ class HeadDecoder(SpeculativeDecoder):
         return whole.index_copy_(1, self._head.token_ids, logits)
 
     def _trees(self, view: DraftView, depth: np.ndarray) -> Drafts:
-        tokens: list[list[int]] = [[] for _ in view.slots]
-        parents: list[list[int]] = [[] for _ in view.slots]
         levels = int(depth.max(initial=0))
-        most = np.minimum(view.max_drafts, self._num_tokens)
         rows = np.flatnonzero((view.max_drafts > (levels - 1) * self._width) & (depth > 0))
-        if len(rows):
-            grown = self._grow(view, rows, levels).best(most[rows].tolist())
-            for row, some, above in zip(rows.tolist(), *grown, strict=True):
-                tokens[row], parents[row] = some, above
-        return Drafts(tokens, parents)
+        if not len(rows):
+            return Drafts([[] for _ in view.slots], [[] for _ in view.slots])
+        most = np.minimum(view.max_drafts, self._num_tokens)
+        return self._grow(view, rows, levels).drafts(rows, most, self.context.send)
 
     def _grow(self, view: DraftView, rows: np.ndarray, levels: int) -> DraftTrees:
         hidden, root = self._after(view, rows)
@@ -154,7 +151,7 @@ class HeadDecoder(SpeculativeDecoder):
             before = torch.cat((before, features), 1)
             expanded = torch.cat((expanded, trees.frontier), 1)
             above = torch.cat((above, place), 1)
-            batch = view.steps.nodes(rows, self._mapped(trees.tokens.gather(1, expanded)).tolist(), above.tolist())
+            batch = view.steps.nodes(rows, self._mapped(trees.tokens.gather(1, expanded)), above)
             hidden, features = self._head.forward(before.flatten(0, 1), batch)
             after = torch.cat((root.unsqueeze(1), features.view(count, -1, features.shape[1])), 1)
             newest = hidden.view(count, -1, hidden.shape[1])[:, -width:]
@@ -166,4 +163,5 @@ class HeadDecoder(SpeculativeDecoder):
         return torch.log_softmax(self._head.logits(hidden.contiguous()).float(), -1)
 
     def _mapped(self, tokens: Tensor) -> Tensor:
-        return tokens if self._head.token_ids is None else self._head.token_ids[tokens]
+        ids = self._head.token_ids
+        return tokens if ids is None else ids.index_select(0, tokens.reshape(-1)).view(tokens.shape)

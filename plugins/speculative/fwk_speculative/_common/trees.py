@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import torch
 from torch import Tensor
+
+from fwk.interfaces.speculative import Drafts
+
+if TYPE_CHECKING:
+    from fwk.interfaces.device import Upload
 
 
 class DraftTrees:
@@ -33,15 +41,26 @@ class DraftTrees:
         self.scores = torch.cat((self.scores, scores), 1)
         self.frontier = scores.topk(width, dim=1).indices + first
 
-    def best(self, most: list[int]) -> tuple[list[list[int]], list[list[int]]]:
-        """The likeliest ``most[i]`` candidates of each row, parents first: their tokens and parents."""
+    def drafts(self, rows: np.ndarray, most: np.ndarray, send: Upload) -> Drafts:
+        """The likeliest ``most[i]`` candidates of each row, parents first.
+
+        rows: [num_rows] int64, where these stand among all [num_seqs] of ``most``; the others have no drafts.
+        """
+        count, mine = self.tokens.shape[1], np.minimum(most[rows], self.tokens.shape[1])
+        width = int(mine.max())
         # No child is likelier than its parent; of equals the earlier candidate, which a parent is, comes first.
-        order = self.scores.sort(dim=1, descending=True, stable=True).indices.tolist()
-        tokens: list[list[int]] = []
-        parents: list[list[int]] = []
-        for row, all_tokens, above, count in zip(order, self.tokens.tolist(), self.parents.tolist(), most, strict=True):
-            places = {-1: -1} | {candidate: place for place, candidate in enumerate(sorted(row[:count]))}
-            kept = [candidate for candidate in places if candidate >= 0]
-            tokens.append([all_tokens[candidate] for candidate in kept])
-            parents.append([places[above[candidate]] for candidate in kept])
-        return tokens, parents
+        kept = self.scores.sort(dim=1, descending=True, stable=True).indices[:, :width]
+        if (mine < width).any():  # those that are too many come last
+            is_kept = send(np.arange(width) < mine[:, None])
+            kept = torch.where(is_kept, kept, count)
+        kept = kept.sort(dim=1).values
+        chosen = kept.clamp(max=count - 1)
+        tokens, above = self.tokens.gather(1, chosen), self.parents.gather(1, chosen)
+        parents = torch.where(above < 0, -1, torch.searchsorted(kept, above.contiguous()))
+        counts = np.zeros(len(most), np.int64)
+        counts[rows] = mine
+        if len(rows) < len(most):
+            index = send(rows)
+            tokens = tokens.new_zeros((len(most), width)).index_copy_(0, index, tokens)
+            parents = parents.new_full((len(most), width), -1).index_copy_(0, index, parents)
+        return Drafts(tokens, parents, counts=counts)

@@ -20,6 +20,7 @@ from fwk.interfaces.speculative import (
 )
 from fwk.layers import LMHead, ReplicatedLinear
 from fwk_speculative._common import DraftDepth
+from fwk_speculative._common.chains import Chains
 from fwk_speculative._common.trees import DraftTrees
 from fwk_speculative.medusa import MedusaOptions
 
@@ -78,12 +79,15 @@ class MedusaDecoder(SpeculativeDecoder):
         self._levels = np.zeros(context.num_slots, np.int64)
         self._hidden: Tensor | None = None  # [num_slots, hidden_size]: each slot's newest
 
+    @property
+    def max_passes(self) -> int:
+        return 0
+
     def learn(self, step: TargetStep) -> None:
-        device = step.hidden.device
-        last = step.hidden[torch.from_numpy(step.query_start[1:] - 1).to(device)]
+        last = step.hidden.index_select(0, self.context.send(step.query_start[1:] - 1))
         if self._hidden is None:
             self._hidden = last.new_zeros((self.context.num_slots, last.shape[1]))
-        self._hidden[torch.from_numpy(step.slots).to(device)] = last
+        self._hidden.index_copy_(0, self.context.send(step.slots), last)
 
     def observe(self, verified: Verified) -> None:
         levels = np.minimum(verified.num_drafts, self._levels[verified.slots])
@@ -95,24 +99,20 @@ class MedusaDecoder(SpeculativeDecoder):
     def propose(self, view: DraftView) -> Drafts:
         depth = np.minimum(view.max_drafts, self._depth.of(view.slots))
         self._levels[view.slots] = depth
-        tokens: list[list[int]] = [[] for _ in view.slots]
-        rows = np.flatnonzero(depth > 0)
+        chains = Chains(depth, self.context.send)
+        rows = chains.rows
         if not len(rows):
-            return Drafts(tokens)
+            return chains.drafts()
         assert self._hidden is not None, "the target computed no step yet"
-        hidden = self._hidden[torch.from_numpy(view.slots[rows]).to(self._hidden.device)]
+        hidden = self._hidden.index_select(0, self.context.send(view.slots[rows]))
         if self._width > 1:
             return self._trees(view, rows, hidden, int(depth.max()))
         for ahead, head in enumerate(self._heads):
-            picked = view.steps.pick(head(hidden), rows, ahead)
-            goes_on = [token >= 0 and ahead + 1 < depth[row] for row, token in zip(rows, picked, strict=True)]
-            for row, token in zip(rows.tolist(), picked, strict=True):
-                if token >= 0:
-                    tokens[row].append(token)
-            if not any(goes_on):
+            left = chains.add(view.steps.choose(head(hidden), chains.rows, ahead))
+            if not len(chains.rows):
                 break
-            rows, hidden = rows[goes_on], hidden[torch.tensor(goes_on, device=hidden.device)]
-        return Drafts(tokens)
+            hidden = hidden if left is None else hidden.index_select(0, left)
+        return chains.drafts()
 
     def _trees(self, view: DraftView, rows: np.ndarray, hidden: Tensor, levels: int) -> Drafts:
         """The likeliest paths, as if the heads' choices did not depend on each other."""
@@ -120,9 +120,4 @@ class MedusaDecoder(SpeculativeDecoder):
         trees = DraftTrees(self._width, logprobs[0])
         for each in logprobs[1:]:
             trees.grow(each.unsqueeze(1).expand(-1, self._width, -1))
-        most = np.minimum(view.max_drafts[rows], self.max_drafts)
-        tokens: list[list[int]] = [[] for _ in view.slots]
-        parents: list[list[int]] = [[] for _ in view.slots]
-        for row, some, above in zip(rows.tolist(), *trees.best(most.tolist()), strict=True):
-            tokens[row], parents[row] = some, above
-        return Drafts(tokens, parents)
+        return trees.drafts(rows, np.minimum(view.max_drafts, self.max_drafts), self.context.send)

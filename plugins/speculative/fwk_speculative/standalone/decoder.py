@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,7 +11,11 @@ from fwk.errors import ConfigError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, SpeculativeDecoder, Verified
 from fwk.types import ForwardBatch
 from fwk_speculative._common import DraftDepth
+from fwk_speculative._common.chains import Chains
 from fwk_speculative.standalone import StandaloneOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class StandaloneDecoder(SpeculativeDecoder):
@@ -42,20 +47,14 @@ class StandaloneDecoder(SpeculativeDecoder):
         self._depth.reset(list(slots))
 
     def propose(self, view: DraftView) -> Drafts:
-        most = np.minimum(view.max_drafts, self._depth.of(view.slots))
-        drafted: list[list[int]] = [[] for _ in view.slots]
-        rows = np.flatnonzero(most > 0)
-        tokens = view.token_ids[view.slots[rows], view.num_tokens[rows] - 1].tolist()
+        chains = Chains(np.minimum(view.max_drafts, self._depth.of(view.slots)), self.context.send)
+        tokens: Sequence[int] | Tensor = view.token_ids[view.slots, view.num_tokens - 1][chains.rows].tolist()
         ahead = 0
-        while len(rows):
+        while len(chains.rows):
+            rows = chains.rows
             hidden = self._model.forward(view.steps.batch(rows, tokens, ahead))
-            picked = view.steps.pick(self._model.logits(hidden), rows, ahead)
+            tokens = view.steps.choose(self._model.logits(hidden), rows, ahead)
+            left = chains.add(tokens)
+            tokens = tokens if left is None else tokens.index_select(0, left)
             ahead += 1
-            goes_on: list[bool] = []
-            for row, token in zip(rows.tolist(), picked, strict=True):
-                if token >= 0:
-                    drafted[row].append(token)
-                goes_on.append(token >= 0 and ahead < most[row])
-            tokens = [token for token, on in zip(picked, goes_on, strict=True) if on]
-            rows = rows[goes_on]
-        return Drafts(drafted)
+        return chains.drafts()

@@ -1,0 +1,195 @@
+"""Models and heads that draft on a pretended device: one wait for a step, however deep they draft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.helpers.draft_heads import SIZE, save_eagle3, save_medusa
+from tests.helpers.pretend_cuda import JOURNAL, Steps, pretended
+from tests.helpers.tiny import save_llama
+
+import fwk
+from fwk import GrammarRequest, SamplingParams
+from fwk.types import EngineStats
+from fwk.worker.draft_steps import Steps as DraftSteps
+from fwk.worker.draft_store import DraftStore
+from fwk.worker.staging import StagingRing
+from fwk_loaders.dummy.loader import DummyCheckpoint
+
+PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
+OPTIONS: dict[str, Any] = {
+    "max_total_tokens": 2048,
+    "max_running_requests": 8,
+    "chunked_prefill_size": 16,
+    "dtype": "float32",
+    "check_blocks": True,
+    "attention_backend": "torch",
+    "operator_backend": "torch",
+    "sampling_backend": "torch",
+    "speculative_num_steps": 4,
+    "speculative_adaptive": False,
+}
+WORDS = (51, 54, 60)
+
+
+def asks(**more: Any) -> SamplingParams:
+    bias = dict.fromkeys(WORDS, 9.0)  # words that heads know
+    return SamplingParams(**{"max_tokens": 24, "temperature": 0.0, "ignore_eos": True, "logit_bias": bias, **more})
+
+
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "seed": 6}
+GRAMMAR = GrammarRequest("regex", "[ -~]{200}")
+TREES = {"speculative_eagle_topk": 2, "speculative_num_draft_tokens": 7}
+ASKED: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "draft model": ("standalone", asks(), {}),
+    "draft model, sampled": ("standalone", asks(logprobs=1, **SAMPLED), {}),
+    "EAGLE-3": ("eagle3", asks(), {}),
+    "EAGLE-3, sampled": ("eagle3", asks(**SAMPLED), {}),
+    "EAGLE-3 of adaptive depth": ("eagle3", asks(), {"speculative_adaptive": True}),
+    "EAGLE-3, some sampled": ("eagle3", [asks(), asks(**SAMPLED), asks(logprobs=2)], {}),
+    "EAGLE-3 trees": ("eagle3", asks(logprobs=1), TREES),
+    "EAGLE-3 trees of adaptive depth": ("eagle3", asks(), {**TREES, "speculative_adaptive": True}),
+    "EAGLE-3 trees that end early": ("eagle3", [asks(max_tokens=n) for n in (2, 24, 5)], TREES),
+    "Medusa": ("medusa", asks(), {}),
+    "Medusa trees": ("medusa", asks(), TREES),
+}
+EARLY: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "penalties": ("eagle3", asks(frequency_penalty=0.4), {}),
+    "a grammar": ("eagle3", asks(grammar=GRAMMAR), {}),
+    "a tree that is sampled from": ("eagle3", asks(**SAMPLED), TREES),
+}
+"""What must know the drafts on the host before they are verified."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_llama(folder / "target", seed=1)
+    DummyCheckpoint(folder / "target").tokenizer().save(str(folder / "target" / "tokenizer.json"))
+    save_llama(folder / "standalone", seed=1, noise=0.02)
+    knows_words(save_eagle3(folder / "eagle3"))
+    save_medusa(folder / "medusa", 4)
+    return folder
+
+
+def knows_words(head: Path) -> None:
+    """Leave a head no vocabulary but ``WORDS``: then some of its drafts are right."""
+    config, file = json.loads((head / "config.json").read_text()), head / "model.safetensors"
+    (head / "config.json").write_text(json.dumps({**config, "draft_vocab_size": len(WORDS)}))
+    tensors = load_file(file) | {"d2t": torch.tensor(WORDS) - torch.arange(len(WORDS))}
+    generator = torch.Generator().manual_seed(2)
+    save_file(tensors | {"lm_head.weight": torch.randn((len(WORDS), SIZE), generator=generator)}, file)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+Said = list[tuple[list[int], list[float]]]
+
+
+def said(llm: fwk.LLM, sampling: Any) -> tuple[Said, EngineStats]:
+    done = llm.generate(PROMPTS, sampling)
+    return [(one.token_ids, [found.logprob for found in one.logprobs or []]) for one in done], llm.engine.stats()
+
+
+def options_of(models: Path, kind: str, more: dict[str, Any]) -> dict[str, Any]:
+    return {**OPTIONS, "speculative_algorithm": kind, "speculative_draft_model_path": str(models / kind), **more}
+
+
+def elsewhere(models: Path, sampling: Any, options: dict[str, Any], steps: Steps) -> tuple[Said, EngineStats]:
+    with (
+        pretended() as plugins,
+        fwk.LLM(str(models / "target"), plugins=plugins, device="pretended", **options) as llm,
+    ):
+        JOURNAL.clear()
+        steps.halves.clear()
+        return said(llm, sampling)
+
+
+def check(models: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, Any, dict[str, Any]]) -> Steps:
+    """The CPU's tokens and the CPU's drafts, and nothing that a device would trip over."""
+    kind, sampling, more = asked
+    options = options_of(models, kind, more)
+    with fwk.LLM(str(models / "target"), device="cpu", **options) as llm:
+        wanted, drafted = said(llm, sampling)
+    steps = Steps(monkeypatch)
+    found, there = elsewhere(models, sampling, options, steps)
+    for mine, other in zip(found, wanted, strict=True):
+        assert mine[0] == other[0]
+        assert mine[1] == pytest.approx(other[1], abs=1e-4)
+    if not more.get("speculative_adaptive"):  # else the depth is that of the whole step, and steps are cut otherwise
+        assert there.draft_tokens == drafted.draft_tokens
+        assert there.accepted_by_position == drafted.accepted_by_position
+    assert there.draft_tokens > 0
+    assert there.verify_seconds > 0
+    if kind != "medusa":
+        assert there.accepted_draft_tokens > 0
+    assert JOURNAL.faults == []
+    assert JOURNAL.of_kind("pageable") == {}
+    assert max(steps.waits("launch")) == 0, dict(JOURNAL.syncs)
+    return steps
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_drafting_waits_for_nothing(models: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    steps = check(models, monkeypatch, ASKED[name])
+    assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
+    assert JOURNAL.of_kind("blocking") == {}
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_what_reads_drafts_knows_them(models: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    check(models, monkeypatch, EARLY[name])
+
+
+def picks_are_read(patch: pytest.MonkeyPatch) -> None:
+    real = DraftSteps.choose
+
+    def choose(self: DraftSteps, *parts: Any) -> torch.Tensor:
+        picked = real(self, *parts)
+        picked.tolist()
+        return picked
+
+    patch.setattr(DraftSteps, "choose", choose)
+
+
+def drafts_are_fetched(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("fwk.worker.drafting.Drafting._may_stay", lambda *_: False)
+
+
+def no_room_for_draft_steps(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StagingRing, "grow", lambda self, count: None)
+
+
+@pytest.mark.parametrize("mutation", [picks_are_read, drafts_are_fetched, no_room_for_draft_steps])
+def test_a_wait_more_is_noticed(models: Path, monkeypatch: pytest.MonkeyPatch, mutation: Any) -> None:
+    mutation(monkeypatch)
+    steps = Steps(monkeypatch)
+    elsewhere(models, asks(), options_of(models, "eagle3", {}), steps)
+    assert max(steps.waits("collect") + steps.waits("launch")) > 1
+
+
+def test_drafts_that_do_not_reach_the_inputs_are_noticed(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def enter(self: DraftStore, batch: Any, forward: Any) -> Any:
+        before = forward.token_ids.clone()
+        stored = real(self, batch, forward)
+        forward.token_ids.copy_(before)
+        return stored
+
+    real = DraftStore.enter
+    options = options_of(models, "eagle3", {})
+    with fwk.LLM(str(models / "target"), device="cpu", **options) as llm:
+        wanted, _ = said(llm, asks())
+    monkeypatch.setattr(DraftStore, "enter", enter)
+    assert elsewhere(models, asks(), options, Steps(monkeypatch))[0] != wanted
