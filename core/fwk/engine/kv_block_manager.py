@@ -220,6 +220,13 @@ class KVBlockManager:
                 sequence.blocks[i], sequence.is_owned[i] = cached[i], False
                 sequence.replaced_blocks.append((i, cached[i]))
 
+    def quiet_until(self, sequence: Sequence) -> int:
+        """With fewer tokens computed than this, a sequence's next one needs no block and completes none to share."""
+        if self._windows.num_groups or self._states is not None or sequence.replaced_blocks:
+            return 0
+        held = len(sequence.blocks) * self._block_size - self._num_lookahead
+        return min(held, (sequence.num_shared_blocks + 1) * self._block_size - 1)
+
     def free_duplicate_blocks(self) -> None:
         """The step that was being planned is launched: what it alone uses may go to the next one."""
         self.allocator.free(self._duplicate_blocks)

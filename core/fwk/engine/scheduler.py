@@ -16,7 +16,7 @@ from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
 from fwk.engine.policy_runner import PolicyRunner
 from fwk.engine.sequence import Sequence, Status
-from fwk.engine.sequence_update import SequenceUpdate, append
+from fwk.engine.sequence_update import SequenceUpdate, append, plain_event
 from fwk.engine.waiting_queue import WaitingQueue
 from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.schedule import SchedulePolicy, SequenceView
@@ -249,6 +249,11 @@ class Scheduler:
                 if scheduled.samples:
                     raise AssertionError(f"step {result.step} has no result for slot {scheduled.slot}")
                 continue
+            event = None if scheduled.draft_token_ids else plain_event(sequence, made, self.limits.eos_token_ids)
+            if event is not None:
+                self._counters.generation_tokens += 1
+                events.append(event)
+                continue
             event = self._take(sequence, scheduled, made)
             if event is not None:
                 events.append(event)
@@ -307,8 +312,24 @@ class Scheduler:
     def _plan_decoding(self, plan: StepPlan) -> None:
         """One token, and drafts, for each sequence whose prompt is computed: no prompt holds these up."""
         for sequence in list(self._running):
+            if sequence.num_computed_tokens < sequence.quiet_until and self._continue(sequence, plan):
+                continue
             if sequence.status is Status.RUNNING and sequence.is_decoding:
                 self._schedule_running(sequence, plan)
+
+    def _continue(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Schedule the next token of a sequence of which nothing else changes: what most of a step's do."""
+        known = len(sequence.token_ids) + sequence.num_pending
+        step = sequence.plain_step
+        if known != sequence.num_computed_tokens + 1 or step is None or plan.budget <= 0:
+            return False
+        if sequence.drafts or sequence.has_drafts_in_flight or (sequence.num_pending and self.limits.num_lookahead):
+            return False
+        sequence.num_computed_tokens = known
+        sequence.num_pending += 1
+        plan.scheduled[sequence] = step
+        plan.budget -= 1
+        return True
 
     def _plan_prompts(self, plan: StepPlan, looks: bool) -> None:
         """Chunks of prompts under way, then of those that start, unless blocks have run out for somebody."""
@@ -447,6 +468,7 @@ class Scheduler:
             self._counters.cached_prompt_tokens += computed
             self._counters.restored_prompt_tokens += computed - match.num_tokens
         insort(self._running, sequence, key=lambda s: s.place)
+        sequence.plain_step = ScheduledSequence(sequence.slot, 1, True, [], [])
         plan.new[sequence] = NewSequence(
             sequence.slot,
             sequence.token_ids,
@@ -482,6 +504,8 @@ class Scheduler:
         )
         plan.budget -= num_new
         self._kv_blocks.share(sequence, len(drafts))
+        last = sequence.num_prompt_tokens + sequence.max_tokens - 1
+        sequence.quiet_until = min(self._kv_blocks.quiet_until(sequence), last)
 
     def _take(self, sequence: Sequence, scheduled: ScheduledSequence, result: SequenceResult) -> TokenEvent | None:
         """Append a step's tokens to a sequence; end it when one of them ends it."""
@@ -535,6 +559,7 @@ class Scheduler:
         sequence.num_preemptions += 1
         sequence.num_computed_tokens = 0
         sequence.num_pending = 0
+        sequence.quiet_until = 0
         sequence.drafts = []
         sequence.has_drafts_in_flight = False
         if sequence.wants_prompt_logprobs:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from fwk.engine.window_blocks import WindowBlocks
-from fwk.types import FinishReason, Request, SamplingParams, TokenLogprobs
+from fwk.types import FinishReason, Request, SamplingParams, ScheduledSequence, TokenLogprobs
 
 
 class Status(Enum):
@@ -32,6 +32,7 @@ class Sequence:
         "blocks",
         "cached_tokens",
         "drafts",
+        "ending_ids",
         "has_drafts_in_flight",
         "hidden_states",
         "index",
@@ -47,7 +48,9 @@ class Sequence:
         "num_shared_blocks",
         "num_window_trimmed",
         "order",
+        "plain_step",
         "prompt_logprobs",
+        "quiet_until",
         "rank",
         "replaced_blocks",
         "request",
@@ -90,6 +93,9 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's second token on
         self.hidden_states: list[bytes] = []  # of tokens since the last event
         self.num_hidden = 0  # leading tokens whose hidden states have come
+        self.quiet_until = 0  # with fewer tokens computed, one more needs no block, shares none and is not its last
+        self.plain_step: ScheduledSequence | None = None  # one such token, while it has its slot
+        self.ending_ids: frozenset[int] | None = None  # tokens that may end it, once somebody has asked
 
     @property
     def num_prompt_tokens(self) -> int:

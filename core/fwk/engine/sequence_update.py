@@ -47,6 +47,27 @@ class SequenceUpdate:
         )
 
 
+def plain_event(sequence: Sequence, result: SequenceResult, eos_token_ids: frozenset[int]) -> TokenEvent | None:
+    """Append a token that ends nothing and comes alone, as most do; None, and no change, for any other result."""
+    if len(result.token_ids) != 1 or result.error is not None or result.is_complete or result.draft_token_ids:
+        return None
+    if result.logprobs is not None or result.prompt_logprobs is not None or result.hidden_states is not None:
+        return None
+    if result.embedding is not None or sequence.num_drafts or sequence.drafts or sequence.hidden_states:
+        return None
+    if sequence.ending_ids is None:
+        own = () if sequence.request.sampling.ignore_eos else eos_token_ids
+        sequence.ending_ids = frozenset((*sequence.request.sampling.stop_token_ids, *own))
+    num_output = len(sequence.token_ids) + 1 - len(sequence.request.prompt_token_ids)
+    # The first token may bring what is told of the prompt.
+    if num_output == 1 or num_output >= sequence.max_tokens or result.token_ids[0] in sequence.ending_ids:
+        return None
+    sequence.token_ids.append(result.token_ids[0])
+    return TokenEvent(
+        sequence.request.request_id, sequence.index, result.token_ids, cached_tokens=sequence.cached_tokens
+    )
+
+
 def append(
     sequence: Sequence,
     scheduled: ScheduledSequence,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
@@ -92,6 +93,34 @@ def test_outputs_grow_and_shrink_with_drafts(make_context: Any, make_view: Any) 
         out = processor.apply(logits.clone(), make_view([text], [2]))
         repeated = RepetitionPenaltyLogitsProcessor(1.2)(torch.tensor([text]), logits)[0]
         torch.testing.assert_close(out[0].double(), openai(repeated, text[2:], 1.0, 0.0), **CLOSE)
+
+
+def test_texts_that_grow_are_counted_as_a_whole(make_context: Any, make_view: Any) -> None:
+    """Whatever was kept from the step before, among others and alone, with drafts in between or not."""
+    draw = np.random.default_rng(4)
+    kept = Penalties(make_context(VOCAB))
+    fields = [{"frequency_penalty": 0.7}, {"repetition_penalty": 1.3, "presence_penalty": 0.4}, {}]
+    texts = [draw.integers(0, 9, 4).tolist() for _ in fields]
+    for i, some in enumerate(fields):
+        kept.add(5 + i, SamplingParams(**some))
+    for step in range(90):  # past the room that there is at first
+        for text in texts:
+            text += draw.integers(0, VOCAB, 1 + (step % 7 == 0)).tolist()
+        logits = random_logits(3, seed=step)
+        fresh = Penalties(make_context(VOCAB))
+        for i, some in enumerate(fields):
+            fresh.add(5 + i, SamplingParams(**some))
+        if step % 5 == 0:
+            view = make_view([[*text, 3, 3] for text in texts], [4] * 3)
+            view.has_drafts = True
+            kept.apply(logits.clone(), view)
+        view = make_view(texts, [4] * 3)
+        assert torch.equal(kept.apply(logits.clone(), view), fresh.apply(logits.clone(), view))
+        alone = make_view(texts[:1], [4])
+        assert torch.equal(kept.apply(logits[:1].clone(), alone), fresh.apply(logits[:1].clone(), alone))
+        repeated = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([texts[1]]), logits[1:2])[0]
+        found = kept.apply(logits.clone(), view)[1].double()
+        torch.testing.assert_close(found, openai(repeated, texts[1][4:], 0.0, 0.4), **CLOSE)
 
 
 def test_temperature_is_transformers(apply: Any) -> None:

@@ -14,7 +14,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from fwk.interfaces.sampling import LogitsView, SamplingContext
 from fwk.types import SamplingParams
-from fwk_sampling.processors.truncation import Limits, Truncation, truncate_batch
+from fwk_sampling.processors.truncation import LimitArrays, Limits, Truncation, truncate_batch
 
 INF = float("inf")
 SHAPES = {"peaked": 4.0, "ordinary": 2.0, "flat": 0.1}
@@ -46,6 +46,12 @@ def limits_of(fields: dict[str, Any], vocab_size: int) -> Limits:
     return Limits(k if 0 < k < vocab_size else 0, fields.get("top_p", 1.0), math.log(min_p) if min_p > 0 else -math.inf)
 
 
+def truncate(logits: torch.Tensor, limits: list[Limits]) -> torch.Tensor:
+    """All rows at once."""
+    columns = zip(*((some.top_k, some.top_p, some.min_logit) for some in limits), strict=True)
+    return truncate_batch(logits.clone(), np.arange(len(limits)), LimitArrays(*map(np.array, columns)))
+
+
 def warp(logits: torch.Tensor, fields: dict[str, Any]) -> torch.Tensor:
     """transformers' warpers, in float64: its float32 sums decide differently about a token at the very edge."""
     out, ids = logits.double(), torch.tensor([[1]])
@@ -74,7 +80,7 @@ def test_the_same_tokens_stay_as_with_transformers(
     logits = random_logits(3, vocab_size, SHAPES[shape])
     expected = warp(logits, fields)
     assert_kept_as(apply(Truncation, logits, [fields] * 3), expected, logits)
-    batch = truncate_batch(logits.clone(), [0, 1, 2], [limits_of(fields, vocab_size)] * 3)
+    batch = truncate(logits, [limits_of(fields, vocab_size)] * 3)
     assert_kept_as(batch, expected, logits)
 
 
@@ -127,7 +133,7 @@ def test_ties_share_one_fate(row: list[float], top_k: int, top_p: float, min_p: 
         if processor.add(0, SamplingParams(**fields)):
             out = processor.apply(logits.clone(), ONE_ROW)
             assert {places.index(i) for i in out[0].isfinite().nonzero().flatten().tolist()} == expected
-            batch = truncate_batch(logits.clone(), [0], [limits])
+            batch = truncate(logits, [limits])
             assert torch.equal(batch, out)
 
 
@@ -173,7 +179,7 @@ def test_unusable_rows_are_left_to_the_sampler(apply: Any, fields: dict[str, Any
     out = apply(Truncation, logits, [fields] * 3)
     assert torch.equal(out[1:], logits[1:])
     assert torch.equal(out[0].isnan(), logits[0].isnan())
-    batch = truncate_batch(logits.clone(), [0, 1, 2], [limits_of(fields, 6000)] * 3)
+    batch = truncate(logits, [limits_of(fields, 6000)] * 3)
     assert batch[0, 17].isnan()
     assert batch[1, 18] == INF
     assert (batch[2] == -INF).all()

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
-from fwk_sampling._common.rows import asked_rows
 
 _LOWEST = 1e-5
 """Below it the most likely token always wins anyway, and the division could overflow."""
@@ -20,24 +19,22 @@ class Temperature(LogitsProcessor):
 
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)
-        self._temperatures: dict[int, float] = {}
+        self._temperatures = np.ones(context.num_slots, np.float32)
+        """By slot: dividing by 1 changes nothing."""
 
     def add(self, slot: int, params: SamplingParams) -> bool:
-        if params.temperature in (0.0, 1.0):
-            return False
-        self._temperatures[slot] = max(params.temperature, _LOWEST)
-        return True
+        is_asked = params.temperature not in (0.0, 1.0)
+        self._temperatures[slot] = max(params.temperature, _LOWEST) if is_asked else 1.0
+        return is_asked
 
     def remove(self, slot: int) -> None:
-        del self._temperatures[slot]
+        self._temperatures[slot] = 1.0
 
     def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
-        asked = asked_rows(self._temperatures, view)
+        divisors = self._temperatures[view.slots]
+        asked = np.flatnonzero(divisors != 1.0)
         if 2 * len(asked) < len(logits):
-            for row, temperature in asked:
+            for row, temperature in zip(asked.tolist(), divisors[asked].tolist(), strict=True):
                 logits[row].div_(temperature)
             return logits
-        divisors = np.ones((len(logits), 1), np.float32)  # dividing by 1 changes nothing
-        for row, temperature in asked:
-            divisors[row] = temperature
-        return logits.div_(self.context.send(divisors))
+        return logits.div_(self.context.send(divisors[:, None]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
-from fwk_sampling._common.rows import asked_rows
 from fwk_sampling.processors.cutoff import Cutoff
 
 
@@ -23,6 +23,18 @@ class Limits:
     top_k: int  # 0: off
     top_p: float  # 1: off
     min_logit: float  # ln(min_p); -inf: off
+
+
+class LimitArrays(NamedTuple):
+    """``Limits`` of several: [n] each."""
+
+    top_k: np.ndarray  # int64
+    top_p: np.ndarray  # float64
+    min_logit: np.ndarray  # float64
+
+    def of(self, places: np.ndarray) -> LimitArrays:
+        """Those of some of them."""
+        return LimitArrays(*(x[places] for x in self))
 
 
 class Truncation(LogitsProcessor):
@@ -44,7 +56,8 @@ class Truncation(LogitsProcessor):
 
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)
-        self._limits: dict[int, Limits] = {}
+        self._asks = np.zeros(context.num_slots, bool)
+        self._limits = LimitArrays(*(np.zeros(context.num_slots, t) for t in (np.int64, np.float64, np.float64)))
         self._cutoff = Cutoff(context.vocab_size)
 
     def add(self, slot: int, params: SamplingParams) -> bool:
@@ -52,37 +65,40 @@ class Truncation(LogitsProcessor):
         limits = Limits(top_k, min(params.top_p, 1.0), math.log(params.min_p) if params.min_p > 0 else -math.inf)
         if params.temperature == 0.0 or limits == Limits(0, 1.0, -math.inf):
             return False
-        self._limits[slot] = limits
+        self._asks[slot] = True
+        self._limits.top_k[slot], self._limits.top_p[slot] = limits.top_k, limits.top_p
+        self._limits.min_logit[slot] = limits.min_logit
         return True
 
     def remove(self, slot: int) -> None:
-        del self._limits[slot]
+        self._asks[slot] = False
 
     def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
-        asked = asked_rows(self._limits, view)
+        rows = np.flatnonzero(self._asks[view.slots])
+        limits = self._limits.of(view.slots[rows])
         if not logits.is_cpu:
-            return truncate_batch(logits, [row for row, _ in asked], [limits for _, limits in asked], self.context.send)
+            return truncate_batch(logits, rows, limits, self.context.send)
         table = logits.numpy()
         with np.errstate(over="ignore"):  # logits further apart than float32 reaches differ by inf
-            for row, limits in asked:
-                lowest = self._cutoff.lowest_kept(table[row], limits.top_k, limits.top_p, limits.min_logit)
+            for row, k, p, min_logit in zip(rows.tolist(), *(x.tolist() for x in limits), strict=True):
+                lowest = self._cutoff.lowest_kept(table[row], k, p, min_logit)
                 # threshold_ keeps what is strictly greater (and NaN), in one pass at memory speed.
                 torch.threshold_(logits[row], float(np.nextafter(lowest, np.float32(-np.inf))), -math.inf)
         return logits
 
 
 def truncate_batch(
-    logits: Tensor, rows: list[int], limits: list[Limits], send: Callable[[np.ndarray], Tensor] = torch.from_numpy
+    logits: Tensor, rows: np.ndarray, limits: LimitArrays, send: Callable[[np.ndarray], Tensor] = torch.from_numpy
 ) -> Tensor:
     """The same by one sort of all rows: what suits a GPU.
 
-    logits: [num_rows, vocab_size] float32, edited in place in ``rows`` only. send: brings an array to the device.
+    logits: [num_rows, vocab_size] float32, edited in place in ``rows`` [n] int64 only, which have these limits, [n]
+    each. send: brings an array to the device.
     """
-    index = send(np.array(rows, np.int64))
+    index = send(rows)
     asked = logits[index]
-    k = send(np.array([[limit.top_k or asked.shape[1]] for limit in limits], np.int64))
-    p = send(np.array([[limit.top_p] for limit in limits], np.float64))
-    min_logits = send(np.array([[limit.min_logit] for limit in limits], np.float32))
+    top_k = np.where(limits.top_k > 0, limits.top_k, asked.shape[1])
+    k, p, min_logits = (send(x[:, None]) for x in (top_k, limits.top_p, limits.min_logit.astype(np.float32)))
     ordered = asked.sort(dim=1, descending=True).values
     lowest = ordered.gather(1, k - 1)
     mass = (ordered.double() - ordered[:, :1]).exp().masked_fill_(ordered < lowest, 0.0)
