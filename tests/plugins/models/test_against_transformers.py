@@ -19,10 +19,7 @@ from fwk import SamplingParams
 from fwk.errors import ConfigError, ModelLoadError
 from fwk_kit.testing.batches import block_tables
 
-SPLIT = ["phi3", "olmo2", "gpt2", "gpt_neox", "falcon slopes", "falcon multi-query", "cohere norms", "granitemoe"]
-SPLIT += ["mixtral", "qwen2_moe", "olmoe", "glm4_moe", "deepseek_v3", "gpt_oss"]
 RECURRENT = ["mamba2", "lfm2", "qwen3_next", "qwen3_5", "granite hybrid", "nemotron_h", "mamba", "jamba"]
-SPLIT += ["llama4", *RECURRENT, "falcon mamba", "mamba2 groups", "qwen3_next dense", "qwen3_5_moe"]
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
@@ -50,7 +47,7 @@ def test_logits_however_a_text_is_cut(pair: tuple[PreTrainedModel, Path]) -> Non
         close(rows, reference_logits(reference, text)[past:])
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_two_ranks_together_are_the_model(name: str, tmp_path: Path) -> None:
     reference = write(tmp_path, *ARCHITECTURES[name])
     prompt = token_ids(40)
@@ -118,6 +115,24 @@ def test_what_recurrent_models_cannot_have_is_refused(tmp_path: Path) -> None:
         for _ in range(2):
             [done] = llm.generate([prompt], SamplingParams(max_tokens=2))
             assert done.cached_tokens == 0  # no state is kept
+
+
+@pytest.mark.parametrize("name", ["mamba2", "mamba", "qwen3_next"])
+def test_memory_of_states_does_not_grow_with_the_context(name: str, tmp_path: Path) -> None:
+    """Of a model without attention nothing does; of a hybrid, K/V of its attention layers alone."""
+    write(tmp_path, name, {**ARCHITECTURES[name][1], "max_position_embeddings": 8192})
+    sizes: list[tuple[int, int]] = []
+    for length in (256, 8192):
+        sized: dict[str, Any] = {"context_length": length, "max_total_tokens": length, "max_running_requests": 2}
+        with fwk.LLM(str(tmp_path), dtype="float32", **sized) as llm:
+            [done] = llm.generate([token_ids(length - 56)], SamplingParams(max_tokens=4, ignore_eos=True))
+            assert len(done.token_ids) == 4
+            models = llm.engine.executor._worker._builder._models  # type: ignore[attr-defined]
+            states = sum(tensor.nbytes for state in models.recurrent_states for tensor in state.tensors.values())
+            kv = sum(layer.kv_cache.nbytes for layer in models.layers if layer.kv_cache is not None)
+            sizes.append((states, kv))
+    assert sizes[0][0] == sizes[1][0] > 0
+    assert (sizes[0][1] == sizes[1][1] == 0) == name.startswith("mamba")
 
 
 def test_states_in_bfloat16_are_nearly_the_same(tmp_path: Path) -> None:
