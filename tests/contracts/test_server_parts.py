@@ -38,6 +38,11 @@ class TestProfiler(ObserverSuite):
     options = {"profiler_dir": str(Path(tempfile.gettempdir()) / "fwk-profiles")}
 
 
+class TestTensorDump(ObserverSuite):
+    plugin = "tensor_dump"
+    options = {"debug_tensor_dump_output_folder": str(Path(tempfile.gettempdir()) / "fwk-dumps")}
+
+
 class TestNvtx(ObserverSuite):
     plugin = "nvtx"
     options = {"enable_nvtx": True}

@@ -171,6 +171,9 @@ class WorkerObserver:
         """
         return {}
 
+    def model_loaded(self, model: Any) -> None:
+        """The served ``Model`` or ``Encoder`` is there, before its first step. What it raises stops the start."""
+
     def step_begins(self, batch: Batch) -> None:
         """A step is about to be computed, or on a device given to it."""
 
@@ -186,11 +189,13 @@ class ObserverSpec(Declaration):
     """Declares an observer; every installed one takes part, those with ``enabled_by`` when they are turned on.
 
     worker: ``"package.module:attribute"`` of a ``WorkerObserver`` to have in each worker, with the same options.
+    reads_layers: that part sees what layers return, so steps are computed by calling them, and none is captured.
     """
 
     family: ClassVar[str] = "observers"
 
     worker: str | None = None
+    reads_layers: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -130,6 +130,7 @@ class WorkerBuilder:
         """Load the model and fill in ``parts``. Raises ``FwkError``."""
         observers = self.parts.observers = self._observers()
         self.parts.operations |= observers.operations()
+        self._capturing.reader = observers.reader
         options, opened = self._config.engine, self._setup.opened
         self._check_tiers()
         is_greedy = torch.zeros(1, dtype=torch.int64) if self._setup.device.is_host else None
@@ -189,6 +190,7 @@ class WorkerBuilder:
                 inputs=inputs,
             )
             self._chosen["step"] = "eager (the model does not generate)"
+            observers.model_loaded(model)
             return info(reasons=tuple(self._reasons))
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
         self._capturing.prepare(inputs, num_blocks)
@@ -214,6 +216,7 @@ class WorkerBuilder:
             done.record()
             done.wait()  # what loading has given the device to do is no request's affair
         self._chosen["step"] = self._capturing.how(runner.model)
+        observers.model_loaded(model)
         self.parts.grammars.begin(self._compiler.build)
         return info(reasons=tuple(self._reasons), num_lookahead=drafting.max_drafts, depth=runner.depth)
 

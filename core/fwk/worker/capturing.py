@@ -30,6 +30,7 @@ class Capturing:
         self._num_ranks = num_ranks
         self.sizes: GraphSizes = graph_sizes(config, setup.device)
         self.decoder: SpeculativeDecoder | None = None
+        self.reader = ""
 
     @property
     def num_seqs(self) -> int:
@@ -50,6 +51,8 @@ class Capturing:
         """Why steps are not even tried to be captured; empty when they are."""
         if self._options.disable_cuda_graph:
             return "--disable-cuda-graph"
+        if self.reader:
+            return f"{self.reader} reads what layers compute"
         if self._num_ranks > 1:
             return "ranks add up their parts through torch.distributed"
         if self._setup.opened.served.is_recurrent:

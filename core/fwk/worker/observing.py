@@ -65,10 +65,14 @@ class WorkerObservers:
     def __init__(self, config: Config, plugins: PluginSet, context: Callable[..., WorkerObserverContext]) -> None:
         """Build them: ``context`` lacks the options. Raises ``FwkError`` in a plugin's name."""
         self._parts: list[_Part] = []
+        self.reader = ""
+        """The plugin for which layers are called in each step; empty if there is none."""
         for item, options in taking_part(plugins, "observers", config.plugin_options, host=None):
             assert isinstance(item.declaration, ObserverSpec)
             if item.declaration.worker is None:
                 continue
+            if item.declaration.reads_layers:
+                self.reader = item.key
             module, _, attribute = item.declaration.worker.partition(":")
             try:
                 observer: WorkerObserver = getattr(importlib.import_module(module), attribute)(context(options=options))
@@ -87,6 +91,11 @@ class WorkerObservers:
             for part in self._parts
             for name, operation in part.observer.operations().items()
         }
+
+    def model_loaded(self, model: Any) -> None:
+        """The served model is there."""
+        for part in self._parts:
+            part.observer.model_loaded(model)
 
     def around(self, runner: Runner) -> Runner:
         """The runner, telling those who want it of each step; the same where nobody does."""
