@@ -33,6 +33,14 @@ class StepRows:
     """Of the whole step, [num_seqs] each: slots, new tokens, and whether a token is sampled."""
     _sampling_state: SamplingState | None = None
     """Of the rows' slots, once somebody has asked for them (``sampling_state``)."""
+    _slot_set: frozenset[int] | None = None
+
+    @property
+    def slot_set(self) -> frozenset[int]:
+        """The slots, each once."""
+        if self._slot_set is None:
+            self._slot_set = frozenset(self.slots.tolist())
+        return self._slot_set
 
     def sampling_state(self, table: SequenceTable) -> SamplingState:
         """How the rows' tokens are chosen."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -222,7 +222,7 @@ class SamplingPipeline:
         asked = _asked(processors, rows)
         if not asked:
             return logits
-        in_step = set(rows.slots.tolist())
+        in_step = rows.slot_set
         if rows.sampling_state(self._table).wants_logprobs or not all(a.processor.only_masks for a in asked):
             logits = logits.to(torch.float32, copy=True)
         view = self._view(rows)
@@ -267,7 +267,7 @@ def _asked(processors: list[_Active], rows: StepRows) -> list[_Active]:
     """Those of which a sequence of the step asks something."""
     if not any(active.slots for active in processors):
         return []
-    in_step = set(rows.slots.tolist())
+    in_step = rows.slot_set
     return [active for active in processors if not active.slots.isdisjoint(in_step)]
 
 
@@ -287,7 +287,7 @@ def _add(processor: LogitsProcessor, new: NewSequence) -> bool:
         raise BlameSequence(new.slot, f"logits processor {type(processor).__name__} failed") from error
 
 
-def _apply(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: LogitsView, send: Upload) -> Tensor:
+def _apply(processor: LogitsProcessor, slots: Set[int], logits: Tensor, view: LogitsView, send: Upload) -> Tensor:
     """Run a processor. Whatever it raises is the fault of one of those who asked for it."""
     try:
         return processor.apply(logits, view)
@@ -310,7 +310,7 @@ def _ends(processor: LogitsProcessor, slot: int, token_ids: list[int]) -> int | 
         raise BlameSequence(slot, f"logits processor {type(processor).__name__} failed") from error
 
 
-def _culprit(processor: LogitsProcessor, slots: set[int], logits: Tensor, view: LogitsView, send: Upload) -> int:
+def _culprit(processor: LogitsProcessor, slots: Set[int], logits: Tensor, view: LogitsView, send: Upload) -> int:
     """The first slot for which the processor raises alone; when none does, the first of all."""
     for slot in sorted(slots):
         rows = np.flatnonzero(view.slots == slot)

@@ -127,7 +127,7 @@ class Verifier:
         return tokens, [row, *(row + 1 + draft for draft in path)]
 
     def _with_drawn(self, batch: Batch, rows: StepRows, logits: Tensor) -> StepRows:
-        drawn = self._drawn(batch, logits)
+        drawn = self._drawn(batch, logits) if rows.has_drafts else {}
         return dataclasses.replace(rows, drawn=drawn) if drawn else rows
 
     def _sample_chains(

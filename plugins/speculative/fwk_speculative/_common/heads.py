@@ -19,6 +19,7 @@ from fwk.interfaces.speculative import (
 )
 from fwk_speculative._common import DraftDepth, TreeOptions
 from fwk_speculative._common.chains import Chains
+from fwk_speculative._common.payoff import Payoff
 from fwk_speculative._common.trees import DraftTrees
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class HeadDecoder(SpeculativeDecoder):
         self._depth = DraftDepth(context.num_slots, levels, options.speculative_adaptive)
         self._most_levels = levels
         self._levels = np.zeros(context.num_slots, np.int64)  # of each slot's last drafts
+        self._payoff = Payoff(context.num_slots, is_on=context.is_host and options.speculative_adaptive)
         self._head = head
         self._last: tuple[Tensor, Tensor] | None = None
         """The head's hidden states and features after each slot's newest token: [num_slots, hidden_size] each."""
@@ -72,6 +74,8 @@ class HeadDecoder(SpeculativeDecoder):
         return self._most_levels
 
     def learn(self, step: TargetStep) -> None:
+        if self._payoff.is_off(step.slots).all():
+            return
         features = self._head.features(step)
         found = self._head.forward(features, step.batch())
         if self._last is None:
@@ -85,12 +89,15 @@ class HeadDecoder(SpeculativeDecoder):
     def observe(self, verified: Verified) -> None:
         levels = np.minimum(verified.num_drafts, self._levels[verified.slots])
         self._depth.observe(Verified(verified.slots, levels, verified.num_accepted))
+        self._payoff.observe(verified)
 
     def forget(self, slots: Sequence[int]) -> None:
         self._depth.reset(list(slots))
+        self._payoff.reset(slots)
 
     def propose(self, view: DraftView) -> Drafts:
         depth = np.minimum(view.max_drafts, self._depth.of(view.slots))
+        depth[self._payoff.is_off(view.slots)] = 0
         self._levels[view.slots] = depth
         return self._chains(view, depth) if self._width == 1 else self._trees(view, depth)
 
