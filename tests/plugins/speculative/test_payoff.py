@@ -94,7 +94,7 @@ def test_a_head_computes_nothing_of_what_it_does_not_draft_for(
     asked = SamplingParams(
         max_tokens=80, temperature=0.0, ignore_eos=True, logit_bias={1: 30.0}
     )  # not in its vocabulary
-    head = {"speculative_algorithm": "eagle3", "speculative_draft_model_path": str(tmp_path / "head")}
+    head: dict[str, Any] = {"speculative_algorithm": "eagle3", "speculative_draft_model_path": str(tmp_path / "head")}
     with fwk.LLM(str(tmp_path / "target"), **head, speculative_adaptive=is_adaptive) as llm:
         found = llm.generate([[5, 6, 7]], asked)[0].token_ids
     assert found == [1] * 80
