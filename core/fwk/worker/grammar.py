@@ -144,7 +144,10 @@ class GrammarMasks(LogitsProcessor):
         self._not_eos = np.full(words, -1, np.int32)
         for token_id in context.eos_token_ids:
             self._not_eos.view(np.uint8)[token_id // 8] &= 0xFF ^ 1 << token_id % 8
-        self._tail = np.int32(-1) if context.vocab_size % 32 == 0 else np.int32((1 << context.vocab_size % 32) - 1)
+        rest = context.vocab_size % 32
+        self._tail = np.int32((1 << rest) - 1) if rest else None  # of the last word, the bits that are a token's
+        if self._tail is not None:
+            self._not_eos[-1] &= self._tail
         self._bits = np.empty((0, words), np.int32)
         self._states: dict[int, _State] = {}
 
@@ -225,12 +228,14 @@ class GrammarMasks(LogitsProcessor):
 
     def _limit(self, bits: np.ndarray, may_end: list[bool]) -> np.ndarray:
         """Leave what is a token and, where a sequence may not end, does not end it; which rows allow something."""
-        bits[:, -1] &= self._tail
-        if not any(may_end):
+        if not any(may_end):  # each operation of NumPy is slow here: the forward pass left nothing in the caches
             bits &= self._not_eos
-        elif not all(may_end):
-            bits[np.logical_not(may_end)] &= self._not_eos
-        return np.asarray(bits.any(axis=1))
+        else:
+            if self._tail is not None:
+                bits[:, -1] &= self._tail
+            if not all(may_end):
+                bits[np.logical_not(may_end)] &= self._not_eos
+        return np.bitwise_or.reduce(bits, axis=1) != 0
 
     def _fill(self, slot: int, depths: list[int], masks: np.ndarray, token_ids: np.ndarray) -> None:
         """The masks of a sequence's rows, each after ``token_ids[: depth]``, those of fewer tokens first."""
