@@ -34,6 +34,11 @@ class TestCpuExperts(MoERunnerSuite):
     plugin = "cpu"
 
 
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
+class TestTritonExperts(MoERunnerSuite):
+    plugin = "triton"
+
+
 class TestTorchLoRA(LoRABackendSuite):
     plugin = "torch"
 

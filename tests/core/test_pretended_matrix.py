@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,7 +95,7 @@ ASKED: dict[str, list[SamplingParams]] = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "LoRA": {"enable_lora": True},
-    "experts": {"moe_runner_backend": "torch"},
+    "experts": {"moe_runner_backend": "triton"},
     "n-gram trees": {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3},
     "EAGLE-3 trees": {
         "speculative_algorithm": "eagle3",
@@ -233,6 +233,8 @@ def certain(done: Completion, is_rounded: bool) -> list[int]:
 def on_cpu(models: Models, numbers: str, served: str, attention: str) -> list[list[int]]:
     case = Case(attention, False, False, numbers, served)
     settings: dict[str, Any] = {**COMMON, **options_of(served, models), **NUMBERS[numbers]}
+    if served == "experts":
+        settings["moe_runner_backend"] = "torch"
     plugins = discover()
     plugins.register(stand_in, "attention.flashinfer-stand-in", "tests", "0")
     path = str(models.path(served))
@@ -244,10 +246,13 @@ def on_cpu(models: Models, numbers: str, served: str, attention: str) -> list[li
         return [certain(done, numbers == "bf16") for done in generated(llm, case)]
 
 
-def kernels_of(case: Case) -> AbstractContextManager[None]:
-    if case.attention == "torch":
-        return nullcontext()
-    return triton_kernels() if case.attention == "triton" else flashinfer_stand_in()
+def kernels_of(case: Case) -> ExitStack:
+    stack = ExitStack()
+    if case.attention == "flashinfer-stand-in":
+        stack.enter_context(flashinfer_stand_in())
+    if case.attention == "triton" or case.served == "experts":
+        stack.enter_context(triton_kernels())
+    return stack
 
 
 FLASHINFER_REFUSES = {
@@ -262,9 +267,16 @@ def refusal_of(case: Case) -> str | None:
     return None
 
 
+def in_loop(case: Case) -> bool:
+    """Whether the experts are layers one after another: the fused runner has plain weights only."""
+    return case.served == "experts" and "quantization" in NUMBERS[case.numbers]
+
+
 def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     settings: dict[str, Any] = {**COMMON, **options_of(case.served, models), **NUMBERS[case.numbers]}
     settings |= {"disable_cuda_graph": not case.graphs, "disable_overlap_schedule": not case.overlap}
+    if in_loop(case):
+        settings["moe_runner_backend"] = "torch"
     path = str(models.path(case.served))
     refusal = refusal_of(case)
     if refusal is not None:
@@ -289,12 +301,12 @@ def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     assert JOURNAL.faults == []
     for tokens, reference in zip(found, wanted, strict=True):
         assert tokens[: len(reference)] == reference
-    is_captured = case.graphs and case.attention != "torch" and case.served != "experts"
+    is_captured = case.graphs and case.attention != "torch" and not in_loop(case)
     assert how.startswith("captured" if is_captured else "eager ("), how
     # Adapters and drafts are computed operator by operator.
     if case.served not in ("LoRA", "n-gram trees", "EAGLE-3 trees"):
         assert (JOURNAL.launches["graph"] > 0) == is_captured
-    if case.served == "experts":  # without a kernel for them, the host asks in each layer who has which tokens
+    if in_loop(case):  # without a kernel for them, the host asks in each layer who has which tokens
         assert steps.waits("launch")
         assert unexplained(JOURNAL.syncs) == unexplained(JOURNAL.of_kind("to")) == []
     else:

@@ -1,8 +1,8 @@
 """Compile the Triton kernels for a GPU that need not be there; prints a line of JSON about the machine code of each.
 
 ``python -m tests.helpers.compile_triton CC DTYPE plain|int8|fp8 full|tree|latent short|long`` for attention,
-``python -m tests.helpers.compile_triton CC DTYPE operators``, both without TRITON_INTERPRET: the interpreter takes the
-place of the compiler for good.
+``python -m tests.helpers.compile_triton CC DTYPE operators|experts``, all without TRITON_INTERPRET: the interpreter
+takes the place of the compiler for good.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from triton.compiler import ASTSource
 from fwk_attention.triton_paged.kernels import attend_tiles, join_parts
 from fwk_attention.triton_paged.plan import device_sizes, power_of_two
 from fwk_attention.triton_paged.rows import store_rows
+from fwk_moe.triton_fused import kernels as experts
+from fwk_moe.triton_fused.runner import tiling
 from fwk_operators.triton_ops import kernels as operators
 
 BLOCK_SIZE = 16
@@ -37,7 +39,7 @@ INSTRUCTIONS = {
     "loads_of_128_bits": r"\b(LDG|LDGSTS)[.\w]*\.128",
 }
 
-NOT_DIVISIBLE = ("num_heads", "num_tokens", "num_rows", "table_stride", "tree_stride")
+NOT_DIVISIBLE = ("num_heads", "num_tokens", "num_rows", "num_pairs", "max_tiles", "table_stride", "tree_stride")
 """Arguments whose values Triton knows nothing of; others it takes to be multiples of 16, as they are."""
 
 
@@ -78,6 +80,26 @@ def compile_operators(cc: int, dtype: str) -> None:
         report(operators.gate_rows, cc, gate, {**rows, "ACTIVATION": activation, **given})
     table = {"table": number, "table_stride": "i32", "indices": "*i64", "out": number, "scale": "fp32"}
     report(operators.table_rows, cc, table, {**rows, "SCALES": True, **given})
+
+
+def compile_experts(cc: int, dtype: str) -> None:
+    """Those of Qwen3-30B-A3B: 128 of 768 for 2,048 numbers, eight for each token; few tokens, and many."""
+    number, indices = f"*{dtype}", {"tiles": "*i32", "pairs": "*i32"}
+    given, size, top_k = {"IS_INTERPRETED": False}, {"SIZE": 2048, "INNER": 768}, 8
+    counted = {"expert_ids": "*i64", "counts": "*i32", "num_pairs": "i32"}
+    report(experts.count_pairs, cc, counted, {"WIDTH": 1024, **given})
+    placed = {"EXPERTS": 128, "EXPERTS_WIDTH": 128, "ROWS": 16, "WIDTH": 1024}
+    report(experts.sort_pairs, cc, {**counted, **indices, "max_tiles": "i32"}, {**placed, **given})
+    for num_pairs in (64, 2**16):
+        tile = tiling(num_pairs, 128, 4 if dtype == "fp32" else 2)
+        cut = {**size, "ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": tile.step, **given}
+        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        product = {"x": number, "weights": number, **indices, "out": number}
+        chosen = {"TOP_K": top_k, "ACTIVATION": 0}
+        report(experts.gate_up_tiles, cc, {**product, "x_stride": "i32"}, {**cut, **chosen}, **options)
+        report(experts.down_tiles, cc, product, cut, **options)
+    total = {"x": number, "factors": "*fp32", "out": number}
+    report(experts.add_experts, cc, total, {"SIZE": 2048, "TOP_K": top_k, "WIDTH": 1024, **given})
 
 
 def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
@@ -136,5 +158,7 @@ if __name__ == "__main__":
     compute_capability, number_type, *words = sys.argv[1:]
     if words == ["operators"]:
         compile_operators(int(compute_capability), number_type)
+    elif words == ["experts"]:
+        compile_experts(int(compute_capability), number_type)
     else:
         main(int(compute_capability), number_type, *words)

@@ -139,18 +139,22 @@ class _Experts(ExpertWeights):
         context = self._context
         if self._has_bias:
             raise ModelLoadError(f"{self._prefix}: this MoE runner computes without the experts' biases")
-        gate_up, down = [], []
         for expert in range(self._num_experts):
             for name in self._names:
                 if context.quant.choose(f"{self._prefix}.{expert}.{name}").method is not context.plain:
                     raise ModelLoadError(f"{self._prefix}: this MoE runner computes with plain weights only")
-            pieces = [self._read(expert, name, 0) for name in self._names[:2]]
-            gate_up.append(torch.cat(pieces))
-            down.append(self._read(expert, self._names[2], 1))
-        return torch.stack(gate_up).to(context.device), torch.stack(down).to(context.device)
+        hidden, inner = context.config.hidden_size, self.shard.part_of(self._inner)
+        made = {"dtype": context.dtype, "device": context.device}
+        gate_up = torch.empty(self._num_experts, 2 * inner, hidden, **made)
+        down = torch.empty(self._num_experts, hidden, inner, **made)
+        for expert in range(self._num_experts):  # each goes where it stays at once: no second copy of a layer
+            for part, name in zip(gate_up[expert].chunk(2), self._names[:2], strict=True):
+                part.copy_(self._read(expert, name, 0))
+            down[expert].copy_(self._read(expert, self._names[2], 1))
+        return gate_up, down
 
     def _read(self, expert: int, name: str, sharded_dim: int) -> Tensor:
         full = f"{self._prefix}.{expert}.{name}.weight"
         hidden = self._context.config.hidden_size
         shape = (hidden, self._inner) if sharded_dim else (self._inner, hidden)
-        return self.shard.cut(self._context.weights.tensor(full, shape), sharded_dim, 1, full).to(self._context.dtype)
+        return self.shard.cut(self._context.weights.tensor(full, shape), sharded_dim, 1, full)

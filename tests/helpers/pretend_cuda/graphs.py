@@ -76,6 +76,7 @@ def _again(launch: Callable[..., Any], given: tuple[Any, Any], out: Any) -> None
 def triton_kernels() -> Iterator[None]:
     """Within, kernels of ours run in Triton's interpreter on the pretended device."""
     import fwk_attention.triton_paged.backend as attention
+    import fwk_moe.triton_fused.runner as experts
     import fwk_operators.triton_ops.backend as operators
 
     def launcher(real: Callable[..., None]) -> Callable[..., None]:
@@ -86,6 +87,6 @@ def triton_kernels() -> Iterator[None]:
         return launch
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention, operators):
+        for module in (attention, experts, operators):
             patch.setattr(module, "_launch", launcher(module._launch))
         yield

@@ -1,0 +1,131 @@
+"""Launches the kernels: five for each layer, whatever the router chose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+
+from fwk.errors import ModelLoadError
+from fwk.interfaces.moe import ExpertWeights, MoERunner
+from fwk_moe.triton_fused import kernels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fwk.interfaces.moe import MoEContext
+
+ACTIVATIONS = {
+    "silu": kernels.SILU,
+    "swish": kernels.SILU,
+    "gelu": kernels.GELU,
+    "gelu_pytorch_tanh": kernels.GELU_TANH,
+    "gelu_new": kernels.GELU_TANH,
+    "gelu_fast": kernels.GELU_TANH,
+    "relu": kernels.RELU,
+    "relu2": kernels.RELU2,
+}
+
+PAIRS_AT_ONCE = 1024
+"""Which a program compares with its expert."""
+
+FEW_ROWS, MANY_ROWS = 16, 64
+"""Of a tile: as few as tensor cores multiply, and as many as let a program use what it read of a matrix."""
+
+NUMBERS = 1024
+"""Of a token's sum in one program: eight for each of 128 threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Pairs and outputs of a tile, and how many inputs a program reads at once."""
+
+    rows: int
+    columns: int
+    step: int
+    num_warps: int
+    num_stages: int
+
+
+def tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
+    """By how many pairs an expert has on average. A matrix is read once for every tile of its expert."""
+    # Sums of many rows in float32 do not fit the registers.
+    rows = FEW_ROWS if itemsize == 4 or num_pairs <= num_experts * FEW_ROWS else MANY_ROWS
+    return Tiling(rows, columns=64, step=128 // itemsize, num_warps=4, num_stages=3)
+
+
+class TritonRunner(MoERunner):
+    """Sorts, multiplies by gate and up, by down, and adds; plain weights only."""
+
+    def __init__(self, context: MoEContext) -> None:
+        super().__init__(context)
+        if context.activation not in ACTIVATIONS:
+            raise ModelLoadError(
+                f"activation {context.activation!r} is not among those the triton MoE runner computes "
+                f"({', '.join(ACTIVATIONS)}): take --moe-runner-backend torch"
+            )
+
+    def load(self, experts: ExpertWeights) -> None:
+        try:
+            self._gate_up, self._down = experts.stacked()
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{error}: take --moe-runner-backend torch") from error
+
+    def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        context = self.context
+        num_experts, size, inner = context.num_experts, context.hidden_size, context.intermediate_size
+        num_tokens, top_k = expert_ids.shape
+        out = x.new_empty(num_tokens, size)
+        if not num_tokens:
+            return out
+        x = x if x.stride(1) == 1 else x.contiguous()
+        num_pairs = num_tokens * top_k
+        tile = tiling(num_pairs, num_experts, x.element_size())
+        pairs, tiles = self._sorted(expert_ids.contiguous(), num_pairs, tile.rows)
+        shared = {"SIZE": size, "INNER": inner, "ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": tile.step}
+        shared |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        gated = x.new_empty(num_pairs, inner)
+        activation = ACTIVATIONS[context.activation].value
+        grid = (tiles.shape[0], triton.cdiv(inner, tile.columns))
+        given = (x, x.stride(0), self._gate_up, tiles, pairs, gated)
+        _launch(kernels.gate_up_tiles, grid, *given, TOP_K=top_k, ACTIVATION=activation, **shared)
+        parts = x.new_empty(num_pairs, size)
+        grid = (tiles.shape[0], triton.cdiv(size, tile.columns))
+        _launch(kernels.down_tiles, grid, gated, self._down, tiles, pairs, parts, **shared)
+        grid = (num_tokens, triton.cdiv(size, NUMBERS))
+        given = (parts, weights.float().contiguous(), out)
+        _launch(kernels.add_experts, grid, *given, SIZE=size, TOP_K=top_k, WIDTH=NUMBERS)
+        return out
+
+    def _sorted(self, expert_ids: Tensor, num_pairs: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Pairs [num_pairs] by expert, and tiles of them."""
+        num_experts = self.context.num_experts
+        max_tiles = min(num_pairs, num_experts) + num_pairs // rows
+        made = {"dtype": torch.int32, "device": expert_ids.device}
+        counts, pairs = torch.empty(num_experts, **made), torch.empty(num_pairs, **made)
+        tiles = torch.empty(max_tiles, kernels.TILE_FIELDS.value, **made)
+        width = min(1 << (num_pairs - 1).bit_length(), PAIRS_AT_ONCE)
+        grid = (num_experts, 1)
+        _launch(kernels.count_pairs, grid, expert_ids, counts, num_pairs, WIDTH=width)
+        _launch(
+            kernels.sort_pairs,
+            grid,
+            expert_ids,
+            counts,
+            pairs,
+            tiles,
+            num_pairs,
+            max_tiles,
+            EXPERTS=num_experts,
+            EXPERTS_WIDTH=1 << (num_experts - 1).bit_length(),
+            ROWS=rows,
+            WIDTH=width,
+        )
+        return pairs, tiles
+
+
+def _launch(kernel: Any, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:
+    """Arguments of a kernel are what its decorator makes of them: no type checker knows it."""
+    kernel[grid](*arguments, **constants, IS_INTERPRETED=not arguments[0].is_cuda)
