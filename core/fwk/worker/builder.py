@@ -53,6 +53,9 @@ from fwk.worker.uploads import Uploads
 
 MAX_IN_FLIGHT = 2
 """Steps that a device may be given before the first of them is collected."""
+_OF_STATES = ("max_mamba_cache_size", "mamba_track_interval", "mamba_ssm_dtype")
+"""Options that only models with recurrent layers have."""
+
 MAX_FORCED_STATES = 16
 """Sequences of a model with recurrent layers whose forced tokens are drafted at once, where there is no decoder."""
 
@@ -306,9 +309,16 @@ class WorkerBuilder:
         few = served.is_recurrent and not has_decoder
         return min(options.max_running_requests, MAX_FORCED_STATES) if few else options.max_running_requests
 
+    def _refuse_states(self) -> None:
+        for name in _OF_STATES:
+            if getattr(self._config.engine, name) != getattr(type(self._config.engine)(), name):
+                option = "--" + name.replace("_", "-")
+                raise ConfigError(f"{option}: {self._setup.opened.name} has no recurrent layers: leave it out")
+
     def _states(self, num_drafted: int) -> StateStore | None:
         """What recurrent layers keep of running sequences, and for the prefix cache; None without such layers."""
         if not self._setup.opened.served.is_recurrent:
+            self._refuse_states()
             return None
         return StateStore.allocate(
             self._models.recurrent_states,

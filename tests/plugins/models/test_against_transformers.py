@@ -117,6 +117,14 @@ def test_what_recurrent_models_cannot_have_is_refused(tmp_path: Path) -> None:
             assert done.cached_tokens == 0  # no state is kept
 
 
+@pytest.mark.parametrize("name", ["max_mamba_cache_size", "mamba_track_interval", "mamba_ssm_dtype"])
+def test_options_of_states_are_refused_without_any(tmp_path: Path, name: str) -> None:
+    write(tmp_path, *ARCHITECTURES["olmo2"])
+    value = "bfloat16" if name == "mamba_ssm_dtype" else 8
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .* has no recurrent layers: leave it out"):
+        fwk.LLM(str(tmp_path), max_total_tokens=1024, **{name: value})
+
+
 @pytest.mark.parametrize("name", ["mamba2", "mamba", "qwen3_next"])
 def test_memory_of_states_does_not_grow_with_the_context(name: str, tmp_path: Path) -> None:
     """Of a model without attention nothing does; of a hybrid, K/V of its attention layers alone."""
