@@ -12,6 +12,7 @@ from functools import cache
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -60,6 +61,8 @@ def check(places: Places, names: tuple[str, ...]) -> None:
         found.logprobs + found.prompt_logprobs, wanted.logprobs + wanted.prompt_logprobs, strict=True
     ):
         assert ours == pytest.approx(theirs, abs=2e-3, rel=2e-3)
+    for ours, theirs in zip(found.hidden_states, wanted.hidden_states, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-3, rtol=2e-3)
     for feature in setting.features:
         assert feature.proof(found), f"{feature.name} took no part"
 

@@ -95,6 +95,7 @@ class Run:
     chosen: dict[str, str]
     batches: list[Batch]
     keeps_states: bool = False
+    hidden_states: list[list[np.ndarray]] = field(default_factory=list[list[np.ndarray]])  # of each token of each
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,12 @@ FEATURES = [
         "logprobs",
         lambda run: bool(run.logprobs[0] and run.prompt_logprobs[0]),
         sampling={"logprobs": 2, "prompt_logprobs": 1},
+    ),
+    Feature(
+        "hidden states",
+        lambda run: bool(run.hidden_states[0]) and all(np.isfinite(x).all() for x in run.hidden_states[0]),
+        shared={"enable_return_hidden_states": True},
+        sampling={"return_hidden_states": True},
     ),
     Feature(
         "rerank",
@@ -446,11 +453,12 @@ class Setting:
         return found
 
     def sampling(self) -> list[SamplingParams]:
-        """Of each prompt. A prompt's log-probabilities take all of it: two ask for none, to use the prefix cache."""
+        """Of each prompt. What tells of prompts computes them whole: two ask for none, to use the prefix cache."""
         found: dict[str, Any] = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
         for feature in self.features:
             found |= feature.sampling
-        second = {name: value for name, value in found.items() if name != "prompt_logprobs"}
+        of_prompts = ("prompt_logprobs", "return_hidden_states")
+        second = {name: value for name, value in found.items() if name not in of_prompts}
         return [SamplingParams(**(second if i in (1, 2) else found)) for i in range(len(PROMPTS))]
 
     @property
@@ -528,6 +536,7 @@ def serve(model: Path, options: dict[str, Any], setting: Setting, adapter: str =
             chosen=dict(llm.engine.info.chosen),
             batches=batches,
             keeps_states=llm.engine.scheduler.limits.num_state_places is not None,
+            hidden_states=[[np.frombuffer(one, "<f4") for one in x.hidden_states or []] for x in done],
         )
 
 

@@ -45,6 +45,11 @@ REFUSED: dict[tuple[str, str], str] = {
         (name, "state group"): "asked for trees of drafts: .* has recurrent layers, which can follow a chain only"
         for name in ("tree", "EAGLE-3")
     },
+    **{
+        (name, "hidden states"): f"hidden states are returned of chains of drafts, and .* {option} verifies trees"
+        for name, option in (("tree", "ngram"), ("EAGLE-3", "eagle3"))
+    },
+    ("hidden states", "rerank"): "--enable-return-hidden-states: .* is served to classify, and its replies are made of",
     ("gguf", "state group"): "the architecture 'lfm2' cannot be read from GGUF",
     ("sliding window", "state group"): "lfm2 has no sliding window",
     ("window groups", "state group"): "lfm2 has no sliding window",
