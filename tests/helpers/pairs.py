@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -19,15 +20,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
 
 import fwk
 from fwk import SamplingParams
 from fwk.types import Batch, EngineStats, GrammarRequest
+from fwk_loaders.gguf.loader import GGUFCheckpoint
 from tests.helpers.architectures import GPT_OSS
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.draft_heads import save_eagle3
+from tests.helpers.gguf_converted import written
 from tests.helpers.gguf_families import family_twins
 from tests.helpers.mxfp4 import as_numbers, write_packed
 from tests.helpers.quantised import ONLINE, Twins, gguf_of, gguf_twins, round_int4
@@ -291,17 +293,18 @@ class Places:
             return gguf_twins("Q8_0", self._root / "gguf")
         if kind in FAMILIES:
             return family_twins(self.checkpoint(kind, (), False), self._root / f"gguf of {kind}")
+        if kind in STATES:
+            return self._converted(self.checkpoint(kind, (), False), self._root / f"gguf of {kind}", STATES[kind])
         return gguf_of(self.checkpoint(kind, (), False), self._root / "gguf of experts")
 
-    def other_gguf(self, kind: str) -> Path:
-        """A GGUF file of the kind, as far as its header."""
-        path = self._root / f"{kind}.gguf"
-        writer = GGUFWriter(path, {"state group": "lfm2", "state group + MoE": "qwen3next"}[kind])
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+    def _converted(self, source: Path, folder: Path, architecture: str) -> Twins:
+        """As llama.cpp's converter writes it, in Q8_0, and the numbers that the file holds."""
+        shutil.copytree(source, folder / "plain")
+        path = written(source, folder / "model.gguf", architecture, quantises="Q8_0")
+        weights, file = GGUFCheckpoint(path).weights(), folder / "plain" / "model.safetensors"
+        held = {name: weights.tensor(name, tuple(x.shape)).float() for name, x in load_file(file).items()}
+        save_file({name: x.contiguous() for name, x in held.items()}, file)
+        return Twins("gguf", path, {"quantization": "gguf", "dtype": "float32"}, folder / "plain")
 
     def _draft_model(self) -> Path:
         """A smaller model of the same vocabulary."""
@@ -333,9 +336,13 @@ FAMILIES = ("MLA", "MXFP4 experts")
 """Kinds that llama.cpp's converter writes in a way of their own."""
 
 
+STATES = {"state group": "lfm2", "state group + MoE": "qwen3next"}
+"""Kinds with recurrent layers, and what files call them."""
+
+
 def gguf_kind(kind: str) -> str:
     """What of a kind is in a GGUF file."""
-    return kind if kind in FAMILIES else "MoE" if "MoE" in kind else "llama"
+    return kind if kind in FAMILIES or kind in STATES else "MoE" if "MoE" in kind else "llama"
 
 
 WINDOWED = ("sliding window", "window groups")
@@ -477,8 +484,7 @@ class Setting:
         model = places.checkpoint(self.kind, (), False)
         rounding = self.rounding
         if self.has_gguf:
-            is_known = "state group" not in {feature.kind for feature in self.features}
-            model = places.gguf(self.gguf_kind).path if is_known else places.other_gguf(self.kind)
+            model = places.gguf(self.gguf_kind).path
         if len(rounding) > 1:
             place, method = rounding[0]
             found |= {"quantization": rounding[1][1], "quantization_layers": [f"*{place}*={method}"]}

@@ -50,7 +50,6 @@ REFUSED: dict[tuple[str, str], str] = {
         for name, option in (("tree", "ngram"), ("EAGLE-3", "eagle3"))
     },
     ("hidden states", "rerank"): "--enable-return-hidden-states: .* is served to classify, and its replies are made of",
-    ("gguf", "state group"): "the architecture 'lfm2' cannot be read from GGUF",
     ("sliding window", "state group"): "lfm2 has no sliding window",
     ("window groups", "state group"): "lfm2 has no sliding window",
     (
