@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 class FwkError(Exception):
@@ -102,3 +104,10 @@ def one_line_traceback(error: BaseException) -> str:
     calls = " > ".join(f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} {frame.name}" for frame in frames)
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words} (in {calls})" if words else f"{type(error).__name__} (in {calls})"
+
+
+def what_is_wrong(details: Mapping[str, Any], given: str = "") -> str:
+    """One of pydantic's errors as a sentence: what a validator of ours says as it is, others with what was given."""
+    if details["type"] == "value_error":
+        return str(details["ctx"]["error"])
+    return f"{details['msg']}, not {given}" if given else str(details["msg"])

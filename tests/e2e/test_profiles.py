@@ -65,7 +65,7 @@ def test_it_ends_by_itself_after_so_many_steps(server: Any) -> None:
     post(server, "/start_profile", {"num_steps": 2, "output_dir": "sub", "activities": ["CPU", "MEM"]})
     for _ in range(4):
         generate(server, 4)  # each of two engines has two of them
-    until(lambda: len(list((server.folder / "sub").glob("[!.]*"))) == server.num_files, 10, "a trace of each worker")
+    until(lambda: len(list((server.folder / "sub").glob("[!.]*"))) == server.num_files, 60, "a trace of each worker")
     paths = [Path(path) for path in post(server, "/stop_profile")["files"]]
     assert all(len(steps_in(path)) == 2 for path in paths)
 
@@ -88,6 +88,15 @@ def test_what_cannot_be_had_is_refused_and_harms_nothing(server: Any) -> None:
     post(server, "/start_profile", {"profile_id": "again"})
     post(server, "/stop_profile")
     generate(server, 2)
+
+
+def test_what_benchmarks_send(server: Any) -> None:
+    vllm = {"prompt": "Some words", "max_tokens": 4, "temperature": 0.0, "stream": True}
+    sglang = {"num_steps": None, "activities": ["CPU"], "profile_by_stage": False, "merge_profiles": False}
+    for body in (vllm, sglang):
+        post(server, "/start_profile", body)
+        generate(server, 2)
+        assert len(post(server, "/stop_profile")["files"]) == server.num_files
 
 
 def test_only_the_administrator_may(server: Any) -> None:

@@ -22,7 +22,7 @@ from fwk.config import (
     needs_of,
     turned_by,
 )
-from fwk.errors import ConfigError, PluginError
+from fwk.errors import ConfigError, PluginError, what_is_wrong
 from fwk.interfaces.prefix_cache import CacheTierSpec
 from fwk.plugins.catalogue import read_catalogue
 from fwk.plugins.discovery import PluginSet, Registered
@@ -201,7 +201,7 @@ def _validated(model: type[Options], values: Mapping[str, Any]) -> Any:
         name = flag(str(first["loc"][0])) if first["loc"] else model.__name__
         field = model.model_fields.get(str(first["loc"][0])) if first["loc"] else None
         given = "what was given" if field is not None and is_secret(field) else repr(first["input"])
-        raise ConfigError(f"{name}: {first['msg']}, not {given}") from None
+        raise ConfigError(f"{name}: {what_is_wrong(first, given)}") from None
     except Exception as error:  # a plugin's own check that is broken
         flags = ", ".join(map(flag, values))
         raise PluginError(

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fwk.errors import ConfigError, PluginError, PluginLoadError
+from fwk.errors import ConfigError, PluginError, PluginLoadError, what_is_wrong
 from fwk.interfaces.declaration import Declaration, Facts, Host, Needs
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
 from fwk.plugins.discovery import PluginSet, Registered
@@ -160,7 +160,7 @@ def plugin_options(item: Registered, given: Mapping[str, Mapping[str, object]]) 
     except ValidationError as error:
         first = error.errors()[0]
         flag = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else item.key
-        raise ConfigError(f"{flag} of {item.key}: {first['msg']}") from None
+        raise ConfigError(f"{flag} of {item.key}: {what_is_wrong(first)}") from None
 
 
 def is_enabled(declaration: Declaration, given: Mapping[str, object]) -> bool:

@@ -16,7 +16,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Scope
 
 from fwk import __version__
-from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
+from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, what_is_wrong
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
 from fwk.server.admission import AdmissionController
@@ -201,7 +201,8 @@ def install_error_handlers(app: FastAPI, body: ErrorBody = _plain) -> None:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")
-        return answer(request, 400, f"{place}: {first['msg']}" if place else str(first["msg"]), place or None)
+        said = what_is_wrong(first)
+        return answer(request, 400, f"{place}: {said}" if place else said, place or None)
 
     async def dead(request: Request, error: Exception) -> Response:
         response = answer(request, 503, str(error), code="engine_unavailable")

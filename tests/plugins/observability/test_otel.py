@@ -279,7 +279,7 @@ def test_either_option_turns_it_on(given: dict[str, Any]) -> None:
 def test_addresses(url: str, expected: str | None) -> None:
     plugins = discover()
     if expected is None:
-        with pytest.raises(ConfigError, match=r"^--otlp-traces-endpoint: .* must"):
+        with pytest.raises(ConfigError, match=r"^--otlp-traces-endpoint: must"):
             build_config(plugins, {"otlp_traces_endpoint": url})
         return
     assert OtelOptions(otlp_traces_endpoint=url).endpoint == expected

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fwk.errors import ConfigError, FwkError, InvalidRequest, RequestFailed
 from fwk.interfaces.observer import Observer, ObserverContext
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 POLL_SECONDS = 0.1
+_NOT_HERE = ("start_step", "profile_by_stage", "profile_stages", "merge_profiles", "profile_prefix")
+"""Further fields of SGLang's, which its benchmark sends unset."""
+
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
@@ -33,6 +36,16 @@ class StartProfile(BaseModel):
     with_stack: bool = False
     record_shapes: bool = False
     profile_id: str | None = Field(None, max_length=64, pattern=_NAME)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_benchmarks_send_it(cls, data: Any) -> Any:
+        """``vllm bench serve --profile`` sends the completion that it will measure; vLLM does not read it."""
+        if not isinstance(data, dict):
+            return data
+        if "prompt" in data or "messages" in data:
+            return {"model": data.get("model")}
+        return {name: value for name, value in data.items() if value or name not in _NOT_HERE}
 
     @field_validator("activities")
     @classmethod
