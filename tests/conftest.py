@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator
 
 # Small models gain nothing from threads, and threads that wait for each other crawl when the machine is busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,10 +15,20 @@ if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
+import torch
 
 from tests.helpers.tiny import tiny_folder, tiny_llm  # after the settings above: torch reads them
 
 __all__ = ["tiny_folder", "tiny_llm"]
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread, so that sums are added in one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 LONG = ("tests/e2e/", "tests/faults/", "tests/contracts/")

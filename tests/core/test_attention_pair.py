@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,8 @@ from fwk_kit.testing import AttentionSuite
 from fwk_kit.testing.batches import make_batch
 from fwk_kit.testing.serving import TINY
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6], [11] * 20]
 OPTIONS: dict[str, Any] = {
     "load_format": "dummy",
@@ -51,14 +52,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny")
     (made / "config.json").write_text(json.dumps(TINY))
     return made
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def pair_of(prefill: str, decode: str) -> AttentionPairSpec:

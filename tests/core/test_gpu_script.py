@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from benchmarks.gpu.__main__ import in_a_process, run_stage, table
 from benchmarks.gpu.cases import LLAMA, Case, cases
 from benchmarks.gpu.measure import measure
 from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, pretended, triton_kernels
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = {
     "hidden_size": 64,
@@ -26,14 +26,6 @@ SMALL = {
     "vocab_size": 320,
     "max_position_embeddings": 1024,
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def small(case: Case) -> Case:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from fwk.worker.inputs import InputBuffers
 from fwk.worker.staging import StagingRing
 from fwk_kit.testing.serving import TINY
 from fwk_sampling.processors.penalties import Penalties
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75))]
 """Of several steps each that choose no token: nothing waits for those."""
@@ -42,14 +43,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny")
     (made / "config.json").write_text(json.dumps(TINY))
     return made
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

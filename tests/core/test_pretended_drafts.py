@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.draft_heads import SIZE, save_eagle3, save_medusa
-from tests.helpers.pretend_cuda import JOURNAL, Steps, pretended
+from tests.helpers.pretend_cuda import JOURNAL, Steps, pretended, read_results
 from tests.helpers.tiny import save_llama
 
 import fwk
@@ -21,6 +20,8 @@ from fwk.worker.draft_steps import Steps as DraftSteps
 from fwk.worker.draft_store import DraftStore
 from fwk.worker.staging import StagingRing
 from fwk_loaders.dummy.loader import DummyCheckpoint
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
 OPTIONS: dict[str, Any] = {
@@ -87,14 +88,6 @@ def knows_words(head: Path) -> None:
     save_file(tensors | {"lm_head.weight": torch.randn((len(WORDS), SIZE), generator=generator)}, file)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 Said = list[tuple[list[int], list[float]]]
 
 
@@ -154,14 +147,7 @@ def test_what_reads_drafts_knows_them(models: Path, monkeypatch: pytest.MonkeyPa
 
 
 def picks_are_read(patch: pytest.MonkeyPatch) -> None:
-    real = DraftSteps.choose
-
-    def choose(self: DraftSteps, *parts: Any) -> torch.Tensor:
-        picked = real(self, *parts)
-        picked.tolist()
-        return picked
-
-    patch.setattr(DraftSteps, "choose", choose)
+    read_results(patch, DraftSteps, "choose")
 
 
 def drafts_are_fetched(patch: pytest.MonkeyPatch) -> None:

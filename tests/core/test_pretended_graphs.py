@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ from fwk.worker.staging import StagingRing
 from fwk_attention.triton_paged.captured import CapturedDecodes
 from fwk_kit.testing.serving import TINY
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"
-)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"),
+]
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
 OPTIONS: dict[str, Any] = {
@@ -53,14 +54,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny")
     (made / "config.json").write_text(json.dumps(TINY))
     return made
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 TRITON = {"attention_backend": "triton"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -27,9 +27,10 @@ from fwk.errors import FwkError
 from fwk.plugins import discover
 from fwk_loaders.dummy.loader import DummyCheckpoint
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"
-)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"),
+]
 
 ATTENTION = ("torch", "flashinfer-stand-in", "triton")
 NUMBERS: dict[str, dict[str, Any]] = {
@@ -177,14 +178,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     made = Models(tmp_path_factory.mktemp("models"))
     made.path("requests")
     return made
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def prepare(llm: fwk.LLM, case: Case, models: Models) -> None:

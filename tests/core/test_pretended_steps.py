@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.helpers.pretend_cuda import JOURNAL, Steps, pretended
+from tests.helpers.pretend_cuda import JOURNAL, Steps, pretended, read_results
 
 import fwk
 from fwk import GrammarRequest, SamplingParams
@@ -27,6 +26,8 @@ from fwk.worker.step_sampler import StepSampler
 from fwk.worker.transfer import BlockStore
 from fwk.worker.uploads import Uploads
 from fwk_kit.testing.serving import TINY
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
 OPTIONS: dict[str, Any] = {
@@ -81,14 +82,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny")
     (made / "config.json").write_text(json.dumps(TINY))
     return made
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 Said = tuple[list[int], str | None, list[float], list[float]]
@@ -270,14 +263,7 @@ def waits_when_launched(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_read_of_the_device_more(patch: pytest.MonkeyPatch) -> None:
-    real = SamplingPipeline.pick
-
-    def pick(self: SamplingPipeline, *parts: Any) -> torch.Tensor:
-        picked = real(self, *parts)
-        picked.tolist()
-        return picked
-
-    patch.setattr(SamplingPipeline, "pick", pick)
+    read_results(patch, SamplingPipeline, "pick")
 
 
 def pageable_copies(patch: pytest.MonkeyPatch) -> None:

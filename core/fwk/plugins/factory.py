@@ -57,21 +57,28 @@ class PluginFactory:
             yield item, build(item, context(**fields, options=options))
 
 
-def load_object(item: Registered) -> Any:
-    """Import the declared class, with today's interface. Raises ``PluginLoadError`` naming plugin and cause."""
-    module_name, _, attribute = item.declaration.load.partition(":")
+def load_object(item: Registered, load: str | None = None) -> Any:
+    """Import the declared class, with today's interface. Raises ``PluginLoadError`` naming plugin and cause.
+
+    load: another ``"package.module:attribute"`` that the declaration names, taken as it is.
+    """
+    place = load or item.declaration.load
+    module_name, _, attribute = place.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), attribute)
-        return found if item.adapter is None else item.adapter.wrap(found)
+        return found if item.adapter is None or load is not None else item.adapter.wrap(found)
     except (Exception, SystemExit) as error:
         raise PluginLoadError(
-            f"plugin {item.source} failed to import {item.declaration.load}: {type(error).__name__}: {error}"
+            f"plugin {item.source} failed to import {place}: {type(error).__name__}: {error}"
         ) from error
 
 
-def build(item: Registered, context: Any) -> Any:
-    """Import and construct a plugin's object. Raises ``PluginLoadError`` naming plugin, package and cause."""
-    cls = load_object(item)
+def build(item: Registered, context: Any, load: str | None = None) -> Any:
+    """Import and construct a plugin's object. Raises ``PluginLoadError`` naming plugin, package and cause.
+
+    load: as for ``load_object``.
+    """
+    cls = load_object(item, load)
     try:
         return cls(context)
     except FwkError:

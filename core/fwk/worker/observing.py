@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from fwk.config import Config
-from fwk.errors import FwkError, PluginLoadError, one_line_traceback
+from fwk.errors import FwkError, one_line_traceback
 from fwk.interfaces.observer import ObserverSpec, WorkerObserver, WorkerObserverContext
 from fwk.plugins import PluginSet, taking_part
+from fwk.plugins.factory import build
 from fwk.types import Batch, StepResult
 
 log = logging.getLogger(__name__)
@@ -73,15 +73,7 @@ class WorkerObservers:
                 continue
             if item.declaration.reads_layers:
                 self.reader = item.key
-            module, _, attribute = item.declaration.worker.partition(":")
-            try:
-                observer: WorkerObserver = getattr(importlib.import_module(module), attribute)(context(options=options))
-            except FwkError:
-                raise
-            except (Exception, SystemExit) as error:
-                raise PluginLoadError(
-                    f"plugin {item.source} failed to start in a worker: {type(error).__name__}: {error}"
-                ) from error
+            observer: WorkerObserver = build(item, context(options=options), item.declaration.worker)
             self._parts.append(_Part(item.key, observer, observer.wants_steps))
 
     def operations(self) -> dict[str, Callable[..., Any]]:

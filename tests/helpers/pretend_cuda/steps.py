@@ -30,3 +30,15 @@ class Steps:
 
     def waits(self, half: str) -> list[int]:
         return [count for name, count in self.halves if name == half]
+
+
+def read_results(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """Break the code: the host reads what a method returns, and waits for it."""
+    real = getattr(owner, name)
+
+    def reading(self: Any, *parts: Any) -> Any:
+        found = real(self, *parts)
+        found.tolist()
+        return found
+
+    patch.setattr(owner, name, reading)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -14,6 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from tests.helpers.machine_code import compiled
 
 import fwk
 from fwk import SamplingParams
@@ -233,13 +231,8 @@ def test_refusals(facts: Facts, message: str | None) -> None:
 )
 def test_kernels_compile_for_gpus(variant: str) -> None:
     """No GPU is needed to compile for one; that they fit into its shared memory is checked, too."""
-    pytest.importorskip("triton.backends.nvidia")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.helpers.compile_triton", *variant.split()]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
     limit = {"80": 163, "90": 227}[variant[:2]] * 1024
-    found = {code["name"]: code for code in map(json.loads, done.stdout.splitlines())}
+    found = {code["name"]: code for code in compiled(*variant.split())}
     assert {"store_rows", "attend_tiles"} <= set(found)
     for name, code in found.items():
         assert code["shared"] <= limit

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.machine_code import compiled
 from torch import Tensor
 
 import fwk
@@ -161,12 +159,7 @@ def test_inputs_whose_rows_stand_apart() -> None:
 @pytest.mark.parametrize("cc", [80, 90, 100])
 def test_machine_code(cc: int, dtype: str) -> None:
     """No numbers in local memory, matrices read 128 bits at a time and multiplied by tensor cores."""
-    pytest.importorskip("triton.backends.nvidia")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.helpers.compile_triton", str(cc), dtype, "experts"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = compiled(str(cc), dtype, "experts")
     products = [code for code in found if code["name"] in ("gate_up_tiles", "down_tiles")]
     assert len(products) == 4
     assert {code["name"] for code in found} == {

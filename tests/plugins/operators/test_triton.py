@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from tests.helpers.machine_code import compiled
 
 from fwk.errors import PluginError
 from fwk.interfaces.declaration import Facts, Host
@@ -47,12 +45,7 @@ def test_a_residual_whose_rows_stand_apart() -> None:
 @pytest.mark.parametrize("cc", [80, 90, 100])
 def test_machine_code(cc: int, dtype: str) -> None:
     """No numbers in local memory, and memory read 128 bits at a time."""
-    pytest.importorskip("triton.backends.nvidia")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.helpers.compile_triton", str(cc), dtype, "operators"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = compiled(str(cc), dtype, "operators")
     assert {code["name"] for code in found} == {"norm_rows", "rotate_rows", "gate_rows", "table_rows"}
     for code in found:
         assert code["local_loads"] == code["local_stores"] == 0, code
