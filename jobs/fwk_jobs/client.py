@@ -20,6 +20,11 @@ MAX_WAITING = 24
 """Jobs that may be under way or wait at once; more are refused, to be tried again."""
 
 
+WARM_UP_CPU_SECONDS = 10.0
+WARM_UP_BYTES = 64 * 2**20
+"""Of a job that does nothing itself."""
+
+
 class JobError(Exception):
     """There is no result.
 
@@ -89,10 +94,18 @@ class JobProcess:
         self._calls: dict[int, Future[Answer]] = {}
         self._is_closed = False
 
-    def start(self) -> None:
-        """Have it import and build before a first job waits for that."""
+    def warm_up(self, kind: str, body: bytes) -> Future[Answer]:
+        """Have it import, and prepare such jobs, before a first one waits for that; nobody need wait for the answer.
+
+        Raises ``JobError`` after ``close``.
+        """
+        job = Job(next(self._numbers), kind, body, WARM_UP_CPU_SECONDS, WARM_UP_BYTES)
+        future: Future[Answer] = Future()
         with self._lock:
-            self._running()
+            process = self._running()
+            self._calls[job.number] = future
+        self._send(process, msgspec.msgpack.encode(job))
+        return future
 
     def call(self, kind: str, body: bytes, *, cpu_seconds: float, max_bytes: int) -> bytes:
         """The result of a job; waits for it. Raises ``JobError``."""

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
+from tests.helpers.rig import write_model
 
+from fwk.config import Config, ModelOptions
+from fwk.config.wire import to_plain
+from fwk.server.helper import GrammarJob, HelperSetup
+from fwk.server.helper_process import GrammarJobs
+from fwk.text.grammars import Grammars
+from fwk.types import GrammarRequest
 from fwk_jobs.client import JobError, JobProcess, Work, current_work
+from fwk_jobs.frames import Job
 
 
 @pytest.fixture
@@ -92,3 +102,42 @@ def test_it_starts_again_after_it_died_and_not_after_close(helper: JobProcess) -
             assert time.monotonic() < end
     helper.close()
     assert failure(helper, "reverse").status == "closed"
+
+
+def test_a_warm_up_starts_it_and_prepares_as_a_job_would(helper: JobProcess) -> None:
+    answer = helper.warm_up("prepared", b"abc").result(60)
+    assert (answer.status, answer.value) == ("ok", b"1"), "prepared before it ran"
+    process = next(p for p in psutil.Process().children() if "tests.helpers.fork_jobs" in p.cmdline())
+    assert call(helper, "prepared") == b"2"
+    assert process.is_running(), "the job is computed where the warm-up was"
+    helper.close()
+    with pytest.raises(JobError, match="closed"):
+        helper.warm_up("prepared", b"")
+
+
+def test_a_warm_up_builds_the_grammar_backend_at_a_low_priority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    niceness: list[int] = []
+    build = Grammars._build
+
+    def watched(grammars: Grammars) -> object:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return build(grammars)
+
+    monkeypatch.setattr(Grammars, "_build", watched)
+    model = str(write_model(tmp_path / "tiny"))
+    jobs = GrammarJobs(HelperSetup(to_plain(Config(model=ModelOptions(model=model, load_format="dummy")))))
+
+    def job(request: GrammarRequest | None) -> Job:
+        return Job(0, "grammar", msgspec.msgpack.encode(GrammarJob("llguidance", request)), 1, 1)
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    jobs.prepare(job(None))
+    assert jobs.run(job(None)) == b""
+    assert niceness == [min(own + 5, 19)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
+    grammar = job(GrammarRequest("regex", "[ab]+"))
+    jobs.prepare(grammar)
+    assert jobs.run(grammar) == b""
+    assert len(niceness) == 1, "the backend is built once"

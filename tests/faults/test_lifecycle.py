@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers.client import connect, together
 from tests.helpers.engine_death import begin
-from tests.helpers.rig import FAKE, Server, is_alive, is_helper, until
+from tests.helpers.rig import FAKE, GOLDEN, Server, is_alive, is_helper, until
 from tests.helpers.servers import Start
 
 SLOW = (*FAKE, "--fake-step-ms", "20")
@@ -190,3 +190,11 @@ def test_a_stopped_engine_does_not_outlive_a_killed_server(spawn: Start) -> None
     server.process.wait(5)
     until(lambda: not is_alive(server.engine), 5, "the end of the engine")
     assert not server.leftovers
+
+
+def test_what_compiles_grammars_is_started_before_the_first_and_only_where_there_are_any(spawn: Start) -> None:
+    without = spawn("--grammar-backend", "none")
+    assert without.post(GOLDEN).status_code == 200
+    server = spawn()
+    until(lambda: any(is_helper(process) for process in server.children()), 60, "its process for grammars")
+    assert not any(is_helper(process) for process in without.children())

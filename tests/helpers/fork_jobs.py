@@ -9,6 +9,8 @@ from fwk.errors import InvalidRequest
 from fwk_jobs.fork_server import ForkServer
 from fwk_jobs.frames import Job
 
+prepared: list[Job] = []
+
 
 def run(job: Job) -> bytes:
     """What ``job.kind`` says."""
@@ -24,6 +26,8 @@ def run(job: Job) -> bytes:
             time.sleep(600)
         case "refuse":
             raise InvalidRequest("not that one", "field")
+        case "prepared":
+            return str(len(prepared)).encode()
         case "die":
             os._exit(3)
     return job.body[::-1]
@@ -33,4 +37,4 @@ if __name__ == "__main__":
     os.read(0, len(b"null\n"))
     target = os.dup(1)
     os.dup2(2, 1)
-    ForkServer(0, target, lambda job: None, run, InvalidRequest).serve()
+    ForkServer(0, target, prepared.append, run, InvalidRequest).serve()

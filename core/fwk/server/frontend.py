@@ -100,6 +100,11 @@ class ServerFrontend(Frontend):
         self._is_settled = True
 
     @property
+    def grammar_backend(self) -> str:
+        """The name of the backend that checks grammars, or ``none``."""
+        return self._grammars.name
+
+    @property
     def peers(self) -> Sequence[Frontend]:
         return self._peers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -17,10 +18,10 @@ MAX_GRAMMAR_BYTES = 48 * 2**20
 
 
 class GrammarJob(msgspec.Struct, frozen=True):
-    """A grammar and the backend that is to compile it."""
+    """A grammar and the backend that is to compile it; without a grammar the backend is built, for those to come."""
 
     backend: str
-    request: GrammarRequest
+    request: GrammarRequest | None
 
 
 class HelperSetup(msgspec.Struct, frozen=True):
@@ -32,6 +33,12 @@ class HelperSetup(msgspec.Struct, frozen=True):
 def new_helper(config: Config) -> JobProcess:
     """Not started yet."""
     return JobProcess("fwk.server.helper_process", HelperSetup(to_plain(config)))
+
+
+def warm_up(helper: JobProcess, backend: str) -> None:
+    """Start the helper and have it build the backend, which nobody waits for. Does nothing once it is closed."""
+    with contextlib.suppress(JobError):
+        helper.warm_up("grammar", msgspec.msgpack.encode(GrammarJob(backend, None)))
 
 
 def vet_grammar(helper: JobProcess, cpu_seconds: float, backend: str, request: GrammarRequest) -> None:

@@ -25,7 +25,7 @@ from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app, unguarded_app
 from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
-from fwk.server.helper import new_helper, vet_grammar
+from fwk.server.helper import new_helper, vet_grammar, warm_up
 from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.observer_dispatch import Observers
@@ -41,6 +41,10 @@ from fwk.text.grammars import Grammars
 from fwk.types import EngineReady, tenant_of
 
 Progress = Callable[[str], None]
+
+MAX_WAIT_FOR_PAUSE = 10.0
+POLL_SECONDS = 0.1
+"""How long the helper's start is put off while requests are under way, and how often that is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ class ServedModel:
         self._observers = Observers()
         self._ready: EngineReady | None = None
         self._helper = new_helper(config)
+        self._warming: asyncio.Task[None] | None = None
+        self._admission: AdmissionController | None = None
         self._has_started = False
         self._keys = Keys()
 
@@ -118,6 +124,7 @@ class ServedModel:
     async def start(self, shared: Shared) -> None:
         """Open the model and build what serves it, engines excepted."""
         self._keys = shared.keys
+        self._admission = shared.admission
         opened = open_model(self.config, self._plugins, shared.progress)
         await self.lifecycles.begin(self._balancers_life)
         self._build(opened, shared)
@@ -138,8 +145,15 @@ class ServedModel:
             frontend.add_adapter(adapter, adapter.name)
         frontend.use_grammars(ready.chosen.get("grammar", "none"))
         if frontend.grammar_kinds:
-            self._helper.start()
+            self._warming = asyncio.create_task(self._warm_helper(), name="fwk-warm-helper")
         await self.plugin_switcher.ready(ready.chosen)
+
+    async def _warm_helper(self) -> None:
+        """Start what compiles grammars, so that the first does not wait: when no request is under way, or at last."""
+        deadline = time.monotonic() + MAX_WAIT_FOR_PAUSE
+        while self._admission is not None and not self._admission.is_empty and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+        await asyncio.to_thread(warm_up, self._helper, self.frontend.grammar_backend)
 
     def told(self) -> tuple[list[str], str]:
         """For the log, once it serves: lines of notes and plugins, and what bounds the work."""
@@ -153,6 +167,8 @@ class ServedModel:
 
     async def close(self) -> None:
         """End all of it."""
+        if self._warming is not None:
+            self._warming.cancel()
         self._helper.close()
         if self._has_started:
             self.frontend.close()
