@@ -75,7 +75,7 @@ def proofs() -> Iterator[Case]:
     for attention in ATTENTION:
         yield parity(attention, "bfloat16", kv_cache_dtype="fp8_e4m3")
         yield parity(attention, "bfloat16", quantization="fp8")
-        yield parity(attention, "bfloat16", operator_backend="triton")
+        yield parity(attention, "bfloat16", operator_backend="triton", sampling_backend="triton")
         for number in range(3):  # prompts of many chunks: inputs that are overwritten on their way show here
             chunks = parity(attention, "bfloat16", chunked_prefill_size=256, random_seed=number)
             yield Case(**{**vars(chunks), "num_prompt": 6000, "num_seqs": 2, "num_tokens": 8})

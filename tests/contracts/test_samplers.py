@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from fwk.plugins import Registered
 from fwk_kit.testing import SamplerSuite
 
 
@@ -11,3 +14,18 @@ class TestTorch(SamplerSuite):
 
 class TestCpu(SamplerSuite):
     plugin = "cpu"
+
+
+class TestTriton(SamplerSuite):
+    """In Triton's interpreter."""
+
+    plugin = "triton"
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(900)
+    def test_picks_follow_the_distribution(self, item: Registered) -> None:
+        super().test_picks_follow_the_distribution(item)
+
+    @pytest.mark.slow
+    def test_what_was_truncated_is_never_picked(self, item: Registered) -> None:
+        super().test_what_was_truncated_is_never_picked(item)

@@ -270,6 +270,8 @@ def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     settings |= {"disable_cuda_graph": not case.graphs, "disable_overlap_schedule": not case.overlap}
     if in_loop(case):
         settings["moe_runner_backend"] = "torch"
+    if case.attention == "triton":
+        settings["sampling_backend"] = "triton"
     path = str(models.path(case.served))
     refusal = refusal_of(case)
     if refusal is not None:

@@ -1,8 +1,8 @@
 """Compile the Triton kernels for a GPU that need not be there; prints a line of JSON about the machine code of each.
 
 ``python -m tests.helpers.compile_triton CC DTYPE plain|int8|fp8 full|tree|latent short|long`` for attention,
-``python -m tests.helpers.compile_triton CC DTYPE operators|experts``, all without TRITON_INTERPRET: the interpreter
-takes the place of the compiler for good.
+``python -m tests.helpers.compile_triton CC|gfx942 DTYPE operators|experts|sampler``, all without TRITON_INTERPRET: the
+interpreter takes the place of the compiler for good.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from fwk_attention.triton_paged.rows import store_rows
 from fwk_moe.triton_fused import kernels as experts
 from fwk_moe.triton_fused.runner import tiling
 from fwk_operators.triton_ops import kernels as operators
+from fwk_sampling.triton_sampler import kernels as sampler
 
 BLOCK_SIZE = 16
 
@@ -39,11 +40,41 @@ INSTRUCTIONS = {
     "loads_of_128_bits": r"\b(LDG|LDGSTS)[.\w]*\.128",
 }
 
-NOT_DIVISIBLE = ("num_heads", "num_tokens", "num_rows", "num_pairs", "max_tiles", "table_stride", "tree_stride")
+ON_AMD = {
+    "local_loads": r"\bscratch_load",
+    "local_stores": r"\bscratch_store",
+    "matrix_products": r"\bv_mfma",
+    "hopper_matrix_products": r"\bHGMMA",
+    "loads_of_128_bits": r"\b(global|buffer)_load_dwordx4",
+}
+
+NOT_DIVISIBLE = (
+    "num_heads",
+    "num_tokens",
+    "num_rows",
+    "num_pairs",
+    "max_tiles",
+    "table_stride",
+    "tree_stride",
+    "num_chunks",
+    "num_words",
+)
 """Arguments whose values Triton knows nothing of; others it takes to be multiples of 16, as they are."""
 
 
-def report(kernel: Any, cc: int, types: dict[str, str], constants: dict[str, Any], **options: Any) -> None:
+def target_of(cc: int | str) -> GPUTarget:
+    return GPUTarget("cuda", cc, 32) if isinstance(cc, int) else GPUTarget("hip", cc, 64)
+
+
+def disassembled(cubin: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(DISASSEMBLER), "-sass", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def report(kernel: Any, cc: int | str, types: dict[str, str], constants: dict[str, Any], **options: Any) -> None:
     """Compile and print."""
     names = kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
@@ -52,17 +83,14 @@ def report(kernel: Any, cc: int, types: dict[str, str], constants: dict[str, Any
     source = ASTSource(
         kernel, signature, {(names.index(name),): value for name, value in constants.items()}, attributes
     )
-    made = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
-        file.flush()
-        command = [str(DISASSEMBLER), "-sass", file.name]
-        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    counts = {name: len(re.findall(pattern, code)) for name, pattern in INSTRUCTIONS.items()}
+    made = triton.compile(source, target=target_of(cc), options=options)
+    patterns = INSTRUCTIONS if isinstance(cc, int) else ON_AMD
+    code = disassembled(made.asm["cubin"]) if isinstance(cc, int) else made.asm["amdgcn"]
+    counts = {name: len(re.findall(pattern, code)) for name, pattern in patterns.items()}
     print(json.dumps({"name": kernel.__name__, "shared": made.metadata.shared, **counts}))
 
 
-def compile_operators(cc: int, dtype: str) -> None:
+def compile_operators(cc: int | str, dtype: str) -> None:
     """Those of a model of 4,096 numbers, with heads of 128, and of their norms."""
     number, strides = f"*{dtype}", {"x_token_stride": "i32", "x_head_stride": "i32"}
     given = {"IS_INTERPRETED": False}
@@ -82,7 +110,7 @@ def compile_operators(cc: int, dtype: str) -> None:
     report(operators.table_rows, cc, table, {**rows, "SCALES": True, **given})
 
 
-def compile_experts(cc: int, dtype: str) -> None:
+def compile_experts(cc: int | str, dtype: str) -> None:
     """Those of Qwen3-30B-A3B: 128 of 768 for 2,048 numbers, eight for each token; few tokens, and many."""
     number, indices = f"*{dtype}", {"tiles": "*i32", "pairs": "*i32"}
     given, size, top_k = {"IS_INTERPRETED": False}, {"SIZE": 2048, "INNER": 768}, 8
@@ -100,6 +128,20 @@ def compile_experts(cc: int, dtype: str) -> None:
         report(experts.down_tiles, cc, product, cut, **options)
     total = {"x": number, "factors": "*fp32", "out": number}
     report(experts.add_experts, cc, total, {"SIZE": 2048, "TOP_K": top_k, "WIDTH": 1024, **given})
+
+
+def compile_sampler(cc: int | str, dtype: str) -> None:
+    """Of a vocabulary of 151,936; steps that are all greedy, and others."""
+    shared: dict[str, Any] = {"WIDTH": 4096}
+    found = {"settings": "*fp64", "scaled": "*fp32", "tops": "*fp32", "places": "*i32", "vocab_size": "i32"}
+    for samples in (False, True):
+        tops = {"logits": f"*{dtype}", "stride": "i32", **found}
+        report(sampler.chunk_tops, cc, tops, {"SAMPLES": samples, **shared}, num_warps=16)
+    for samples in (False, True):
+        picks = {**found, "picked": "*i64", "num_chunks": "i32"}
+        report(sampler.pick_rows, cc, picks, {"SAMPLES": samples, "CHUNKS": 64, "WIDTH": 2048}, num_warps=16)
+    masks = {"logits": f"*{dtype}", "stride": "i32", "rows": "*i64", "masks": "*i32"}
+    report(sampler.mask_rows, cc, {**masks, "vocab_size": "i32", "num_words": "i32"}, shared, num_warps=16)
 
 
 def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
@@ -154,11 +196,11 @@ def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
         report(join_parts, cc, {**work, "joins": "*i32"}, tile)
 
 
+COMPILED = {"operators": compile_operators, "experts": compile_experts, "sampler": compile_sampler}
+
 if __name__ == "__main__":
-    compute_capability, number_type, *words = sys.argv[1:]
-    if words == ["operators"]:
-        compile_operators(int(compute_capability), number_type)
-    elif words == ["experts"]:
-        compile_experts(int(compute_capability), number_type)
+    target, number_type, *words = sys.argv[1:]
+    if words[0] in COMPILED:
+        COMPILED[words[0]](int(target) if target.isdecimal() else target, number_type)
     else:
-        main(int(compute_capability), number_type, *words)
+        main(int(target), number_type, *words)

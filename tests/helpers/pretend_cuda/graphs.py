@@ -78,6 +78,7 @@ def triton_kernels() -> Iterator[None]:
     import fwk_attention.triton_paged.backend as attention
     import fwk_moe.triton_fused.runner as experts
     import fwk_operators.triton_ops.backend as operators
+    import fwk_sampling.triton_sampler.sampler as sampler
 
     def launcher(real: Callable[..., None]) -> Callable[..., None]:
         def launch(function: Any, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:
@@ -87,6 +88,6 @@ def triton_kernels() -> Iterator[None]:
         return launch
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention, experts, operators):
+        for module in (attention, experts, operators, sampler):
             patch.setattr(module, "_launch", launcher(module._launch))
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -40,7 +41,18 @@ def natively(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     )
 
 
-EACH_WAY = pytest.mark.parametrize("sample", [on_cpu, sample_batch, needs_compiler(natively)])
+def in_triton(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    from fwk_sampling.triton_sampler.sampler import TritonSampler
+
+    return TritonSampler(SamplingContext(logits.shape[1], 8, torch.device("cpu"), ())).sample(logits, rows)
+
+
+interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
+
+WAYS = [on_cpu, sample_batch, needs_compiler(natively)]
+EACH_WAY = pytest.mark.parametrize("sample", [*WAYS, pytest.param(in_triton, marks=interpreted)])
+EACH_WAY_OF_MANY = pytest.mark.parametrize("sample", WAYS)
+"""Without the interpreter, which takes minutes for thousands of rows: tests/contracts and test_triton.py ask it."""
 Sample = Callable[[torch.Tensor, SamplingRows], torch.Tensor]
 
 
@@ -52,7 +64,7 @@ def chi_square_is_plausible(counts: np.ndarray, expected: np.ndarray) -> bool:
     return abs(z) < 4
 
 
-@EACH_WAY
+@EACH_WAY_OF_MANY
 @pytest.mark.parametrize("vocab_size", [7, 1000])
 def test_picks_follow_the_distribution(sample: Sample, vocab_size: int) -> None:
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(vocab_size))
@@ -65,7 +77,7 @@ def test_picks_follow_the_distribution(sample: Sample, vocab_size: int) -> None:
     assert chi_square_is_plausible(counts, logits.double().softmax(0).numpy() * 20_000)
 
 
-@EACH_WAY
+@EACH_WAY_OF_MANY
 def test_picks_follow_the_distribution_of_what_truncation_left(sample: Sample) -> None:
     logits = torch.full((1, 5000), -INF)
     kept = [0, 17, 511, 512, 4999]
@@ -86,7 +98,7 @@ def test_a_vocabulary_of_262144_loses_no_mass() -> None:
         assert chi_square_is_plausible(counts, np.full(16, 3000 / 16))
 
 
-@EACH_WAY
+@EACH_WAY_OF_MANY
 def test_half_the_mass_in_tiny_pieces_is_found_half_the_time(sample: Sample) -> None:
     logits = torch.zeros(4, 262_144)
     logits[:, 1234] = np.log(262_143.0)
@@ -131,7 +143,7 @@ def test_greedy_reads_logits_of_any_precision(sample: Sample, dtype: torch.dtype
     assert sample(logits, rows_of([0] * 3, [0] * 3, [True] * 3)).tolist() == logits.float().argmax(-1).tolist()
 
 
-@EACH_WAY
+@EACH_WAY_OF_MANY
 def test_impossible_tokens_are_never_picked(sample: Sample) -> None:
     generator = torch.Generator().manual_seed(5)
     for vocab_size in (3, 600, 2048):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,26 +16,9 @@ from fwk import native
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
 from fwk.native.thread_pool import operator
 from fwk.types import SamplingParams
-from fwk_sampling._common.uniform import uniform
+from fwk_sampling._common.settings import SlotSettings
 
 SOURCE = Path(__file__).with_name("sampler.cpp")
-
-SETTINGS = np.dtype(
-    [
-        ("draw", np.float64),
-        ("temperature", np.float32),
-        ("top_p", np.float32),
-        ("min_logit", np.float32),
-        ("top_k", np.int32),
-    ]
-)
-"""A row of the kernel's (``Settings`` in sampler.cpp)."""
-
-FINISHED = (0.0, 1.0, 1.0, -math.inf, 0)
-"""Settings of a row that processors have dealt with: only the draw is left."""
-
-LOWEST_TEMPERATURE = 1e-5
-"""Below it the most likely token always wins anyway, and the division could overflow."""
 
 MAX_FEW_LOGITS = 65_536
 """Up to so many one thread works alone: waking others takes longer."""
@@ -81,26 +63,17 @@ class CpuSampler(Sampler):
         names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
         self._operators = {dtype: operator(library, f"sample_{name}") for dtype, name in names.items()}
         self._masks = {dtype: operator(library, f"mask_{name}") for dtype, name in names.items()}
-        self._settings = np.zeros(context.num_slots, SETTINGS)
+        self._settings = SlotSettings(context)
         self._greedy: _Greedy | None = None
 
     def add(self, slot: int, params: SamplingParams) -> None:
-        top_k = params.top_k if 0 < params.top_k < self.context.vocab_size else 0
-        min_logit = math.log(params.min_p) if params.min_p > 0 else -math.inf
-        temperature = max(params.temperature, LOWEST_TEMPERATURE)
-        self._settings[slot] = (0.0, temperature, min(params.top_p, 1.0), min_logit, top_k)
+        self._settings.add(slot, params)
 
     def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         if rows.all_greedy:
             return self._most_likely(logits)
         logits = self._readable(logits)
-        if rows.unfinished is None:
-            settings = np.full(len(logits), np.array(FINISHED, SETTINGS))
-        else:
-            settings = self._settings[rows.unfinished]
-            settings[rows.unfinished < 0] = FINISHED
-        settings["temperature"][rows.is_greedy] = 0.0
-        settings["draw"] = uniform(rows.seeds, rows.positions)
+        settings = self._settings.of(rows)  # as in ``Settings`` of sampler.cpp
         tokens = torch.empty(len(logits), dtype=torch.int64)
         self._run(logits, self._call(logits, settings.ctypes.data, tokens))
         return tokens
