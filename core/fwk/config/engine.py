@@ -193,6 +193,14 @@ class EngineOptions(Options):
         gt=0,
         lt=1,
     )
+    device_reserve_memory_bytes: int = option(
+        0,
+        "In place of --mem-fraction-static: bytes of a GPU's memory that this engine may take for weights, KV cache "
+        "and steps; negative: all that are free before it starts but so many. 0: the fraction decides.",
+        stability="beta",
+        ge=-(2**50),
+        le=2**50,
+    )
     max_running_requests: int = option(
         256,
         "Sequences computed at once; others wait.",
@@ -274,6 +282,15 @@ class EngineOptions(Options):
         if fraction is not None and info.data.get("max_total_tokens") is not None:
             raise ValueError("does nothing alongside --max-total-tokens, which sets the size of the KV cache: give one")
         return fraction
+
+    @field_validator("device_reserve_memory_bytes")
+    @classmethod
+    def _is_alone_too(cls, reserve: int, info: ValidationInfo) -> int:
+        for name in ("max_total_tokens", "mem_fraction_static"):
+            if reserve and info.data.get(name) is not None:
+                option = "--" + name.replace("_", "-")
+                raise ValueError(f"does nothing alongside {option}, which sets the size of the KV cache: give one")
+        return reserve
 
     @field_validator("speculative_algorithm")
     @classmethod

@@ -43,6 +43,8 @@ class EngineInfo:
     chosen: dict[str, str]
     reasons: list[str]
     refused: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+    memory: dict[str, int] = field(default_factory=dict[str, int])
+    """``WorkerInfo.memory`` of the first rank."""
 
 
 class Engine:
@@ -213,6 +215,7 @@ def _assemble(
         max_model_len=scheduler.max_sequence_tokens,
         vocab_size=loaded.vocab_size,
         chosen=chosen,
+        memory=loaded.memory,
         reasons=reasons,
         refused={family: dict(named) for family, named in setup.refused.items() if named},
     )

@@ -203,7 +203,10 @@ class AttentionBackend(ABC):
         """
 
     def init_capture(self, layers: list[AttentionLayer], sizes: CaptureSizes) -> None:
-        """Make the buffers of ``plan_static``. Called once, when the KV cache is bound, before steps are captured.
+        """Make the buffers of ``plan_static``. Called when the KV cache is bound, before steps are captured.
+
+        Called again when it is bound anew (on a device its size is known only once steps and captures were measured on
+        a small one): what was made before is then of no use.
 
         Backends with the feature ``graph_capture`` must have both.
         """

@@ -38,6 +38,14 @@ class MemoryInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """Bytes that the device's allocator has taken for this process: now, and at most since ``Device.trim``."""
+
+    now: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceDefaults:
     """What a run takes unless it is said.
 
@@ -156,6 +164,17 @@ class Device(ABC):
     @abstractmethod
     def memory(self, device: torch.device, num_sharers: int) -> MemoryInfo:
         """What one of ``num_sharers`` workers can have; that many share the memory only where ``count`` is None."""
+
+    def trim(self, device: torch.device) -> None:
+        """Give back what the allocator has taken and no tensor uses; ``Taken.most`` counts from here."""
+
+    def taken(self, device: torch.device) -> Taken | None:
+        """What the allocator has taken of the device's memory; None where nobody counts it.
+
+        By this the memory of the largest step is measured, which the KV cache must leave. A device that ``is_host`` is
+        not asked.
+        """
+        return None
 
     @abstractmethod
     def defaults(self, stored_dtype: str, max_running_requests: int) -> DeviceDefaults:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
@@ -62,6 +62,9 @@ class WorkerInfo:
     num_state_places: int | None = None  # states that can be kept for the prefix cache; None: no recurrent layers
     depth: int = 1  # steps it gains from having been launched before the first of them is collected
     num_lookahead: int = 0  # most drafts for one sequence: tokens past the newest one that need blocks
+    memory: dict[str, int] = field(default_factory=dict[str, int])
+    """Bytes of the device by what has them: total, others, weights (and buffers), step (the largest), graphs, kv_cache;
+    empty where they are the host's."""
 
 
 class WorkerRecipe(msgspec.Struct, frozen=True):

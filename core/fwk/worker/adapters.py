@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from fwk.errors import ModelLoadError
@@ -16,6 +17,10 @@ from fwk.interfaces.lora import (
     PackedAdapter,
 )
 from fwk.types import Batch, ForwardBatch
+from fwk.types.batch import AdapterPlace
+
+ZEROS = "zeros"
+"""Key of the adapters of ``AdapterStore.fill``; those of loaded ones name their fingerprint, too."""
 
 
 class AdapterStore:
@@ -55,6 +60,17 @@ class AdapterStore:
     def plan(self, forward: ForwardBatch) -> None:
         """Prepare the backend for a step."""
         self._backend.plan(forward)
+
+    def fill(self) -> list[AdapterPlace]:
+        """An adapter of zeros for every slot, of the largest rank and for all layers; ``unload`` their key after it."""
+        rank = self._backend.context.max_rank
+        modules = {
+            part.prefix: LoRAMatrices(torch.zeros(rank, part.in_features), torch.zeros(part.out_features, rank), 1.0)
+            for layer in self._backend.layers
+            for part in layer.parts
+        }
+        self._loaded[ZEROS] = self._pack(AdapterWeights(ZEROS, modules))
+        return [AdapterPlace(slot, ZEROS) for slot in range(self._backend.context.max_adapters)]
 
     def _read(self, path: Path) -> AdapterWeights:
         for source in self._sources:
@@ -100,6 +116,13 @@ def _span(x: Tensor, dim: int, features: range) -> Tensor:
 
 class NoAdapters:
     """What a worker has in an ``AdapterStore``'s place when LoRA is off."""
+
+    def fill(self) -> list[AdapterPlace]:
+        """No slot to fill."""
+        return []
+
+    def unload(self, key: str) -> None:
+        """Nothing to forget."""
 
     def begin(self, batch: Batch) -> None:
         """Nothing to put anywhere."""

@@ -31,6 +31,7 @@ from fwk.text.grammars import Grammars
 from fwk.types import ForwardBatch
 from fwk.worker import kv_cache
 from fwk.worker.adapters import AdapterStore, NoAdapters
+from fwk.worker.cache_sizing import CacheSizing
 from fwk.worker.capturing import Capturing
 from fwk.worker.draft_store import DraftStore
 from fwk.worker.drafting import Drafting, NoDrafting
@@ -43,6 +44,7 @@ from fwk.worker.model_runner import ModelRunner
 from fwk.worker.observing import WorkerObservers
 from fwk.worker.pooling import PoolingRunner
 from fwk.worker.processors import ProcessorBuilder, ProcessorSwitch
+from fwk.worker.rehearsal import LargestStep
 from fwk.worker.sampling import Place, SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.staging import StagingRing
@@ -131,6 +133,7 @@ class WorkerBuilder:
 
     def build(self) -> WorkerInfo:
         """Load the model and fill in ``parts``. Raises ``FwkError``."""
+        others = self._memory()
         observers = self.parts.observers = self._observers()
         self.parts.operations |= observers.operations()
         self._capturing.reader = observers.reader
@@ -149,11 +152,6 @@ class WorkerBuilder:
             packed.finish()
         num_captured = self._capturing.num_seqs if opened.runner == "generate" else 0
         num_null = 1 if num_captured else 0  # blocks that no sequence holds
-        num_blocks = self._count_blocks(groups, num_null)
-        memory = kv_cache.allocate(
-            self._models.attention, groups, num_blocks + num_null, self._setup.device, self._device
-        )
-        self._open_store(num_blocks)
         table = SequenceTable(
             options.max_running_requests,
             self._setup.max_sequence_len,
@@ -175,9 +173,8 @@ class WorkerBuilder:
         inputs.send = self._uploads.send
         info = partial(
             WorkerInfo,
-            num_blocks,
-            opened.config.vocab_size,
-            self._chosen,
+            vocab_size=opened.config.vocab_size,
+            chosen=self._chosen,
             num_window_groups=len(groups) - 1,
             window=window,
             num_state_places=None if states is None else states.num_places,
@@ -193,13 +190,15 @@ class WorkerBuilder:
                 inputs=inputs,
             )
             self._chosen["step"] = "eager (the model does not generate)"
+            cache = self._sizing(groups, others, num_null).size(self.parts.runner, self._largest(groups, 0))
+            self._open_store(cache.num_blocks)
             observers.model_loaded(model)
-            return info(reasons=tuple(self._reasons))
+            return info(cache.num_blocks, reasons=tuple(self._reasons), memory=cache.memory)
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
-        self._capturing.prepare(inputs, num_blocks)
         sampling = self._sampling(table)
         drafting = self._drafting(decoder, table, inputs, sampling)
         drafting.forced = self._forced_drafts(table, num_drafted)
+        adapters = self._adapters()
         runner = self.parts.runner = ModelRunner(
             model=self._capturing.step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
             plan_attention=self._plan_attention,
@@ -208,12 +207,21 @@ class WorkerBuilder:
             inputs=inputs,
             sampling=sampling,
             drafting=drafting,
-            adapters=self._adapters(),
+            adapters=adapters,
             in_flight=self._in_flight(table, inputs.max_tokens),
             uploads=self._uploads,
             num_captured=num_captured,
         )
-        with kv_cache.scratch_kv_cache(memory, self._models.layers):
+        cache = self._sizing(groups, others, num_null).size(
+            runner,
+            self._largest(groups, drafting.max_drafts),
+            adapters,
+            partial(self._capturing.prepare, inputs),
+            partial(self._capturing.on_trial, model, is_greedy),
+        )
+        self._open_store(cache.num_blocks)
+        self._capturing.prepare(inputs, cache.num_blocks + num_null, cache.num_blocks)
+        with kv_cache.scratch_kv_cache(cache.tensors, self._models.layers):
             runner.warm_up()
             done = self._setup.device.event()
             done.record()
@@ -221,7 +229,13 @@ class WorkerBuilder:
         self._chosen["step"] = self._capturing.how(runner.model)
         observers.model_loaded(model)
         self.parts.grammars.begin(self._compiler.build)
-        return info(reasons=tuple(self._reasons), num_lookahead=drafting.max_drafts, depth=runner.depth)
+        return info(
+            cache.num_blocks,
+            reasons=tuple(self._reasons),
+            num_lookahead=drafting.max_drafts,
+            depth=runner.depth,
+            memory=cache.memory,
+        )
 
     def _observers(self) -> WorkerObservers:
         context = partial(
@@ -357,22 +371,33 @@ class WorkerBuilder:
             return [layers]
         return kv_cache.form_groups(self._models.attention, layers[:num_own_layers], layers[num_own_layers:])
 
-    def _count_blocks(self, groups: list[list[AttentionLayer]], num_null: int) -> int:
-        """Blocks that sequences may hold, with room left for ``num_null`` others."""
-        options = self._config.engine
-        defaults = self._setup.device.defaults(self._setup.opened.config.torch_dtype, options.max_running_requests)
-        bytes_per_block = kv_cache.block_bytes(self._models.attention, groups[0])
-        memory = self._memory()
-        num_blocks = kv_cache.count_blocks(
-            max_total_tokens=options.max_total_tokens,
-            fraction=options.mem_fraction_static or defaults.memory_fraction,
-            block_size=options.page_size,
-            bytes_per_block=bytes_per_block,
-            memory=MemoryInfo(memory.free - num_null * bytes_per_block, memory.total),
-            most=options.max_running_requests * -(-self._setup.max_sequence_len // options.page_size),
-            num_tables=len(groups),
+    def _largest(self, groups: list[list[AttentionLayer]], max_drafts: int) -> LargestStep:
+        """What bounds the run's steps, in a KV cache that holds the longest sequence."""
+        setup = self._setup
+        return LargestStep(
+            num_seqs=self._config.engine.max_running_requests,
+            num_tokens=setup.max_step_tokens,
+            seq_len=setup.max_sequence_len,
+            page_size=self._config.engine.page_size,
+            max_drafts=max_drafts,
+            num_window_groups=len(groups) - 1,
+            generates=setup.opened.runner == "generate",
+            needs_whole_prompts=setup.opened.served.needs_whole_prompts,
         )
-        return kv_cache.agree(num_blocks, self._group, self._device)
+
+    def _sizing(self, groups: list[list[AttentionLayer]], others: MemoryInfo, num_null: int) -> CacheSizing:
+        return CacheSizing(
+            self._config,
+            self._setup,
+            self._models.attention,
+            groups,
+            self._group,
+            self._device,
+            self._memory,
+            others=others.total - others.free,
+            num_null=num_null,
+            graph_sizes=self._capturing.sizes.sizes if num_null else (),
+        )
 
     def _memory(self) -> MemoryInfo:
         num_sharers = self._group.size * self._config.engine.data_parallel_size

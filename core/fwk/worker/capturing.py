@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from torch import Tensor
@@ -76,14 +77,21 @@ class Capturing:
             return "the speculative decoder reads the inputs of each step"
         return ""
 
-    def prepare(self, inputs: InputBuffers, num_blocks: int) -> None:
-        """Tell inputs and attention of the null block, which comes after the ``num_blocks`` that sequences hold."""
+    def prepare(self, inputs: InputBuffers, num_blocks: int, null_block: int) -> None:
+        """Tell inputs and attention of the KV cache's blocks, and of the one that no sequence holds."""
         if not self.num_seqs:
             return
-        inputs.table.reserve(num_blocks)
+        inputs.table.reserve(null_block)
         if self._models.layers:
-            sizes = CaptureSizes(self.num_seqs, self._setup.max_model_len, num_blocks + 1, num_blocks)
+            sizes = CaptureSizes(self.num_seqs, self._setup.max_model_len, num_blocks, null_block)
             self._models.attention.init_capture(self._models.layers, sizes)
+
+    def on_trial(self, model: Model, is_greedy: Tensor | None, sizes: Sequence[int]) -> StepModel:
+        """Captures of some sizes of decode steps, in memory of their own: for what they take to be measured."""
+        capture = self._setup.device.graph_capture()
+        assert capture is not None, "only where decode steps are captured"
+        operators, taps = self._models.operators, self._models.wanted_taps
+        return DecodeGraphs(model, is_greedy, operators, capture, GraphSizes(tuple(sizes), self.sizes.pads), taps)
 
     def step_model(self, model: Model, is_greedy: Tensor | None, max_tokens: int, max_drafts: int) -> StepModel:
         """What runs the steps."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +13,7 @@ from fwk.errors import ConfigError
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.device import CacheMemory, Device, MemoryInfo
 from fwk.interfaces.parallel import ParallelGroup
+from fwk.worker.memory_profile import MemoryUse
 
 ALL_WINDOWED_GROUPS = 4
 """Into how many groups layers are divided that all have a window. More would save more, and cost a table each."""
@@ -54,49 +56,102 @@ def block_bytes(backend: AttentionBackend, layers: list[AttentionLayer]) -> int:
     return total
 
 
-def count_blocks(
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """How much of a device's memory may be in use, other processes' share included. words: what says so, and how much.
+
+    least: of a number of bytes, the option with a value that allows it; None where no value does.
+    """
+
+    most: int
+    words: str
+    least: Callable[[int], str | None]
+
+
+def fraction_limit(fraction: float, total: int) -> MemoryLimit:
+    """``--mem-fraction-static`` of ``total`` bytes."""
+
+    def least(needed: int) -> str | None:
+        value = math.floor(needed / total * 1000 + 1) / 1000
+        return f"raise it to {value:.3f} or more" if value < 1 else None
+
+    share = f"--mem-fraction-static {fraction:g} of {_mib(total)} MiB is {_mib(total * fraction)} MiB"
+    return MemoryLimit(int(total * fraction), share, least)
+
+
+def bytes_limit(reserve: int, others: int, total: int) -> MemoryLimit:
+    """``--device-reserve-memory-bytes``: so many for this engine, or all that others leave but so many.
+
+    others: bytes in use before anything was loaded.
+    """
+
+    def least(needed: int) -> str | None:
+        value = needed - others if reserve > 0 else needed - total
+        return f"make it {value} or more" if needed < total else None
+
+    most = others + reserve if reserve > 0 else total + reserve
+    return MemoryLimit(most, f"--device-reserve-memory-bytes {reserve} allows {_mib(most)} of {_mib(total)} MiB", least)
+
+
+def count_blocks(  # noqa: PLR0913 - numbers by name
     *,
     max_total_tokens: int | None,
-    fraction: float,
+    limit: MemoryLimit,
     block_size: int,
     bytes_per_block: int,
     memory: MemoryInfo,
     most: int,
     num_tables: int = 1,
+    num_null: int = 0,
+    use: MemoryUse | None = None,
 ) -> int:
-    """Blocks to allocate: what was asked for, or what fits into a fraction of the free memory.
+    """Blocks to allocate: what was asked for, or what the limit and the largest step leave of the memory.
 
-    A sequence has ``num_tables`` of each of its blocks; what was asked for fits even if all of it is kept.
+    A sequence has ``num_tables`` of each of its blocks; what was asked for fits even if all of it is kept. There is
+    room left for ``num_null`` blocks that no sequence holds, and for ``use``, as far as that has been measured.
 
     Blocks of a model that keeps no K/V take no memory: there are as many as all its sequences could use (``most``).
     """
+    use = use or MemoryUse()
     if bytes_per_block == 0:
         return most if max_total_tokens is None else -(-max_total_tokens // block_size)
+    null = num_null * bytes_per_block
     if max_total_tokens is not None:
         count = -(-max_total_tokens // block_size) * num_tables
-        if count * bytes_per_block > memory.free:
+        if count * bytes_per_block + null + use.reserved > memory.free:
             raise ConfigError(
-                f"--max-total-tokens {max_total_tokens} needs {count * bytes_per_block / 2**20:.0f} MiB of KV cache, "
-                f"but {memory.free / 2**20:.0f} MiB of memory are free"
+                f"--max-total-tokens {max_total_tokens} needs {_mib(count * bytes_per_block)} MiB of KV cache, "
+                f"but {_mib(memory.free)} MiB of memory are free{use.sentence()}"
             )
         return count
-    count = memory.budget(fraction) // bytes_per_block
+    used = memory.total - memory.free
+    count = (limit.most - used - null - use.reserved) // bytes_per_block
     if count < num_tables:
-        raise ConfigError(_no_room(fraction, bytes_per_block * num_tables, memory))
+        least = bytes_per_block * num_tables + null
+        remedy = "take a smaller model, or one in fewer bits"
+        if use.reserved:
+            remedy = f"lower --max-prefill-tokens, --max-running-requests or --cuda-graph-max-bs, or {remedy}"
+        enough = limit.least(used + use.reserved + least)
+        remedy = remedy if enough is None else f"{enough}, or {remedy}"
+        in_use = f"{_mib(used)} MiB are in use"
+        if use.others:
+            in_use += f" ({_mib(use.others)} by others, {_mib(used - use.others)} by weights and buffers)"
+        left = limit.most - used - use.reserved
+        raise ConfigError(
+            f"{limit.words}, but {in_use} and {_mib(memory.free)} MiB free{use.sentence()}: "
+            f"{'nothing is' if left < 0 else f'{left / 2**20:.2f} MiB are'} left, and the smallest KV cache takes "
+            f"{least / 2**20:.2f} MiB: {remedy}"
+        )
     return count
 
 
-def _no_room(fraction: float, least: int, memory: MemoryInfo) -> str:
-    """Why there is room for no block, with all the numbers."""
-    free, total, used = (size / 2**20 for size in (memory.free, memory.total, memory.total - memory.free))
-    remedy = "take a smaller model, or one in fewer bits"
-    needed = (memory.total - memory.free + least) / memory.total
-    if needed < 1:
-        remedy = f"raise it to {math.floor(needed * 1000 + 1) / 1000:.3f} or more, or {remedy}"
-    return (
-        f"--mem-fraction-static {fraction:g} of {total:.0f} MiB is {fraction * total:.0f} MiB, but {used:.0f} MiB are "
-        f"in use and {free:.0f} MiB free, and the smallest KV cache takes {least / 2**20:.2f} MiB: {remedy}"
-    )
+def _mib(size: float) -> str:
+    return f"{size / 2**20:.0f}"
+
+
+def bytes_of(memory: CacheMemory | None) -> int:
+    """Of all layers."""
+    return 0 if memory is None else sum(piece.numel() for piece in memory.pieces)
 
 
 def agree(num_blocks: int, group: ParallelGroup, device: torch.device) -> int:

@@ -145,6 +145,12 @@ class ModelRunner:
         self._drafting.draft([s for s in sampled if results[s.slot].goes_on], results)
         return time.perf_counter() - started
 
+    @torch.inference_mode()
+    def forget(self, slots: list[int]) -> None:
+        """Sequences leave their slots, without the step that would say so."""
+        self.settle()
+        self._begin(Batch(0, slots, [], []))
+
     def execute(self, batch: Batch) -> StepResult:
         """Run one step."""
         if torch.is_inference_mode_enabled():  # set once by an engine process: entering it costs as much as the inputs
@@ -190,11 +196,12 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Capture steps, and run a decode step of one token on blocks that no sequence holds yet."""
         self.model.prepare(lambda size: self._planned(self._inputs.blank(*size)))
-        self._inputs.graph_sizes = self._capture_decodes()
+        self._inputs.graph_sizes = self.capture_decodes()
         first = np.zeros(1, np.int64)
         self.model.run(self._planned(self._inputs.prepare_one(first, first, first)))
 
-    def _capture_decodes(self) -> GraphSizes | None:
+    def capture_decodes(self) -> GraphSizes | None:
+        """Have the model capture decode steps, where it does that: ``StepModel.prepare_decodes``."""
         if not self._num_captured:
             return None
         blank = self._inputs.capture_decodes(self._num_captured)

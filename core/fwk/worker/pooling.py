@@ -52,6 +52,9 @@ class PoolingRunner:
     def settle(self) -> None:
         """No step is in flight."""
 
+    def forget(self, slots: list[int]) -> None:
+        """Nothing is kept of sequences that have left."""
+
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
         """Run one step."""

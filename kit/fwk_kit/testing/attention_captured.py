@@ -28,7 +28,8 @@ class Replayed:
         self._null = num_blocks
         self._width = -(-MAX_LEN // shape.block_size)
         sizes = CaptureSizes(NUM_SEQS, MAX_LEN, num_blocks + 1, num_blocks)
-        self.cached.backend.init_capture(self.cached.layers, sizes)
+        self.cached.backend.init_capture(self.cached.layers, CaptureSizes(NUM_SEQS, MAX_LEN, 2 * num_blocks, 0))
+        self.cached.backend.init_capture(self.cached.layers, sizes)  # which is all that counts
         self._tensors = {
             "slot_mapping": torch.zeros(NUM_SEQS, dtype=torch.int64),
             "block_table": torch.zeros(NUM_SEQS, self._width, dtype=torch.int32),

@@ -12,12 +12,12 @@ from torch.utils import backend_registration
 
 from fwk import DeviceSpec, hookimpl
 from fwk.interfaces.declaration import Host
-from fwk.interfaces.device import Device, DeviceDefaults, Event, MemoryInfo
+from fwk.interfaces.device import Device, DeviceDefaults, Event, MemoryInfo, Taken
 from fwk.interfaces.graphs import GraphCapture
 from fwk.plugins import PluginSet, discover
 from tests.helpers.pretend_cuda import stand_in
 from tests.helpers.pretend_cuda.graphs import Recording
-from tests.helpers.pretend_cuda.tensors import DEVICE, JOURNAL, KIND, Pretending, pin
+from tests.helpers.pretend_cuda.tensors import DEVICE, JOURNAL, KIND, MEMORY, Pretending, pin
 
 TOTAL = 2**30
 
@@ -39,6 +39,9 @@ class Pretended(Device):
     """One device with memory of its own, for the tests of everything that is not a kernel."""
 
     kind = KIND
+    total = TOTAL
+    others = 0
+    """Bytes that other processes have."""
     collective = "gloo"
 
     def missing(self) -> str | None:
@@ -54,7 +57,13 @@ class Pretended(Device):
         return DEVICE
 
     def memory(self, device: torch.device, num_sharers: int) -> MemoryInfo:
-        return MemoryInfo(TOTAL, TOTAL)
+        return MemoryInfo(self.total - self.others - MEMORY.now, self.total)
+
+    def trim(self, device: torch.device) -> None:
+        MEMORY.trim()
+
+    def taken(self, device: torch.device) -> Taken | None:
+        return Taken(MEMORY.now, MEMORY.most)
 
     def defaults(self, stored_dtype: str, max_running_requests: int) -> DeviceDefaults:
         return DeviceDefaults(stored_dtype, 0.5, 2048)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,42 @@ _WAITS = frozenset(
 _INDEXED = frozenset(["index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"])
 
 
+class Memory:
+    """Bytes of the device's tensors: of each storage that somebody has a tensor of, by its address."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._watched: dict[int, weakref.ref[Tensor]] = {}
+        self.now = self.most = 0
+
+    def add(self, tensor: Tensor, held: Tensor) -> None:
+        storage = held.untyped_storage()
+        address = storage.data_ptr()
+        if not address:
+            return
+        if address not in self._sizes:
+            self._sizes[address], self._tensors[address] = storage.nbytes(), 0
+            self.now += self._sizes[address]
+            self.most = max(self.most, self.now)
+        self._tensors[address] += 1
+        number = id(tensor)
+        self._watched[number] = weakref.ref(tensor, lambda _: self._remove(number, address))
+
+    def _remove(self, number: int, address: int) -> None:
+        del self._watched[number]
+        self._tensors[address] -= 1
+        if not self._tensors[address]:
+            del self._tensors[address]
+            self.now -= self._sizes.pop(address)
+
+    def trim(self) -> None:
+        self.most = self.now
+
+
+MEMORY = Memory()
+
+
 class Elsewhere(Tensor):
     """A tensor on the pretended device; ``held`` has its numbers."""
 
@@ -58,6 +95,7 @@ class Elsewhere(Tensor):
             device=DEVICE,
         )
         made.held = held
+        MEMORY.add(made, held)
         return made
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -156,7 +194,10 @@ def _record(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if not func._schema.is_mutable and not any(is_new):
         return
 
+    pool = [Elsewhere(x) for x, new in zip(made, is_new, strict=True) if new]  # a graph keeps what its steps make
+
     def again() -> None:
+        assert len(pool) == sum(is_new)
         found = [x for x in tree_flatten(func(*args, **kwargs))[0] if isinstance(x, Tensor)]
         for kept, x, new in zip(made, found, is_new, strict=True):
             if new:

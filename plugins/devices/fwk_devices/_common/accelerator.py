@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwk.interfaces.device import Device, DeviceDefaults, Event, MemoryInfo
+from fwk.interfaces.device import Device, DeviceDefaults, Event, MemoryInfo, Taken
 
 MEMORY_FRACTION = 0.88
 STEP_TOKENS = 2048
@@ -52,6 +52,13 @@ class Accelerator(Device):
 
     def memory(self, device: torch.device, num_sharers: int) -> MemoryInfo:
         return MemoryInfo(*self._torch.mem_get_info(device))
+
+    def trim(self, device: torch.device) -> None:
+        self._torch.empty_cache()
+        self._torch.reset_peak_memory_stats(device)
+
+    def taken(self, device: torch.device) -> Taken:
+        return Taken(self._torch.memory_reserved(device), self._torch.max_memory_reserved(device))
 
     def defaults(self, stored_dtype: str, max_running_requests: int) -> DeviceDefaults:
         return accelerator_defaults(stored_dtype)

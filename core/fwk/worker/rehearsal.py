@@ -1,0 +1,135 @@
+"""Steps as large as a run's may be, of sequences that mean nothing, before the KV cache has its size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from fwk.errors import ConfigError
+from fwk.types import Batch, NewSequence, SamplingParams, ScheduledSequence, StepResult
+from fwk.types.batch import AdapterPlace
+from fwk.types.sampling import MAX_LOGPROBS
+
+SAMPLING = SamplingParams(
+    max_tokens=2**20,
+    temperature=1.0,
+    top_p=0.9,
+    top_k=50,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logprobs=MAX_LOGPROBS,
+    ignore_eos=True,
+)
+"""All that a request may ask of the sampler at once, but for a grammar."""
+SCORED = SamplingParams(max_tokens=2**20, temperature=0.0, prompt_logprobs=MAX_LOGPROBS, ignore_eos=True)
+
+
+class Rehearsed(Protocol):
+    """The runner's part in it."""
+
+    def launch(self, batch: Batch) -> Any: ...
+
+    def collect(self, pending: Any) -> StepResult: ...
+
+    def forget(self, slots: list[int]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LargestStep:
+    """What bounds a run's steps.
+
+    num_seqs: at once. num_tokens: of a step. seq_len: tokens of the longest sequence that the KV cache can hold.
+    max_drafts: for one sequence. num_window_groups: as in ``WorkerInfo``. generates: tokens are chosen, prompts scored.
+    """
+
+    num_seqs: int
+    num_tokens: int
+    seq_len: int
+    page_size: int
+    max_drafts: int = 0
+    num_window_groups: int = 0
+    generates: bool = True
+    needs_whole_prompts: bool = False
+
+    def rehearse(self, runner: Rehearsed, adapters: Sequence[AdapterPlace] = ()) -> None:
+        """Run the largest steps: many prompts, a token and drafts of each after them, the end of the longest prompt.
+
+        Every place in the block tables is block 0, which all share: what attention computes means nothing. adapters:
+        one for each sequence, in turn. Raises ``ConfigError`` where the device has too little memory for such steps.
+        """
+        try:
+            self._many(runner, adapters)
+            self._longest(runner, adapters)
+        except torch.OutOfMemoryError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"the largest step, {self.num_tokens} tokens of {self.num_seqs} sequences, does not fit next to the "
+                f"weights ({reason}): lower --max-prefill-tokens or --max-running-requests, or take a smaller model, "
+                "or one in fewer bits"
+            ) from error
+
+    def _many(self, runner: Rehearsed, adapters: Sequence[AdapterPlace]) -> None:
+        room = max(1, self.seq_len - 2 * self.max_drafts - 2)  # for what follows
+        count = min(self.num_seqs, self.num_tokens)
+        each, more = divmod(self.num_tokens, count)
+        lengths = [min(each + (slot < more), room) for slot in range(count)]
+        result = self._prompts(runner, lengths, [0] * count, SAMPLING, adapters)
+        chain = [0] * self.max_drafts  # where the decoder found nothing to draft
+        drafts = {done.slot: done.draft_token_ids or chain for done in result.sequences if done.error is None}
+        if self.generates:
+            step, left = list[ScheduledSequence](), self.num_tokens
+            for slot, own in drafts.items():
+                left -= 1 + len(own)
+                if left >= 0 and lengths[slot] + 1 + len(own) <= self.seq_len:
+                    step.append(ScheduledSequence(slot, 1 + len(own), True, [], own))
+            if step:
+                runner.collect(runner.launch(Batch(0, [], [], step)))
+        runner.forget(list(range(count)))
+
+    def _longest(self, runner: Rehearsed, adapters: Sequence[AdapterPlace]) -> None:
+        length = max(1, self.seq_len - 2 * self.max_drafts - 2)
+        new = min(length, self.num_tokens)
+        if self.needs_whole_prompts:
+            length = new
+        self._prompts(runner, [length], [length - new], SCORED, adapters)
+        runner.forget([0])
+
+    def _prompts(
+        self,
+        runner: Rehearsed,
+        lengths: list[int],
+        computed: list[int],
+        sampling: SamplingParams,
+        adapters: Sequence[AdapterPlace],
+    ) -> StepResult:
+        """Compute prompts to their ends, from the tokens on that count as computed. A slot for each, from 0 on."""
+        new: list[NewSequence] = []
+        step: list[ScheduledSequence] = []
+        for slot, (length, start) in enumerate(zip(lengths, computed, strict=True)):
+            held = -(-start // self.page_size)
+            blocks = -(-min(length + 2 * self.max_drafts + 2, self.seq_len) // self.page_size)
+            adapter = adapters[slot % len(adapters)] if adapters else None
+            new.append(
+                NewSequence(
+                    slot,
+                    [0] * length,
+                    length,
+                    start,
+                    [0] * held,
+                    sampling if self.generates else SamplingParams(max_tokens=1),
+                    slot,
+                    adapter,
+                    self._windows(held),
+                )
+            )
+            more = blocks - held
+            step.append(ScheduledSequence(slot, length - start, True, [0] * more, [], [], self._windows(more)))
+        return runner.collect(runner.launch(Batch(0, [], new, step)))
+
+    def _windows(self, count: int) -> list[list[int]]:
+        return [[0] * self.num_window_groups] * count if self.num_window_groups else []
