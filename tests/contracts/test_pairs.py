@@ -110,8 +110,6 @@ def test_pairs(places: Places, pair: tuple[str, str], capsys: pytest.CaptureFixt
 OTHER_TRIPLES = (
     {"LoRA", "state group", "tensor parallel"},  # refused: adapters on matrices that are several in one need one rank
     {"cached prefix", "pre-emption", "state group"},  # the small cache keeps no state until the prompts come again
-    *({"gguf", "MLA", method} for method in ("fp8", "int8", "int4")),  # gguf takes no part
-    {"fp8", "gguf", "MXFP4 experts"},  # open: departs from the reference, where int8 and int4 do not
 )
 
 

@@ -134,7 +134,10 @@ def _falcon_kv_heads(config: Mapping[str, Any]) -> int:
 
 
 def family_twins(source: Path, folder: Path) -> Twins:
-    """A checkpoint of gpt-oss with experts in MXFP4, or of DeepSeek-V2: a file, and what it holds."""
+    """A checkpoint of gpt-oss with experts in MXFP4, or of DeepSeek-V2 with experts in Q8_0: a file, and what it holds.
+
+    Attention is in Q8_0, but for what MLA multiplies head by head.
+    """
     config = json.loads((source / "config.json").read_text())
     is_oss = config["model_type"] == "gpt_oss"
     tensors = load_file(source / "model.safetensors")
@@ -155,12 +158,10 @@ def family_twins(source: Path, folder: Path) -> Twins:
         interleaves=False,
         more=(_gpt_oss if is_oss else _deepseek2)(config),
         change=converter(config),
-        quantises="MXFP4" if is_oss else "Q8_0",
+        quantises="MXFP4" if is_oss else "Q8_0",  # MXFP4 holds just the numbers it had
+        of_attention="Q8_0",
         values=tensors,
     )
-    if not is_oss:  # MXFP4 holds just the numbers it had
-        save_file(
-            {name: torch.as_tensor(np.asarray(x)).contiguous() for name, x in tensors.items()},
-            plain / "model.safetensors",
-        )
+    held = {name: torch.as_tensor(np.asarray(x)).contiguous() for name, x in tensors.items()}
+    save_file(held, plain / "model.safetensors")
     return Twins("gguf", path, {"quantization": "gguf", "dtype": "float32"}, plain)

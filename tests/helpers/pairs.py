@@ -362,12 +362,19 @@ def _round_all(tensors: dict[str, torch.Tensor], rounding: tuple[tuple[str, str]
         if method is not None and name.endswith(LINEAR) and "kv_b_proj" not in name:  # absorbed: stays plain
             tensors[name] = _rounded(x, method)
         elif method is not None and name.endswith("_blocks"):
-            numbers = as_numbers(tensors, name.removesuffix("_blocks"))
-            step = 2 if "gate_up" in name else 1  # gate and up in turns, each a matrix of its own
-            for expert in numbers:
-                for first in range(step):
-                    expert[:, first::step] = _rounded(expert[:, first::step].t().contiguous(), method).t()
-            tensors[name.removesuffix("_blocks")] = numbers
+            stem = name.removesuffix("_blocks")
+            tensors[stem] = _rounded_experts(stem, as_numbers(tensors, stem), method)
+        elif method is not None and name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            tensors[name] = _rounded_experts(name, x, method)
+
+
+def _rounded_experts(name: str, numbers: torch.Tensor, method: str) -> torch.Tensor:
+    """[num_experts, in, out], changed in place: each expert's matrices rounded."""
+    step = 2 if "gate_up" in name else 1  # gate and up in turns, each a matrix of its own
+    for expert in numbers:
+        for first in range(step):
+            expert[:, first::step] = _rounded(expert[:, first::step].t().contiguous(), method).t()
+    return numbers
 
 
 def _rounded(x: torch.Tensor, method: str) -> torch.Tensor:

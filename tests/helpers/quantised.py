@@ -597,13 +597,15 @@ def gguf_like(
     more: Mapping[str, Any] | None = None,
     change: Change | None = None,
     quantises: str = "",
+    of_attention: str = "",
     values: dict[str, Any] | None = None,
 ) -> Path:
     """A checkpoint as llama.cpp's converter writes it in float32, by the gguf package's names.
 
     numbers: keys of float metadata and the fields of config.json they are. interleaves: the halves of Q's and K's heads
     take turns. more: further metadata. change: what the converter makes of a tensor: others, by name and data.
-    quantises: the type that experts are stored in; ``values`` gets the numbers that leaves, by the names they had.
+    quantises: the type that experts are stored in. of_attention: that of attention's matrices which go by one name here
+    and there. ``values`` gets the numbers that leaves, by the names they had.
     """
     config = json.loads((source / "config.json").read_text())
     config = {name: config[old] for name, old in OLDER.items() if old in config} | config
@@ -637,14 +639,17 @@ def gguf_like(
         assert stored is not None, name
         data = np.stack([tensors[part] for part in parts]) if len(parts) > 1 else tensors[parts[0]]
         data = np.ascontiguousarray(_as_stored(name, data, architecture, head_dim if interleaves else 0))
-        if not quantises or not stored.endswith("_exps.weight"):
+        is_attention = ".attn_" in stored and data.ndim == 2 and values is not None and name in values
+        kind = quantises if stored.endswith("_exps.weight") else of_attention if is_attention else ""
+        if not kind:
             writer.add_tensor(stored, data)
             continue
-        raw = gguf.GGMLQuantizationType[quantises]
+        raw = gguf.GGMLQuantizationType[kind]
         blocks = gguf.quants.quantize(data, raw)
         writer.add_tensor(stored, blocks, raw_dtype=raw)
-        if values is not None and len(parts) > 1:
-            values |= dict(zip(parts, gguf.quants.dequantize(blocks, raw), strict=True))
+        if values is not None and (len(parts) > 1 or is_attention):
+            held = gguf.quants.dequantize(blocks, raw)
+            values |= dict(zip(parts, held if len(parts) > 1 else [held], strict=True))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
