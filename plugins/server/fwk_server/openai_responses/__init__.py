@@ -5,12 +5,15 @@ A response is kept in memory, and for the key alone that asked for it, until new
 restart nothing is left. ``store`` false keeps nothing. Thinking comes as reasoning items whose ``content`` is in the
 clear, so there is nothing encrypted, and clients that keep the items themselves send them back as they came.
 
-Tools are functions; tools that OpenAI's service runs itself, images, files, prompts kept on a server, conversations
-and ``truncation: auto`` are refused by name, and so is every field that is not known.
+Tools are functions of the client's, and the tools of the operator's tool servers (``--tool-server``), which this server
+calls itself while it makes the response. Tools that OpenAI's service runs itself, images, files, prompts kept on a
+server, conversations and ``truncation: auto`` are refused by name, and so is every field that is not known.
 
 The events of a response made with both ``background`` and ``stream`` are stored with it: a client that lost its stream
 continues with ``GET /v1/responses/{id}?stream=true&starting_after=N``, while it is made and afterwards.
 """
+
+from pydantic import field_validator
 
 from fwk import DialectSpec, Options, hookimpl, option
 
@@ -27,6 +30,43 @@ class ResponsesOptions(Options):
     max_background_responses: int = option(
         64, "Responses in the background at a time; one more is answered with 429.", ge=1, le=65_536
     )
+    tool_server: tuple[str, ...] = option(
+        (), "MCP servers whose tools /v1/responses may call, as [NAME=]URL: search=http://localhost:8001/mcp."
+    )
+    tool_server_tokens: str | None = option(
+        None,
+        "What tool servers ask of their clients, sent as a bearer token: NAME=TOKEN[,NAME=TOKEN...].",
+        is_secret=True,
+        needs="tool_server",
+        pattern=r"^[^=,\s]+=[^=,\s]+(,[^=,\s]+=[^,\s]+)*$",
+    )
+    tool_server_timeout: float = option(
+        60.0,
+        "Seconds that a tool server may take to list its tools, or for a call.",
+        needs="tool_server",
+        gt=0,
+        le=3600,
+    )
+
+    @field_validator("tool_server", mode="before")
+    @classmethod
+    def _split(cls, given: object) -> object:
+        words = [given] if isinstance(given, str) else given
+        if not isinstance(words, (list, tuple)):
+            return words
+        return tuple(word for text in words for word in (text.split(",") if isinstance(text, str) else [text]))
+
+    @field_validator("tool_server")
+    @classmethod
+    def _are_urls(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        from fwk_server.openai_responses.tool_server_url import label_and_url  # noqa: PLC0415 - only where it is given
+
+        if "demo" in given:
+            raise ValueError("demo: there are no tools for demonstration here: give the URL of an MCP server")
+        labels = [label_and_url(text)[0] for text in given]
+        if len(set(labels)) < len(labels):
+            raise ValueError("two tool servers have the same name: call them apart, as NAME=URL")
+        return given
 
 
 @hookimpl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fwk.errors import InvalidRequest, NotServed
+from fwk.errors import ConfigError, InvalidRequest, NotServed
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.lifecycle import Stage
 from fwk_http.replies import ByteStream
@@ -23,11 +24,15 @@ from fwk_server._common.documented import EVENTS, Reply
 from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
+from fwk_server.openai_responses import ResponsesOptions
 from fwk_server.openai_responses.items import read_items
 from fwk_server.openai_responses.job import OPENED, Job
 from fwk_server.openai_responses.reply import Writer
 from fwk_server.openai_responses.request import MAX_ID, ResponsesBody, chat_fields, read
+from fwk_server.openai_responses.rounds import approved, events
+from fwk_server.openai_responses.server_tools import read_server_tools
 from fwk_server.openai_responses.store import Key, ResponseStore, UnknownResponse
+from fwk_server.openai_responses.tool_servers import ToolServers
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -87,10 +92,16 @@ class ResponsesDialect(ChatDialect):
     def __init__(self, context: DialectContext) -> None:
         super().__init__(context)
         options = context.options
-        self._store = ResponseStore(options.responses_store_bytes if options else 64 * 2**20)
-        self._max_background = options.max_background_responses if options else 64
+        options = options if options is not None else ResponsesOptions()
+        self._store = ResponseStore(options.responses_store_bytes)
+        self._max_background = options.max_background_responses
+        self._servers = ToolServers(options.tool_server, options.tool_server_tokens, options.tool_server_timeout)
         self._background: dict[Key, Job] = {}
         self._tokens = TokenTexts(context.frontend.text)
+        if self._servers.by_label:
+            if importlib.util.find_spec("mcp") is None:
+                raise ConfigError("--tool-server needs the package mcp: pip install 'fwk[mcp]'")
+            context.lifecycle.on(Stage.SETUP, self._servers.connect)
         context.lifecycle.on(Stage.CLOSE, self._close)
 
     def routes(self, app: FastAPI) -> None:
@@ -104,6 +115,7 @@ class ResponsesDialect(ChatDialect):
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
         data, caller = await body.read(request), caller_of(request)
+        await self._servers.refresh()
         asked, job = await self.frontend.run_blocking(self._job, data, caller)
         if asked.background:
             started = self._start(job)
@@ -125,10 +137,26 @@ class ResponsesDialect(ChatDialect):
         if asked.previous_response_id is not None:
             before = self._store.get((tenant, asked.previous_response_id), "previous_response_id")
             context = [*before["context"], *before["response"]["output"], *inputs]
-        running = self.prepared(chat_fields(asked, raw, context), caller)
-        writer = Writer(asked, raw, running, is_stored, self._tokens)
-        events = [] if asked.background and asked.stream else None
-        return asked, Job(writer, running, (tenant, writer.id) if is_stored else None, inputs, context, events)
+        tools = read_server_tools(asked.tools, self._servers)
+        calls = approved(inputs, context, tools)
+        running = self.prepared(chat_fields(asked, raw, context, tools), caller)
+        writer = Writer(asked, raw, running, is_stored, self._tokens, tools)
+        return asked, Job(
+            writer,
+            running,
+            (tenant, writer.id) if is_stored else None,
+            inputs,
+            context,
+            asked,
+            raw,
+            caller,
+            tools,
+            calls,
+            [] if asked.background and asked.stream else None,
+        )
+
+    def _lines(self, job: Job, *, is_whole: bool = False) -> AsyncGenerator[bytes, None]:
+        return events(job, self.frontend, self.prepared, is_whole=is_whole)
 
     def prepared(self, fields: Mapping[str, Any], caller: Caller) -> Running:
         """A call of OpenAI's chat fields; what is wrong with one is told with its name here."""
@@ -145,21 +173,19 @@ class ResponsesDialect(ChatDialect):
             ) from None
 
     async def _whole(self, job: Job) -> dict[str, Any]:
-        job.writer.take(await job.running.whole())
-        job.writer.finish()
+        async with aclosing(self._lines(job, is_whole=True)) as lines:
+            async for _ in lines:
+                pass
         self._keep(job)
         return job.writer.response
 
     async def _events(self, job: Job) -> AsyncGenerator[bytes, None]:
         """The events. The first ones wait for the engine: what it refuses is an ordinary HTTP error."""
-        opening = job.writer.opening()
-        async with aclosing(job.running.news()) as news:
-            async for added, _ in news:
-                yield opening + job.writer.take(added)
-                opening = b""
-        last = opening + job.writer.finish()
-        self._keep(job)
-        yield last
+        async with aclosing(self._lines(job)) as lines:
+            async for line in lines:
+                if job.writer.has_ended:
+                    self._keep(job)  # before the client hears of it
+                yield line
 
     def _keep(self, job: Job) -> None:
         if job.key is not None:
@@ -178,11 +204,9 @@ class ResponsesDialect(ChatDialect):
     async def _run(self, job: Job, key: Key) -> None:
         writer = job.writer
         try:
-            job.tell(writer.opening())
-            async with aclosing(job.running.news()) as news:
-                async for added, _ in news:
-                    job.tell(writer.take(added))
-            job.tell(writer.finish())
+            async with aclosing(self._lines(job)) as lines:
+                async for line in lines:
+                    job.tell(line)
         except asyncio.CancelledError:
             writer.cancel()
             raise

@@ -8,8 +8,16 @@ from typing import Any
 
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown, want
+from fwk_server.openai_responses.tool_servers import object_of, told_of
 
 _ROLES = ("user", "system", "developer", "assistant")
+_SERVERS = {
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
+}
+"""Items about tool servers, and how their ids begin."""
 
 
 def read_items(value: str | list[Any]) -> list[dict[str, Any]]:
@@ -41,7 +49,42 @@ def _item(item: Any, at: str) -> dict[str, Any]:
         return {"id": _id(item, "fco"), "type": kind, "status": "completed", "call_id": call_id, "output": output}
     if kind == "reasoning":
         return _reasoning(item, at)
+    if kind in _SERVERS:
+        return _of_servers(item, kind, at)
     raise InvalidRequest(f"{at}: items of type {shown(kind)} are not supported here", "input")
+
+
+def _of_servers(item: Mapping[str, Any], kind: str, at: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"id": _id(item, _SERVERS[kind]), "type": kind}
+    if kind == "mcp_approval_response":
+        request = want(item.get("approval_request_id"), str, "a string", f"{at}.approval_request_id")
+        reason = None if item.get("reason") is None else want(item["reason"], str, "a string", f"{at}.reason")
+        found |= {"approval_request_id": request, "reason": reason}
+        return found | {"approve": want(item.get("approve"), bool, "a boolean", f"{at}.approve")}
+    found["server_label"] = want(item.get("server_label"), str, "a string", f"{at}.server_label")
+    if kind == "mcp_list_tools":
+        return found | {"tools": want(item.get("tools"), list, "an array", f"{at}.tools"), "error": None}
+    for name in ("name", "arguments"):
+        found[name] = want(item.get(name), str, "a string", f"{at}.{name}")
+    if kind == "mcp_approval_request":
+        return found
+    output, error = item.get("output"), item.get("error")
+    found["output"] = None if output is None else want(output, str, "a string", f"{at}.output")
+    if error is not None:
+        want(error, dict, "an object", f"{at}.error")
+        name = "content" if error.get("type") == "mcp_tool_execution_error" else "message"
+        want(error.get(name), *((list, "an array") if name == "content" else (str, "a string")), f"{at}.error.{name}")
+        for i, block in enumerate(error.get("content") or ()):
+            want(block, dict, "an object", f"{at}.error.content[{i}]")
+    asked = item.get("approval_request_id")
+    asked = None if asked is None else want(asked, str, "a string", f"{at}.approval_request_id")
+    status = "completed" if error is None else "failed"
+    return found | {"error": error, "approval_request_id": asked, "status": status}
+
+
+def verdicts(items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The client's answers to requests for approval, by the request's id."""
+    return {item["approval_request_id"]: item for item in items if item["type"] == "mcp_approval_response"}
 
 
 def _id(item: Mapping[str, Any], kind: str) -> str:
@@ -91,7 +134,20 @@ def messages_of(instructions: str | None, items: list[dict[str, Any]]) -> list[d
     """
     messages = [{"role": "system", "content": instructions}] if instructions else []
     turn: dict[str, Any] | None = None  # the model's, while it may continue
+    answers = verdicts(items)
     for item in items:
+        if item["type"] in _SERVERS:
+            result = _result(item, answers)
+            if result is None:
+                continue
+            if turn is None:
+                turn = {"role": "assistant", "content": ""}
+                messages.append(turn)
+            arguments = item["arguments"] if object_of(item["arguments"]) is not None else "{}"  # the result says so
+            _call(turn, item["id"], {**item, "arguments": arguments})
+            messages.append({"role": "tool", "tool_call_id": item["id"], "content": result})
+            turn = None
+            continue
         if item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant":
             if turn is None:
                 turn = {"role": "assistant", "content": ""}
@@ -117,7 +173,25 @@ def _extend(turn: dict[str, Any], item: Mapping[str, Any]) -> None:
         if thought:
             turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
     elif item["type"] == "function_call":
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
+        _call(turn, item["call_id"], item)
     else:
         turn["content"] += "".join(part["text"] for part in item["content"])
+
+
+def _call(turn: dict[str, Any], call_id: str, item: Mapping[str, Any]) -> None:
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    turn.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+
+
+def _result(item: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """What came of a tool server's call, for the model; None for items it is not told of.
+
+    A call that was approved is told where it was made, one that nobody has answered yet is not told.
+    """
+    if item["type"] == "mcp_call":
+        return item["output"] if item["output"] is not None else told_of(item["error"])
+    answer = answers.get(item["id"]) if item["type"] == "mcp_approval_request" else None
+    if answer is None or answer["approve"]:
+        return None
+    reason = f" {answer['reason']}" if answer["reason"] else ""
+    return f"The user did not allow this call.{reason}"

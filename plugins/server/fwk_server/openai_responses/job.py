@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fwk_server._common.caller import Caller
 from fwk_server._common.chat.dialect import Running
 from fwk_server.openai_responses.reply import Writer
+from fwk_server.openai_responses.request import ResponsesBody
+from fwk_server.openai_responses.server_tools import ServerTools
 from fwk_server.openai_responses.store import Key
 
 _END = b"\n\n"
@@ -24,10 +27,15 @@ class Job:
     """
 
     writer: Writer
-    running: Running
+    running: Running  # the newest round
     key: Key | None
     inputs: list[dict[str, Any]]
     context: list[dict[str, Any]]
+    asked: ResponsesBody
+    raw: Mapping[str, Any]
+    caller: Caller
+    tools: ServerTools
+    approved: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # requests for approval
     events: list[bytes] | None = None
     task: asyncio.Task[None] | None = None
     has_ended: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -12,19 +12,31 @@ from fwk_server._common.chat.dialect import Running
 from fwk_server._common.logprobs import TokenTexts, chat_logprobs
 from fwk_server.openai_responses.items import new_id
 from fwk_server.openai_responses.request import ResponsesBody
+from fwk_server.openai_responses.server_tools import ServerTools
+from fwk_server.openai_responses.tool_servers import Outcome
 
 
 class Writer:
     """Writes one response: its items grow with what the model says, and each change is an event."""
 
     def __init__(
-        self, body: ResponsesBody, raw: Mapping[str, Any], running: Running, is_stored: bool, tokens: TokenTexts
+        self,
+        body: ResponsesBody,
+        raw: Mapping[str, Any],
+        running: Running,
+        is_stored: bool,
+        tokens: TokenTexts,
+        tools: ServerTools,
     ) -> None:
         self._running = running
+        self._runnings = [running]  # of all rounds
         self._tokens = tokens
+        self._tools = tools
+        self._unmade: list[int] = []  # calls of tool servers that the model has asked for: their place in the output
         self._num_scores = 0  # told
         self._number = 0  # of the next event
-        self._open = ""  # the kind of item that grows: message, reasoning or function_call
+        self._start = 0  # the newest round's first item
+        self._open = ""  # the kind of item that grows
         self.output: list[dict[str, Any]] = []
         self.response = _frame(body, raw, running) | {"store": is_stored, "output": self.output}
 
@@ -32,10 +44,71 @@ class Writer:
     def id(self) -> str:
         return self.response["id"]
 
+    @property
+    def has_ended(self) -> bool:
+        return self.response["status"] in ("completed", "incomplete")
+
     def opening(self) -> bytes:
         """The first events."""
         self.response["status"] = "in_progress"
         return self._whole("response.created") + self._whole("response.in_progress")
+
+    def list_tools(self, labels: Iterable[str]) -> bytes:
+        """The events of listing the tools of servers."""
+        lines = b""
+        for label in labels:
+            tools = [
+                {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "input_schema": tool.input_schema,
+                    "annotations": tool.annotations,
+                }
+                for tool in self._tools.by_label[label]
+            ]
+            item = {"id": new_id("mcpl"), "type": "mcp_list_tools", "server_label": label, "error": None}
+            lines += self._add(item | {"tools": []}) + self._of_item("response.mcp_list_tools.in_progress")
+            self.output[-1]["tools"] = tools
+            lines += self._of_item("response.mcp_list_tools.completed") + self._done(len(self.output) - 1)
+        self._start = len(self.output)
+        return lines
+
+    def go_on(self, running: Running) -> None:
+        """What comes from now on is of another round, which has read what the calls came to."""
+        self._running, self._num_scores, self._start = running, 0, len(self.output)
+        self._runnings.append(running)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all rounds so far."""
+        return sum(running.num_output_tokens for running in self._runnings)
+
+    def end_round(self) -> tuple[bytes, list[int]]:
+        """The round has ended: the events of that, and the places of calls to be made now."""
+        if self._running.reason == "length":
+            return b"", []
+        lines = self._close()
+        unmade, self._unmade = self._unmade, []
+        return lines, unmade
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the newest round has asked for something that only the client can do."""
+        places = range(self._start, len(self.output))
+        return any(self.output[place]["type"] in ("function_call", "mcp_approval_request") for place in places)
+
+    def begin_approved(self, request: Mapping[str, Any]) -> tuple[bytes, int]:
+        """A call that the client has approved: its first events, and its place."""
+        lines = self._begin_call(request["name"], request["server_label"], request["id"])
+        self.output[-1]["arguments"] = request["arguments"]
+        lines += self._close()
+        return lines, self._unmade.pop()
+
+    def made(self, place: int, outcome: Outcome) -> bytes:
+        """The last events of a call."""
+        status = "completed" if outcome.error is None else "failed"
+        self.output[place] |= {"output": outcome.output, "error": outcome.error, "status": status}
+        return self._of(place, f"response.mcp_call.{status}") + self._done(place)
 
     def take(self, added: Mapping[str, Any]) -> bytes:
         """The events of a piece of the answer, told as the ``delta`` of a chat completion's chunk."""
@@ -48,12 +121,16 @@ class Writer:
             lines += self._call(call)
         return lines
 
-    def finish(self) -> bytes:
-        """The last events: what was open is closed, and the response has ended as the engine said."""
-        lines = b"" if self.output else self._begin("message")
-        is_cut = self._running.reason == "length"
+    def finish(self, is_cut: bool = False) -> bytes:
+        """The last events: what was open is closed, and the response has ended as the engine said.
+
+        ``is_cut``: there is no token left for another round.
+        """
+        lines = b"" if len(self.output) > self._start else self._begin("message")
+        is_cut = is_cut or self._running.reason == "length"
         lines += self._close("incomplete" if is_cut else "completed")
-        self.response["usage"] = usage(self._running)
+        lines += self._settle_calls()
+        self.response["usage"] = usage(self._runnings)
         if is_cut:
             return lines + self.end("incomplete", incomplete_details={"reason": "max_output_tokens"})
         return lines + self.end("completed", completed_at=int(time.time()))
@@ -75,8 +152,19 @@ class Writer:
 
     def _settle(self) -> None:
         if self._open:
-            self.output[-1]["status"] = "incomplete"
+            if self._open != "mcp_approval_request":
+                self.output[-1]["status"] = "incomplete"
             self._open = ""
+        self._settle_calls()
+
+    def _settle_calls(self) -> bytes:
+        """Calls that will not be made."""
+        lines = b""
+        for place in self._unmade:
+            self.output[place]["status"] = "incomplete"
+            lines += self._done(place)
+        self._unmade = []
+        return lines
 
     def _text(self, kind: str, text: str) -> bytes:
         lines = b"" if self._open == kind else self._close() + self._begin(kind)
@@ -98,14 +186,31 @@ class Writer:
         lines = b""
         function = call["function"]
         if call.get("id") is not None:
-            lines = self._close()
-            self._open = "function_call"
-            fields = {"call_id": call["id"], "name": function["name"], "arguments": ""}
-            lines += self._add({"id": new_id("fc"), "type": "function_call", "status": "in_progress", **fields})
+            lines = self._close() + self._begin_named(call["id"], function["name"])
         if function.get("arguments"):
             self.output[-1]["arguments"] += function["arguments"]
-            lines += self._of_item("response.function_call_arguments.delta", delta=function["arguments"])
+            if self._open != "mcp_approval_request":  # there are no events of how one grows
+                lines += self._of_item(f"response.{self._open}_arguments.delta", delta=function["arguments"])
         return lines
+
+    def _begin_named(self, call_id: str, name: str) -> bytes:
+        """A call of a tool: the client's, or a tool server's, with the client's approval or without."""
+        known = self._tools.by_name.get(name)
+        if known is None:
+            self._open = "function_call"
+            fields = {"call_id": call_id, "name": name, "arguments": ""}
+            return self._add({"id": new_id("fc"), "type": "function_call", "status": "in_progress", **fields})
+        if not known.needs_approval:
+            return self._begin_call(name, known.server.label, None)
+        self._open = "mcp_approval_request"
+        fields = {"server_label": known.server.label, "name": name, "arguments": ""}
+        return self._add({"id": new_id("mcpr"), "type": "mcp_approval_request", **fields})
+
+    def _begin_call(self, name: str, label: str, approved: str | None) -> bytes:
+        self._open = "mcp_call"
+        fields = {"server_label": label, "name": name, "arguments": "", "approval_request_id": approved}
+        item = {"id": new_id("mcp"), "type": "mcp_call", "status": "in_progress", "output": None, "error": None}
+        return self._add(item | fields) + self._of_item("response.mcp_call.in_progress")
 
     def _begin(self, kind: str) -> bytes:
         self._open = kind
@@ -128,7 +233,13 @@ class Writer:
         if not self._open:
             return b""
         item, kind = self.output[-1], self._open
-        item["status"], self._open = status, ""
+        self._open = ""
+        if kind == "mcp_approval_request":
+            return self._done(len(self.output) - 1)
+        if kind == "mcp_call":  # it is not done before it was made
+            self._unmade.append(len(self.output) - 1)
+            return self._of_item("response.mcp_call_arguments.done", arguments=item["arguments"])
+        item["status"] = status
         if kind == "function_call":
             told = {"arguments": item["arguments"], "name": item["name"]}
             lines = self._of_item("response.function_call_arguments.done", **told)
@@ -138,13 +249,19 @@ class Writer:
             more = {} if kind == "reasoning" else {"logprobs": part["logprobs"]}
             lines = self._part(f"response.{name}.done", text=part["text"], **more)
             lines += self._part("response.content_part.done", part=part)
-        return lines + self._event("response.output_item.done", output_index=len(self.output) - 1, item=item)
+        return lines + self._done(len(self.output) - 1)
+
+    def _done(self, place: int) -> bytes:
+        return self._event("response.output_item.done", output_index=place, item=self.output[place])
 
     def _part(self, kind: str, **data: Any) -> bytes:
         return self._of_item(kind, content_index=0, **data)
 
     def _of_item(self, kind: str, **data: Any) -> bytes:
-        return self._event(kind, item_id=self.output[-1]["id"], output_index=len(self.output) - 1, **data)
+        return self._of(len(self.output) - 1, kind, **data)
+
+    def _of(self, place: int, kind: str, **data: Any) -> bytes:
+        return self._event(kind, item_id=self.output[place]["id"], output_index=place, **data)
 
     def _whole(self, kind: str) -> bytes:
         return self._event(kind, response=self.response)
@@ -184,7 +301,10 @@ def _frame(body: ResponsesBody, raw: Mapping[str, Any], running: Running) -> dic
         "temperature": sampling.temperature,
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [{"strict": None, "parameters": None, **tool} for tool in raw.get("tools") or []],
+        "tools": [
+            {"strict": None, "parameters": None, **tool} if tool["type"] == "function" else tool
+            for tool in raw.get("tools") or []
+        ],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
@@ -193,16 +313,14 @@ def _frame(body: ResponsesBody, raw: Mapping[str, Any], running: Running) -> dic
     }
 
 
-def usage(running: Running) -> dict[str, Any]:
-    """The tokens, counted."""
-    counts = running.usage.body()
+def usage(rounds: Sequence[Running]) -> dict[str, Any]:
+    """The tokens of all rounds, counted."""
+    counts = [running.usage.body() for running in rounds]
+    cached = sum(count["prompt_tokens_details"]["cached_tokens"] for count in counts)
     return {
-        "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": {
-            "cached_tokens": counts["prompt_tokens_details"]["cached_tokens"],
-            "cache_write_tokens": 0,
-        },
-        "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": running.answer.reasoning_tokens},
-        "total_tokens": counts["total_tokens"],
+        "input_tokens": sum(count["prompt_tokens"] for count in counts),
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": sum(count["completion_tokens"] for count in counts),
+        "output_tokens_details": {"reasoning_tokens": sum(running.answer.reasoning_tokens for running in rounds)},
+        "total_tokens": sum(count["total_tokens"] for count in counts),
     }

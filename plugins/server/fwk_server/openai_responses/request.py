@@ -13,8 +13,11 @@ from fwk_server._common.chat.dialect import renamed
 from fwk_server._common.chat.models import MAX_LABEL, MAX_NAME, MAX_TOOLS, Label
 from fwk_server._common.fields import CONTEXT, RequestFields, bounded, ranged
 from fwk_server.openai_responses.items import messages_of
+from fwk_server.openai_responses.server_tools import ServerTools
 
 MAX_ID = 128
+MAX_CALLS = 32
+"""Calls of tool servers in a response, where the request does not say."""
 MAX_PAIRS = 16
 MAX_KEY = 64
 MAX_VALUE = 512
@@ -79,7 +82,7 @@ class ResponsesBody(RequestFields):
     )
     max_output_tokens: Annotated[int, ranged("max_tokens", CONTEXT)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        None, description="Of tools that the server runs itself; here there are none."
+        None, description=f"Of tools that the server runs itself, at most {MAX_CALLS} where it is not given."
     )
     parallel_tool_calls: bool | None = None
     tools: _Tools | None = None
@@ -125,8 +128,10 @@ def read(raw: Mapping[str, Any]) -> ResponsesBody:
     return body
 
 
-def chat_fields(body: ResponsesBody, raw: Mapping[str, Any], context: list[dict[str, Any]]) -> dict[str, Any]:
-    """The fields of a chat request over the items of the whole conversation."""
+def chat_fields(
+    body: ResponsesBody, raw: Mapping[str, Any], context: list[dict[str, Any]], tools: ServerTools
+) -> dict[str, Any]:
+    """The fields of a chat request over the items of the whole conversation; ``tools`` are those of tool servers."""
     scores = {"logprobs": True, "top_logprobs": body.top_logprobs or 0} if body.has_scores else {}
     return {
         "messages": messages_of(body.instructions, context),
@@ -134,7 +139,7 @@ def chat_fields(body: ResponsesBody, raw: Mapping[str, Any], context: list[dict[
         **renamed(raw, _SAME),
         **_format(body.text or {}),
         **_reasoning(body.reasoning or {}),
-        **_tools(body),
+        **_tools(body, tools),
     }
 
 
@@ -175,37 +180,54 @@ def _only(given: Mapping[str, Any], names: tuple[str, ...], at: str) -> None:
             raise InvalidRequest(f"{at}.{name[:64]} is not supported, only {', '.join(names)}", at)
 
 
-def _tools(body: ResponsesBody) -> dict[str, Any]:
+def later_choice(choice: Any) -> Any:
+    """``tool_choice`` after a call was made: one that asks for a call has been kept, and may be kept again."""
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return {**choice, "mode": "auto"}
+    return choice if choice == "none" else "auto"
+
+
+def _tools(body: ResponsesBody, tools: ServerTools) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if body.tools:
-        fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+        fields["tools"] = [found for i, tool in enumerate(body.tools) for found in _tool(tool, f"tools[{i}]", tools)]
     choice = body.tool_choice
     if isinstance(choice, dict):
         kind = choice.get("type")
         if kind == "function":
-            choice = _named(choice, "tool_choice")
+            [choice] = _named(choice, "tool_choice", tools)
+        elif kind == "mcp":
+            allowed = _named(choice, "tool_choice", tools)
+            choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": allowed}}
         elif kind == "allowed_tools":
             listed = want(choice.get("tools"), list, "an array", "tool_choice.tools")
-            allowed = [_named(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(listed)]
+            allowed = [
+                named for i, tool in enumerate(listed) for named in _named(tool, f"tool_choice.tools[{i}]", tools)
+            ]
             choice = {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": allowed}}
         else:
             raise InvalidRequest(
-                f"tool_choice.type must be function or allowed_tools, not {shown(kind)}", "tool_choice"
+                f"tool_choice.type must be function, mcp or allowed_tools, not {shown(kind)}", "tool_choice"
             )
     return fields if choice is None else fields | {"tool_choice": choice}
 
 
-def _named(choice: Any, at: str) -> dict[str, Any]:
-    name = want(want(choice, dict, "an object", at).get("name"), str, "a string", f"{at}.name")
-    if choice.get("type") != "function":
-        raise InvalidRequest(f"{at}.type must be function: only functions are called here", at)
-    return {"type": "function", "function": {"name": name}}
+def _named(choice: Any, at: str, tools: ServerTools) -> list[dict[str, Any]]:
+    if want(choice, dict, "an object", at).get("type") == "mcp":
+        names = tools.chosen(choice, at)
+    else:
+        names = [want(choice.get("name"), str, "a string", f"{at}.name")]
+        if choice.get("type") != "function":
+            raise InvalidRequest(f"{at}.type must be function or mcp: nothing else is called here", at)
+    return [{"type": "function", "function": {"name": name}} for name in names]
 
 
-def _tool(tool: Any, at: str) -> dict[str, Any]:
+def _tool(tool: Any, at: str, tools: ServerTools) -> list[dict[str, Any]]:
     kind = want(tool, dict, "an object", at).get("type")
+    if kind == "mcp":
+        return tools.functions(tool["server_label"])
     if kind != "function":
-        raise InvalidRequest(f"{at}: tools of type {shown(kind)} are run by no one here, only function", "tools")
+        raise InvalidRequest(f"{at}: tools of type {shown(kind)} are run by no one here, only function, mcp", "tools")
     function: dict[str, Any] = {"name": want(tool.get("name"), str, "a string", f"{at}.name")}
     if tool.get("description") is not None:
         function["description"] = want(tool["description"], str, "a string", f"{at}.description")
@@ -213,4 +235,4 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
         function["parameters"] = want(tool["parameters"], dict, "a JSON schema", f"{at}.parameters")
     if tool.get("strict") is True:
         function["strict"] = True
-    return {"type": "function", "function": function}
+    return [{"type": "function", "function": function}]

@@ -19,7 +19,7 @@ from fwk_server._common.chat.schemas import check_schema
 
 CHOICES = ("none", "auto", "required")
 
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _NO_TOOL_PARSER = (
     "this server reads no tool calls (--tool-call-parser none): leave tools out, or set tool_choice to 'none' or "
     "'required'"
@@ -167,7 +167,7 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     function = want(tool.get("function"), dict, "an object", f"{at}.function")
     where = f"{at}.function.name"
     name = want(function.get("name"), str, "a string", where)
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise InvalidRequest(f"{where} must have 1 to 64 letters, digits or _ . -, not {shown(name)}", where)
     if function.get("parameters") is not None:
         want(function["parameters"], dict, "a JSON schema", f"{at}.function.parameters")
