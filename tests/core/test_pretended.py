@@ -70,11 +70,14 @@ def test_the_tokens_are_the_cpus(folder: Path) -> None:
     assert sum(JOURNAL.launches.values()) > 50, "nothing ran there"
 
 
-def test_inputs_come_from_pinned_memory(folder: Path) -> None:
+def test_inputs_come_from_pinned_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All those of a step in one copy."""
+    steps = Steps(monkeypatch)
     elsewhere(folder)
-    staged = {where for kind, where in JOURNAL.copies if "staging" in where}
+    assert sum(n for where, n in JOURNAL.of_kind("pinned").items() if "packed" in where) <= len(steps.waits("launch"))
+    staged = {where for kind, where in JOURNAL.copies if "worker/packed" in where}
     assert staged
-    assert not [where for where in JOURNAL.of_kind("pageable") if "staging" in where]
+    assert not [where for where in JOURNAL.of_kind("pageable") if "worker/packed" in where]
 
 
 @pytest.fixture
@@ -88,7 +91,7 @@ def test_a_ring_of_one_without_events_is_overwritten_too_early(folder: Path, mon
     """What the journal is for: it sees what the numbers, which the CPU holds, do not show."""
     monkeypatch.setattr(StagingRing, "sent", lambda self: None)
     assert elsewhere(folder) == on_cpu(folder)
-    assert any("worker/staging.py" in fault for fault in JOURNAL.faults)
+    assert any("worker/packed.py" in fault for fault in JOURNAL.faults)
 
 
 @pytest.mark.usefixtures("ring_of_one")
@@ -148,7 +151,7 @@ def test_tokens_read_before_their_event_are_not_the_tokens(folder: Path, monkeyp
 
 
 def test_inputs_that_forget_the_newest_tokens_say_something_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InputBuffers, "_take_newest", lambda *_: None)
+    monkeypatch.setattr(InputBuffers, "_send_with_newest", lambda self, forward, *_: self._send(forward))
     assert elsewhere(folder) != on_cpu(folder)
 
 

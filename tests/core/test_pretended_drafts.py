@@ -18,6 +18,7 @@ from fwk import GrammarRequest, SamplingParams
 from fwk.types import EngineStats
 from fwk.worker.draft_steps import Steps as DraftSteps
 from fwk.worker.draft_store import DraftStore
+from fwk.worker.packed import PackedRing
 from fwk.worker.staging import StagingRing
 from fwk_loaders.dummy.loader import DummyCheckpoint
 
@@ -155,7 +156,8 @@ def drafts_are_fetched(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_room_for_draft_steps(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StagingRing, "grow", lambda self, count: None)
+    for ring in (StagingRing, PackedRing):
+        patch.setattr(ring, "grow", lambda self, count: None)
 
 
 @pytest.mark.parametrize("mutation", [picks_are_read, drafts_are_fetched, no_room_for_draft_steps])

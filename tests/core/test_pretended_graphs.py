@@ -22,8 +22,8 @@ from fwk.types import ForwardBatch
 from fwk.worker.graph_sizes import GraphSizes, default_sizes
 from fwk.worker.graphs import DecodeGraphs
 from fwk.worker.inputs import InputBuffers
+from fwk.worker.packed import PackedRing
 from fwk.worker.sequence_table import SequenceTable
-from fwk.worker.staging import StagingRing
 from fwk_attention.triton_paged.captured import CapturedDecodes
 from fwk_kit.testing.serving import TINY
 
@@ -226,11 +226,11 @@ def mutation(break_it: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest
 @mutation
 def unpadded_bucket(patch: pytest.MonkeyPatch) -> None:
     """Rows of padding are not filled in: they are those of an earlier step."""
-    fill, padded = StagingRing.fill, InputBuffers._padded
+    fill, padded = PackedRing.fill, InputBuffers._padded
     sizes: list[tuple[int, int]] = []  # of the step that is being padded: its own rows, and all
     before: dict[str, np.ndarray] = {}
 
-    def stale(self: StagingRing, name: str, values: np.ndarray) -> Any:
+    def stale(self: PackedRing, name: str, values: np.ndarray) -> Any:
         for own, size in sizes:
             if len(values) == size and len(before.get(name, ())) >= size:
                 values = np.concatenate((values[:own], before[name][own:size]))
@@ -243,7 +243,7 @@ def unpadded_bucket(patch: pytest.MonkeyPatch) -> None:
         sizes.clear()
         return made
 
-    patch.setattr(StagingRing, "fill", stale)
+    patch.setattr(PackedRing, "fill", stale)
     patch.setattr(InputBuffers, "_padded", unpadded)
 
 

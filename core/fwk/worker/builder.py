@@ -42,6 +42,7 @@ from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_builder import ModelBuilder
 from fwk.worker.model_runner import ModelRunner
 from fwk.worker.observing import WorkerObservers
+from fwk.worker.packed import PackedRing
 from fwk.worker.pooling import PoolingRunner
 from fwk.worker.processors import ProcessorBuilder, ProcessorSwitch
 from fwk.worker.rehearsal import LargestStep
@@ -159,11 +160,13 @@ class WorkerBuilder:
             len(groups),
             has_states=states is not None,
         )
+        ring = PackedRing(self._setup.device, self._device, MAX_IN_FLIGHT + 1)
+        self._rings.append(ring)
         inputs = InputBuffers(
             table,
             self._setup.max_step_tokens,
             options.max_running_requests,
-            self._staging(),
+            ring,
             prunes_last_layer=isinstance(model, Model)
             and model.prunes_last_layer
             and not (decoder is not None and decoder.reads_hidden),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +49,10 @@ class StepRows:
             self._sampling_state = table.sampling_state(self.slots)
         return self._sampling_state
 
+    def share(self, sampling: SamplingState, slot_set: frozenset[int]) -> None:
+        """Take what is known of the rows' slots already."""
+        self._sampling_state, self._slot_set = sampling, slot_set
+
     def take(self, places: np.ndarray) -> StepRows:
         """Some of the rows."""
         return StepRows(
@@ -72,6 +77,43 @@ class _DecodeStep:
             s.slot == slot and s.num_new_tokens == 1 and s.samples
             for s, slot in zip(batch.sequences, self.slots, strict=True)
         )
+
+
+@dataclass(slots=True)
+class _Members:
+    """The sequences of a step, in order, and what stays the same as long as they do."""
+
+    listed: list[int]  # their slots
+    slots: np.ndarray  # the same, [num_seqs] int64
+    has_adapters: bool
+    wants_hidden: bool
+    sampling: SamplingState
+    slot_set: frozenset[int]
+    starts: np.ndarray  # of a decode step, [num_seqs + 1]
+    ones: np.ndarray  # [num_seqs] int64
+    each: np.ndarray  # [num_seqs] bool, True
+
+    @staticmethod
+    def of(listed: list[int], table: SequenceTable) -> _Members:
+        slots = np.array(listed, np.int64)
+        return _Members(
+            listed,
+            slots,
+            bool((table.adapter[slots] >= 0).any()),
+            bool(table.wants_hidden[slots].any()),
+            table.sampling_state(slots),
+            frozenset(listed),
+            np.arange(len(slots) + 1),
+            np.ones(len(slots), np.int64),
+            np.ones(len(slots), bool),
+        )
+
+    def rows(self, computed: np.ndarray) -> StepRows:
+        """Of a decode step in which all are sampled; computed: [num_seqs] int64, tokens before the step."""
+        places, plan = self.starts[:-1], (self.slots, self.ones, self.each)
+        rows = StepRows(places, self.slots, computed + 1, wants_hidden=self.wants_hidden, plan=plan)
+        rows.share(self.sampling, self.slot_set)
+        return rows
 
 
 MIN_SLOTS = 16
@@ -113,6 +155,7 @@ class InputBuffers:
         """Decode steps of these sizes are captured: such a step's inputs are where they are read, padded if need be."""
         self._wide_tables: list[torch.Tensor] = []
         self._last: _DecodeStep | None = None  # whose inputs are in the buffers
+        self._members: _Members | None = None  # of the step before
         num_slots = max(num_slots, MIN_SLOTS)
         rows = max(max_tokens, num_slots)
         for name, shape, dtype in (
@@ -125,7 +168,7 @@ class InputBuffers:
             ("adapter_ids", (rows,), torch.int32),
             ("state_rows", (num_slots,), torch.int64),
             ("row_slots", (rows,), torch.int64),
-            ("token_slots", (rows,), torch.int64),
+            ("newest", (2 * rows,), torch.int64),
         ):
             ring.add(name, shape, dtype)
         for group in range(len(table.block_tables)):
@@ -146,27 +189,27 @@ class InputBuffers:
         if self._last is not None and not trees and self._last.is_before(batch):
             return self._advance(self._last, batch)
         table = self.table
-        slots = np.array([s.slot for s in batch.sequences], np.int64)
-        num_new = np.array([s.num_new_tokens for s in batch.sequences], np.int64)
+        members = self._members_of(batch)
+        slots, has_adapters = members.slots, members.has_adapters
         computed = table.num_computed[slots]
-        seq_lens = computed + num_new
-        starts = np.zeros(len(slots) + 1, np.int64)
-        np.cumsum(num_new, out=starts[1:])
-        is_decode = bool(starts[-1] == len(slots))
+        counts = [s.num_new_tokens for s in batch.sequences]
+        is_decode = sum(counts) == len(counts)
         if is_decode:
-            rows, positions = slots, computed
+            num_new, starts, rows, positions = members.ones, members.starts, slots, computed
         else:
+            num_new = np.array(counts, np.int64)
+            starts = np.zeros(len(slots) + 1, np.int64)
+            np.cumsum(num_new, out=starts[1:])
             rows = np.repeat(slots, num_new)
             positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - computed, num_new)
-        step_rows = self._rows(batch, slots, starts, computed)
+        seq_lens = computed + num_new
+        step_rows = self._rows(batch, members, starts, computed)
         logits_indices = starts[step_rows.sequences] + (step_rows.num_tokens - 1 - computed[step_rows.sequences])
         token_ids = table.token_ids[rows, positions]
-        adapters = table.adapter[rows]
-        has_adapters = bool((adapters >= 0).any())
-        step_rows.wants_prompt_logprobs = table.wants_prompt_logprobs(slots)
-        step_rows.wants_hidden = bool(table.wants_hidden[slots].any())
         padding = self._padding(step_rows, len(slots)) if is_decode and not trees and not has_adapters else None
-        if padding is None:
+        if padding is not None:
+            forward = self._padded(slots, token_ids, positions, padding)
+        else:
             slot_mappings = self._slot_mappings(rows, positions)
             if trees:  # a draft's K/V has a place of its own, whatever its depth: no two share one
                 positions = _in_trees(positions, slots, starts, seq_lens, trees)
@@ -175,19 +218,17 @@ class InputBuffers:
                 len(token_ids),
                 has_adapters or step_rows.wants_prompt_logprobs or step_rows.wants_hidden,
             )
-            forward = self._forward(
+            forward = self._filled(
                 slots, token_ids, positions, slot_mappings, starts, seq_lens, hidden_indices, logits_indices
             )
-        else:
-            forward = self._padded(slots, token_ids, positions, padding)
         if has_adapters:  # they are told apart by token, in the last layer, too
-            forward.adapter_ids_np, forward.adapter_ids = self._ring.fill("adapter_ids", adapters)
+            forward.adapter_ids_np, forward.adapter_ids = self._ring.fill("adapter_ids", table.adapter[rows])
             forward.hidden_indices = None
-            self._ring.sent()
-        if not self._ring.is_host:
+        if self._ring.is_host:
+            self._send(forward)
+        else:
             step_rows.slots_on_device = self._ring.fill("row_slots", step_rows.slots)[1]
-            self._take_newest(forward, rows, positions)
-            self._ring.sent()
+            self._send_with_newest(forward, step_rows, rows, positions)
         if trees:
             forward.tree_mask = self.send(tree_mask(slots.tolist(), num_new.tolist(), trees))
         elif self._ring.is_host and is_decode and len(step_rows.slots) == len(slots):
@@ -195,16 +236,44 @@ class InputBuffers:
             self._last = _DecodeStep(slots.tolist(), forward, step_rows, num_left)
         return forward, step_rows
 
-    def _take_newest(self, forward: ForwardBatch, slots: np.ndarray, positions: np.ndarray) -> None:
-        """Put in the tokens that only the device knows. slots, positions: [num_tokens] int64 each."""
+    def _members_of(self, batch: Batch) -> _Members:
+        """Those of the step before, where they are the same; what is known of a slot changes with its sequence."""
+        listed = [s.slot for s in batch.sequences]
+        members = self._members
+        if members is None or batch.new or members.listed != listed:
+            members = self._members = _Members.of(listed, self.table)
+        return members
+
+    def _send_with_newest(
+        self, forward: ForwardBatch, rows: StepRows, slots: np.ndarray, positions: np.ndarray
+    ) -> None:
+        """Send the inputs, and put in the tokens that only the device knows.
+
+        slots, positions: [num_tokens] int64 each, without padding.
+        """
+        unknown = self.table.unknown[slots]
+        if self.newest is None or not unknown.any():
+            return self._send(forward)
+        if len(slots) == len(rows.slots) == forward.num_seqs - forward.padding and unknown.all():  # a token of each
+            self._send(forward)
+            assert rows.slots_on_device is not None
+            torch.index_select(self.newest, 0, rows.slots_on_device, out=forward.token_ids[: len(slots)])
+            return None
         ends = self.table.num_tokens[slots]  # drafts come after
-        is_unknown = (positions >= ends - self.table.unknown[slots]) & (positions < ends)
-        if self.newest is None or not is_unknown.any():
-            return
-        source = self._ring.fill("token_slots", np.where(is_unknown, slots, -1))[1]
-        newest = self.newest.index_select(0, source.clamp(min=0))
-        known = forward.token_ids[: len(source)]
-        known.copy_(torch.where(source >= 0, newest, known))
+        places = np.flatnonzero((positions >= ends - unknown) & (positions < ends))
+        index = self._ring.fill("newest", np.concatenate((places, slots[places])))[1]
+        self._send(forward)
+        forward.token_ids.index_copy_(0, index[: len(places)], self.newest.index_select(0, index[len(places) :]))
+        return None
+
+    def _send(self, forward: ForwardBatch) -> None:
+        """What was filled is on its way to the device; captured steps find their block tables where they were."""
+        self._ring.sent()
+        if forward.is_static:
+            for group, wide in zip(forward.kv_groups, self._wide_tables, strict=True):
+                table = wide[: forward.num_seqs]
+                table[:, : group.block_table.shape[1]].copy_(group.block_table)
+                group.block_table = table
 
     def _padding(self, rows: StepRows, num_seqs: int) -> int | None:
         """Rows to add to a decode step to make it one that is captured; None: it is none, or asks for more."""
@@ -215,17 +284,16 @@ class InputBuffers:
         return self.graph_sizes.padding(num_seqs)
 
     def _padded(self, slots: np.ndarray, token_ids: np.ndarray, positions: np.ndarray, padding: int) -> ForwardBatch:
-        """Fill the buffers for a decode step of a captured size: [num_seqs] each, without the padding."""
+        """Fill the buffers for a decode step of a captured size: [num_seqs] each, without the padding.
+
+        ``_send`` comes later.
+        """
         if padding:
             slots = np.concatenate((slots, np.full(padding, self.table.null_slot)))
             token_ids, positions = (np.pad(x, (0, padding)) for x in (token_ids, positions))
         each = np.arange(len(slots))
         places, starts = self._slot_mappings(slots, positions), np.arange(len(slots) + 1)
-        forward = self._forward(slots, token_ids, positions, places, starts, positions + 1, each, each)
-        for group, wide in zip(forward.kv_groups, self._wide_tables, strict=True):
-            table = wide[: len(slots)]
-            table[:, : group.block_table.shape[1]].copy_(group.block_table)
-            group.block_table = table
+        forward = self._filled(slots, token_ids, positions, places, starts, positions + 1, each, each)
         forward.padding, forward.is_static = padding, True
         return forward
 
@@ -239,7 +307,13 @@ class InputBuffers:
             torch.zeros(shape, dtype=torch.int32, device=self._ring.where) for _ in self.table.block_tables
         ]
         nobody = np.zeros(0, np.int64)
-        return lambda count: self._padded(nobody, nobody, nobody, count)
+
+        def blank(count: int) -> ForwardBatch:
+            forward = self._padded(nobody, nobody, nobody, count)
+            self._send(forward)
+            return forward
+
+        return blank
 
     def _advance(self, last: _DecodeStep, batch: Batch) -> tuple[ForwardBatch, StepRows]:
         """Change the buffers, which are the device's own, for the step after ``last``."""
@@ -361,7 +435,13 @@ class InputBuffers:
             return np.zeros(1, np.int64), logits_indices
         return logits_indices, np.arange(len(logits_indices))
 
-    def _forward(
+    def _forward(self, slots: np.ndarray, token_ids: np.ndarray | torch.Tensor, *arrays: Any) -> ForwardBatch:
+        """As ``_filled``, and sent."""
+        forward = self._filled(slots, token_ids, *arrays)
+        self._ring.sent()
+        return forward
+
+    def _filled(
         self,
         slots: np.ndarray,
         token_ids: np.ndarray | torch.Tensor,
@@ -372,32 +452,39 @@ class InputBuffers:
         hidden_indices: np.ndarray,
         logits_indices: np.ndarray,
     ) -> ForwardBatch:
+        """Fill the buffers, which are not on the device before ``_send``."""
         self._last = None
-        self._ring.turn()
+        ring = self._ring
+        ring.turn()
+        # What captured steps read comes first: it must lie where it lay, as long as there are as many tokens. What
+        # there is one of for each token comes before what there is one of for each sequence.
+        tokens = self._fill_tokens(token_ids)
+        where = ring.fill("positions", positions)[1]
+        stored = [ring.fill(f"slot_mapping.{i}", slot_mapping) for i, slot_mapping in enumerate(slot_mappings)]
+        wanted = ring.fill("logits_indices", logits_indices)[1]
+        hidden = ring.fill("hidden_indices", hidden_indices)[1] if self._prunes_last_layer else None
+        starts_np, starts_tensor = ring.fill("query_start", starts)
+        lens_np, lens_tensor = ring.fill("seq_lens", seq_lens)
+        states = self._state_rows(slots) if self._has_states else None
         width = -(-int(seq_lens.max()) // self.table.block_size)
         groups: list[KVGroup] = []
-        for i, (table, slot_mapping) in enumerate(zip(self.table.block_tables, slot_mappings, strict=True)):
-            blocks_np, blocks = self._ring.fill(f"block_table.{i}", table[slots, :width].ravel())
-            slots_np, slots_tensor = self._ring.fill(f"slot_mapping.{i}", slot_mapping)
+        for i, (table, (slots_np, slots_tensor)) in enumerate(zip(self.table.block_tables, stored, strict=True)):
+            blocks_np, blocks = ring.fill(f"block_table.{i}", table[slots, :width].ravel())
             groups.append(KVGroup(slots_tensor, blocks.view(-1, width), slots_np, blocks_np.reshape(-1, width)))
-        starts_np, starts_tensor = self._ring.fill("query_start", starts)
-        lens_np, lens_tensor = self._ring.fill("seq_lens", seq_lens)
-        forward = ForwardBatch(
-            token_ids=self._fill_tokens(token_ids),
-            positions=self._ring.fill("positions", positions)[1],
+        return ForwardBatch(
+            token_ids=tokens,
+            positions=where,
             query_start=starts_tensor,
             seq_lens=lens_tensor,
-            logits_indices=self._ring.fill("logits_indices", logits_indices)[1],
+            logits_indices=wanted,
             kv_groups=groups,
             query_start_np=starts_np,
             seq_lens_np=lens_np,
             is_decode=len(token_ids) == len(slots),
-            hidden_indices=self._ring.fill("hidden_indices", hidden_indices)[1] if self._prunes_last_layer else None,
-            state_rows=self._state_rows(slots) if self._has_states else None,
+            hidden_indices=hidden,
+            state_rows=states,
             encoder_lens_np=self.table.num_encoder[slots] if self._has_encoder else None,
         )
-        self._ring.sent()
-        return forward
 
     def _fill_tokens(self, token_ids: np.ndarray | torch.Tensor) -> torch.Tensor:
         if isinstance(token_ids, np.ndarray):
@@ -411,8 +498,11 @@ class InputBuffers:
         rows_np, rows = self._ring.fill("state_rows", slots)
         return StateRows(rows, rows_np)
 
-    def _rows(self, batch: Batch, slots: np.ndarray, starts: np.ndarray, computed: np.ndarray) -> StepRows:
+    def _rows(self, batch: Batch, members: _Members, starts: np.ndarray, computed: np.ndarray) -> StepRows:
         """The positions whose logits choose a token: the last new one, and with drafts every one from it back."""
+        if starts is members.starts and all([s.samples for s in batch.sequences]):
+            return members.rows(computed)
+        slots = members.slots
         counts = np.array([1 + len(s.draft_token_ids) if s.samples else 0 for s in batch.sequences], np.int64)
         sequences = np.repeat(np.arange(len(slots)), counts)
         last = computed + np.diff(starts)  # tokens of each sequence after this step, drafts included
@@ -423,7 +513,15 @@ class InputBuffers:
             ends = np.cumsum(counts)
             num_tokens = last[sequences] - (np.repeat(ends, counts) - 1 - np.arange(len(sequences)))
         plan = slots, np.diff(starts), counts > 0
-        return StepRows(sequences, slots[sequences], num_tokens, has_drafts=has_drafts, plan=plan)
+        return StepRows(
+            sequences,
+            slots[sequences],
+            num_tokens,
+            wants_prompt_logprobs=self.table.wants_prompt_logprobs(slots),
+            wants_hidden=members.wants_hidden,
+            has_drafts=has_drafts,
+            plan=plan,
+        )
 
 
 def _in_trees(

@@ -111,7 +111,8 @@ class SequenceTable:
         """Take in a plan: new sequences, new and other blocks, drafts."""
         for new in batch.new:
             self.add(new)
-        for scheduled in batch.sequences:
+        changed = [s for s in batch.sequences if s.new_block_ids or s.draft_token_ids or s.replaced_blocks]
+        for scheduled in changed:
             for place, block_id in scheduled.replaced_blocks:
                 self.block_table[scheduled.slot, place] = block_id
             if scheduled.new_block_ids:

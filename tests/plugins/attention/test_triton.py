@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,8 +20,18 @@ from fwk import SamplingParams
 from fwk.errors import PluginError
 from fwk.interfaces.declaration import Facts, Host
 from fwk.plugins import choose, discover, find
+from fwk.types import ForwardBatch
 from fwk_attention.triton_paged import backend
-from fwk_attention.triton_paged.plan import Sizes, cut, device_sizes, power_of_two
+from fwk_attention.triton_paged.plan import (
+    INTERPRETED,
+    SPLIT,
+    LayerKind,
+    Sizes,
+    cut,
+    decode_tiles,
+    device_sizes,
+    power_of_two,
+)
 from fwk_attention.triton_paged.rows import FP8, decode, encode_fp8
 from fwk_kit.testing.attention_cases import STEPS, TREES, Cached, Shape, check
 from fwk_kit.testing.batches import block_tables
@@ -37,6 +49,18 @@ TORCH = find(PLUGINS, "attention", "torch")
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs as small as a GPU's: several per sequence, several turns of their loops."""
     monkeypatch.setattr(backend, "INTERPRETED", device_sizes(32, 32, 4))
+
+
+@pytest.mark.parametrize("window", [None, 7, SPLIT + 9])
+@pytest.mark.parametrize("longest", [SPLIT, SPLIT + 1, 3 * SPLIT])
+def test_tiles_of_next_tokens_are_those_of_any_step(window: int | None, longest: int) -> None:
+    lens = np.array([1, 5, 8, longest, 40])
+    batch = SimpleNamespace(seq_lens_np=lens.astype(np.int32), query_start_np=np.arange(6, dtype=np.int32))
+    tiles, joins = decode_tiles(cast("ForwardBatch", batch), LayerKind(0, 2, window, INTERPRETED))
+    ones = np.ones(5, np.int64)
+    settings = {"tokens_per_tile": INTERPRETED.short_rows // 2, "window": window, "is_tree": False, "split": SPLIT}
+    expected = cut(np.arange(5), np.arange(5), ones, lens - 1, **settings)  # type: ignore[arg-type]
+    assert (tiles.tolist(), joins.tolist()) == (expected[0].tolist(), expected[1].tolist())
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,13 @@ def plan_launches(batch: ForwardBatch, kind: LayerKind, send: Send) -> list[Laun
 def decode_tiles(batch: ForwardBatch, kind: LayerKind) -> tuple[Any, Any]:
     """(tiles [n, 8], joins [m, 5]) of a decode step, as ``plan_launches`` makes them: numpy int64."""
     count = len(batch.seq_lens_np)
+    lens, window = batch.seq_lens_np, kind.sliding_window
+    keys_from = np.zeros(count, np.int64) if window is None else np.maximum(lens - window, 0)
+    if count and int((lens - keys_from).max()) <= SPLIT:  # none is split: a tile for each sequence
+        tiles = np.zeros((count, 8), np.int64)
+        tiles[:, 0], tiles[:, 1], tiles[:, 2], tiles[:, 3] = np.arange(count), batch.query_start_np[:-1], 1, lens - 1
+        tiles[:, 5], tiles[:, 6], tiles[:, 7] = keys_from, lens, -1
+        return tiles, np.zeros((0, 5), np.int64)
     return cut(
         np.arange(count),
         batch.query_start_np[:-1].astype(np.int64),

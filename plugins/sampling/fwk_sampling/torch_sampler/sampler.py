@@ -87,14 +87,16 @@ def sample_batch(logits: Tensor, rows: SamplingRows, send: Callable[[np.ndarray]
     Probabilities are counted in units of 2**-40 of the largest one: integers, so that no order of summation, and
     hence no batch, changes a pick.
     """
+    if rows.all_greedy:
+        top, picked = logits.max(dim=1)
+        return picked.masked_fill_((top - top) != 0, -1)  # NaN where the largest is no finite number
     logits = logits.float()
     top, picked = logits.max(dim=1, keepdim=True)
-    if not rows.all_greedy:
-        draws = send(uniform(rows.seeds, rows.positions)).unsqueeze(1)
-        cdf = (logits - top).exp_().double().mul_(2.0**40).nan_to_num_(0.0).long().cumsum_(1)
-        total = cdf[:, -1:]
-        target = torch.minimum((draws * total).long(), total - 1)
-        drawn = torch.searchsorted(cdf, target, right=True)
-        is_greedy = send(rows.is_greedy).unsqueeze(1)
-        picked = torch.where(is_greedy, picked, drawn)
-    return torch.where(top.isfinite(), picked, -1).squeeze(1)
+    draws = send(uniform(rows.seeds, rows.positions)).unsqueeze(1)
+    cdf = (logits - top).exp_().double().mul_(2.0**40).nan_to_num_(0.0).long().cumsum_(1)
+    total = cdf[:, -1:]
+    target = torch.minimum((draws * total).long(), total - 1)
+    drawn = torch.searchsorted(cdf, target, right=True)
+    if rows.is_greedy.any():
+        drawn = torch.where(send(rows.is_greedy).unsqueeze(1), picked, drawn)
+    return drawn.masked_fill_((top - top) != 0, -1).squeeze(1)
