@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -260,16 +259,9 @@ def refusal_of(case: Case) -> str | None:
     return None
 
 
-def in_loop(case: Case) -> bool:
-    """Whether the experts are layers one after another: the fused runner has plain weights only."""
-    return case.served == "experts" and "quantization" in NUMBERS[case.numbers]
-
-
 def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     settings: dict[str, Any] = {**COMMON, **options_of(case.served, models), **NUMBERS[case.numbers]}
     settings |= {"disable_cuda_graph": not case.graphs, "disable_overlap_schedule": not case.overlap}
-    if in_loop(case):
-        settings["moe_runner_backend"] = "torch"
     if case.attention == "triton":
         settings["sampling_backend"] = "triton"
     path = str(models.path(case.served))
@@ -296,25 +288,15 @@ def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     assert JOURNAL.faults == []
     for tokens, reference in zip(found, wanted, strict=True):
         assert tokens[: len(reference)] == reference
-    is_captured = case.graphs and case.attention != "torch" and not in_loop(case)
+    is_captured = case.graphs and case.attention != "torch"
     assert how.startswith("captured" if is_captured else "eager ("), how
     # Adapters and drafts are computed operator by operator.
     if case.served not in ("LoRA", "n-gram trees", "EAGLE-3 trees"):
         assert (JOURNAL.launches["graph"] > 0) == is_captured
-    if in_loop(case):  # without a kernel for them, the host asks in each layer who has which tokens
-        assert steps.waits("launch")
-        assert unexplained(JOURNAL.syncs) == unexplained(JOURNAL.of_kind("to")) == []
-    else:
-        assert max(steps.waits("launch")) == 0
-        assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
-        assert JOURNAL.of_kind("blocking") == {}
-        assert JOURNAL.of_kind("pageable") == {}
-
-
-def unexplained(places: Mapping[str, int]) -> list[str]:
-    """Places that are neither where a step is collected, nor where inputs are sent, nor the loop over experts."""
-    known = ("_moe/_common/loop.py", "/worker/in_flight.py", "/worker/staging.py", "/worker/uploads.py")
-    return [place for place in places if not place.startswith(known)]
+    assert max(steps.waits("launch")) == 0
+    assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
+    assert JOURNAL.of_kind("blocking") == {}
+    assert JOURNAL.of_kind("pageable") == {}
 
 
 @pytest.mark.parametrize("case", covering(EVERY), ids=str)

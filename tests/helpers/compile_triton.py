@@ -110,6 +110,15 @@ def compile_operators(cc: int | str, dtype: str) -> None:
     report(operators.table_rows, cc, table, {**rows, "SCALES": True, **given})
 
 
+FORMS: tuple[tuple[str | None, int, int, int, int], ...] = (
+    (None, 0, 1, 1, 1),
+    ("*u8", 1, 1, 2048, 1),
+    ("*u8", 2, 16, 128, 1),
+    ("*u8", 3, 16, 128, 128),
+)
+"""Plain numbers; int8 with a scale a row, int4 with one for 128 inputs, e4m3 with one for blocks of 128 x 128."""
+
+
 def compile_experts(cc: int | str, dtype: str) -> None:
     """Those of Qwen3-30B-A3B: 128 of 768 for 2,048 numbers, eight for each token; few tokens, and many."""
     number, indices = f"*{dtype}", {"tiles": "*i32", "pairs": "*i32"}
@@ -122,10 +131,19 @@ def compile_experts(cc: int | str, dtype: str) -> None:
         tile = tiling(num_pairs, 128, 4 if dtype == "fp32" else 2)
         cut = {**size, "ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": tile.step, **given}
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        product = {"x": number, "weights": number, **indices, "out": number}
-        chosen = {"TOP_K": top_k, "ACTIVATION": 0}
-        report(experts.gate_up_tiles, cc, {**product, "x_stride": "i32"}, {**cut, **chosen}, **options)
-        report(experts.down_tiles, cc, product, cut, **options)
+        for element, form, groups, group, block in FORMS:
+            packed = number if element is None else element
+            scales = number if element is None else "*fp32"
+            product = {"x": number, "weights": packed, "scales": scales, "zeros": scales, **indices, "out": number}
+            chosen = {"FORMAT": form, "GROUPS": groups, "GROUP": group, "ROW_BLOCK": block, "HAS_ZEROS": False, **cut}
+            report(
+                experts.gate_up_tiles,
+                cc,
+                {**product, "x_stride": "i32"},
+                {**chosen, "TOP_K": top_k, "ACTIVATION": 0},
+                **options,
+            )
+            report(experts.down_tiles, cc, product, chosen, **options)
     total = {"x": number, "factors": "*fp32", "out": number}
     report(experts.add_experts, cc, total, {"SIZE": 2048, "TOP_K": top_k, "WIDTH": 1024, **given})
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.native import NativeLinear
+    from fwk.interfaces.quant import PackedNumbers
 
     ExpertLayer = Callable[[Tensor], Tensor]
 
@@ -110,6 +111,19 @@ class ExpertWeights(ABC):
         None where its weight format has no native kernel; it must be kept while these are used.
         """
         return None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the run keeps all of them as plain numbers, which ``stacked`` gives."""
+        return True
+
+    def packed(self, expert: int) -> tuple[PackedNumbers, PackedNumbers]:
+        """gate_up and down of one expert as the run's weight format packs them, where it does not keep plain numbers.
+
+        gate_up: [2 * intermediate_size, hidden_size]; down: [hidden_size, intermediate_size]. Raises ``ModelLoadError``
+        when the format has no such form.
+        """
+        raise ModelLoadError("these experts have no packed numbers for other kernels")
 
     @abstractmethod
     def stacked(self) -> tuple[Tensor, Tensor]:

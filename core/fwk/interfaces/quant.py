@@ -93,6 +93,24 @@ class QuantContext:
     is_deterministic: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PackedNumbers:
+    """A matrix [rows, columns] for kernels of other plugins: its numbers are ``(number - zero) * scale``.
+
+    kind: ``int8``: numbers [rows, columns] int8; ``int4``: [rows, columns / 2] uint8, whose low halves are the first
+    half of a row's columns and whose high halves the second; ``e4m3``: [rows, columns] float8_e4m3fn.
+    scales: [rows / row_block, groups] of any floating type, both rounded up; a group is a run of columns, all of one
+    size but perhaps the last. zeros: [rows, groups] integers; None: 8 for ``int4``, else 0.
+    """
+
+    kind: str
+    numbers: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+    row_block: int = 1
+    group_size: int = ALL
+
+
 class QuantMethod(ABC):
     """Creates, repacks and applies the weights of linear layers; knows nothing of the model or other ranks.
 
@@ -169,6 +187,13 @@ class QuantMethod(ABC):
         """The layer for native operators of other plugins, in up to ``num_slices`` parts of its outputs, in order.
 
         weights: ``finish``'s. None where no native kernel computes them.
+        """
+        return None
+
+    def packed_numbers(self, weights: Weights) -> PackedNumbers | None:
+        """The layer for kernels of other plugins that unpack it themselves, and keep activations as they are.
+
+        weights: ``finish``'s. None where they have another form.
         """
         return None
 

@@ -12,7 +12,7 @@ import torch
 from fwk.interfaces.lora import LoRAPart
 from fwk.interfaces.native import NativeLinear
 from fwk.interfaces.parallel import SingleRank
-from fwk.interfaces.quant import LayerFormat, QuantMethod, Weights
+from fwk.interfaces.quant import LayerFormat, PackedNumbers, QuantMethod, Weights
 from fwk.layers.sharding import WHOLE, Part, SegmentShards, Shard, load, output_cut, output_shard
 
 if TYPE_CHECKING:
@@ -90,6 +90,13 @@ class _Linear:
                 found.append(replace(part, first=first, bias=bias))
             start += size
         return found
+
+    def packed_numbers(self) -> PackedNumbers | None:
+        """``QuantMethod.packed_numbers``; None where the layer is in pieces, has a bias or is adapted, too."""
+        if len(self.pieces) != 1 or self.bias is not None or self._lora is not None:
+            return None
+        method, weights, _ = self.pieces[0]
+        return method.packed_numbers(weights)
 
     def _read_bias(self, context: ModelContext) -> Tensor:
         pieces = [

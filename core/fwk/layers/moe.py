@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fwk.interfaces.model import ModelContext
     from fwk.interfaces.moe import ExpertLayer
     from fwk.interfaces.native import NativeLinear
+    from fwk.interfaces.quant import PackedNumbers
 
 
 class MoE:
@@ -135,14 +136,34 @@ class _Experts(ExpertWeights):
         assert isinstance(layer, ColumnParallelLinear | RowParallelLinear)
         return layer.native(num_slices)
 
-    def stacked(self) -> tuple[Tensor, Tensor]:
-        context = self._context
+    @property
+    def is_plain(self) -> bool:
+        choose, prefix = self._context.quant.choose, self._prefix
+        names = (f"{prefix}.{expert}.{name}" for expert in range(self._num_experts) for name in self._names)
+        return all(choose(name).method is self._context.plain for name in names)
+
+    def packed(self, expert: int) -> tuple[PackedNumbers, PackedNumbers]:
+        self._refuse_bias()
+        gate_up, down = self.layers(expert)
+        assert isinstance(gate_up, ColumnParallelLinear)
+        assert isinstance(down, RowParallelLinear)
+        found = gate_up.packed_numbers(), down.packed_numbers()
+        if found[0] is None or found[1] is None:
+            raise ModelLoadError(
+                f"{self._prefix}: this MoE runner computes with weights that are plain, or packed with scales of "
+                "consecutive inputs for activations that are kept"
+            )
+        return found[0], found[1]
+
+    def _refuse_bias(self) -> None:
         if self._has_bias:
             raise ModelLoadError(f"{self._prefix}: this MoE runner computes without the experts' biases")
-        for expert in range(self._num_experts):
-            for name in self._names:
-                if context.quant.choose(f"{self._prefix}.{expert}.{name}").method is not context.plain:
-                    raise ModelLoadError(f"{self._prefix}: this MoE runner computes with plain weights only")
+
+    def stacked(self) -> tuple[Tensor, Tensor]:
+        context = self._context
+        self._refuse_bias()
+        if not self.is_plain:
+            raise ModelLoadError(f"{self._prefix}: this MoE runner computes with plain weights only")
         hidden, inner = context.config.hidden_size, self.shard.part_of(self._inner)
         made = {"dtype": context.dtype, "device": context.device}
         gate_up = torch.empty(self._num_experts, 2 * inner, hidden, **made)

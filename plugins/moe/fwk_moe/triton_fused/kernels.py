@@ -99,11 +99,71 @@ def activate(x, ACTIVATION: tl.constexpr):
         return positive * positive if ACTIVATION == RELU2 else positive
 
 
+PLAIN, INT8, INT4, E4M3 = (tl.constexpr(i) for i in range(4))
+"""How a matrix holds its numbers (``fwk.interfaces.quant.PackedNumbers``); plain ones have no scales."""
+
+
+@triton.jit
+def matrix_tile(
+    numbers,  # of the expert; bytes unless plain
+    scales,
+    zeros,
+    row,  # [rows] int64
+    is_row,
+    at,  # the first column
+    COLUMNS: tl.constexpr,  # of the matrix
+    STEP: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    dtype: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):
+    """[rows, STEP] of a matrix, as dtype. Not scaled where a row has one scale: then its products are."""
+    k = at + tl.arange(0, STEP)
+    mask = is_row[:, None] & (k < COLUMNS)[None, :]
+    if FORMAT == PLAIN:
+        found = tl.load(numbers + row[:, None] * COLUMNS + k[None, :], mask=mask, other=0.0)
+    else:
+        if FORMAT == INT4:
+            HALF: tl.constexpr = COLUMNS // 2
+            if HALF % STEP == 0:
+                byte = tl.load(numbers + row[:, None] * HALF + (at % HALF + tl.arange(0, STEP))[None, :])
+                value = ((byte.to(tl.int32) >> (at // HALF * 4)) & 15).to(tl.float32)
+            else:
+                byte = tl.load(numbers + row[:, None] * HALF + (k % HALF)[None, :], mask=mask, other=0)
+                value = ((byte.to(tl.int32) >> (k // HALF * 4)[None, :]) & 15).to(tl.float32)
+        else:
+            byte = tl.load(numbers + row[:, None] * COLUMNS + k[None, :], mask=mask, other=0)
+            if FORMAT == E4M3:  # sign, exponent and fraction move to their places in a float32
+                bits = byte.to(tl.int8, bitcast=True).to(tl.int32) << 20
+                value = (bits & -2014314496).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2 ** (127 - 7)
+            else:
+                value = byte.to(tl.int8, bitcast=True).to(tl.float32)
+        if GROUP % STEP == 0:  # one group for each row of the tile
+            group, is_number = at // GROUP + tl.arange(0, 1)[None, :], is_row[:, None]
+        else:
+            group, is_number = (k // GROUP)[None, :], mask
+        if HAS_ZEROS:
+            value -= tl.load(zeros + row[:, None] * GROUPS + group, mask=is_number, other=0).to(tl.float32)
+        elif FORMAT == INT4:
+            value -= 8.0
+        if GROUPS > 1 or HAS_ZEROS:
+            scale = tl.load(scales + row[:, None] // ROW_BLOCK * GROUPS + group, mask=is_number, other=0.0)
+            value *= scale.to(tl.float32)
+        found = rounded(value, dtype, IS_INTERPRETED)
+    return found
+
+
 @triton.jit
 def gate_up_tiles(
     x,
     x_stride,
-    weights,  # [num_experts, 2 * INNER, SIZE]
+    weights,  # [num_experts, 2 * INNER, SIZE], or as FORMAT packs them
+    scales,  # [num_experts, 2 * INNER / ROW_BLOCK, GROUPS]
+    zeros,  # [num_experts, 2 * INNER, GROUPS]
     tiles,
     pairs,
     out,  # [num_pairs, INNER], in sorted order
@@ -111,6 +171,11 @@ def gate_up_tiles(
     INNER: tl.constexpr,
     TOP_K: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
@@ -125,34 +190,52 @@ def gate_up_tiles(
         token = (tl.load(pairs + first + row, mask=is_row, other=0) // TOP_K).to(tl.int64)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         is_column = column < INNER
-        gates = weights + expert.to(tl.int64) * (2 * INNER * SIZE) + column[:, None].to(tl.int64) * SIZE
+        numbers = weights + expert.to(tl.int64) * (2 * INNER * (SIZE // 2 if FORMAT == INT4 else SIZE))
+        own_scales = scales + expert.to(tl.int64) * ((2 * INNER + ROW_BLOCK - 1) // ROW_BLOCK * GROUPS)
+        own_zeros = zeros + expert.to(tl.int64) * (2 * INNER * GROUPS)
+        safe = tl.where(is_column, column, 0).to(tl.int64)
         gate = tl.zeros((ROWS, COLUMNS), tl.float32)
         up = tl.zeros((ROWS, COLUMNS), tl.float32)
         for at in range(0, SIZE, STEP):
             k = at + tl.arange(0, STEP)
             is_k = k < SIZE
             given = tl.load(x + token[:, None] * x_stride + k[None, :], mask=is_row[:, None] & is_k[None, :], other=0.0)
-            mask = is_column[:, None] & is_k[None, :]
-            of_gate = tl.load(gates + k[None, :], mask=mask, other=0.0)
-            of_up = tl.load(gates + INNER * SIZE + k[None, :], mask=mask, other=0.0)
+            of_gate = matrix_tile(
+                numbers, own_scales, own_zeros, safe, is_column, at, SIZE, STEP,
+                FORMAT, GROUPS, GROUP, ROW_BLOCK, HAS_ZEROS, x.dtype.element_ty, IS_INTERPRETED,
+            )  # fmt: skip
+            of_up = matrix_tile(
+                numbers, own_scales, own_zeros, INNER + safe, is_column, at, SIZE, STEP,
+                FORMAT, GROUPS, GROUP, ROW_BLOCK, HAS_ZEROS, x.dtype.element_ty, IS_INTERPRETED,
+            )  # fmt: skip
             if IS_INTERPRETED:  # its dot would multiply the bits of bfloat16 numbers
                 given, of_gate, of_up = given.to(tl.float32), of_gate.to(tl.float32), of_up.to(tl.float32)
             gate = tl.dot(given, tl.trans(of_gate), gate, input_precision="ieee")
             up = tl.dot(given, tl.trans(of_up), up, input_precision="ieee")
+        if FORMAT != PLAIN and GROUPS == 1 and not HAS_ZEROS:
+            gate *= tl.load(own_scales + safe // ROW_BLOCK).to(tl.float32)[None, :]
+            up *= tl.load(own_scales + (INNER + safe) // ROW_BLOCK).to(tl.float32)[None, :]
         target = out + (first + row).to(tl.int64)[:, None] * INNER + column[None, :]
-        numbers = rounded(activate(gate, ACTIVATION) * up, out.dtype.element_ty, IS_INTERPRETED)
-        tl.store(target, numbers, mask=is_row[:, None] & is_column[None, :])
+        gated = rounded(activate(gate, ACTIVATION) * up, out.dtype.element_ty, IS_INTERPRETED)
+        tl.store(target, gated, mask=is_row[:, None] & is_column[None, :])
 
 
 @triton.jit
 def down_tiles(
     x,  # [num_pairs, INNER], in sorted order
-    weights,  # [num_experts, SIZE, INNER]
+    weights,  # [num_experts, SIZE, INNER], or as FORMAT packs them
+    scales,  # [num_experts, SIZE / ROW_BLOCK, GROUPS]
+    zeros,  # [num_experts, SIZE, GROUPS]
     tiles,
     pairs,
     out,  # [num_pairs, SIZE], in the order of the router
     SIZE: tl.constexpr,
     INNER: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
@@ -167,20 +250,28 @@ def down_tiles(
         pair = tl.load(pairs + first + row, mask=is_row, other=0).to(tl.int64)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         is_column = column < SIZE
-        matrix = weights + expert.to(tl.int64) * (SIZE * INNER) + column[:, None].to(tl.int64) * INNER
+        numbers = weights + expert.to(tl.int64) * (SIZE * (INNER // 2 if FORMAT == INT4 else INNER))
+        own_scales = scales + expert.to(tl.int64) * ((SIZE + ROW_BLOCK - 1) // ROW_BLOCK * GROUPS)
+        own_zeros = zeros + expert.to(tl.int64) * (SIZE * GROUPS)
+        safe = tl.where(is_column, column, 0).to(tl.int64)
         source = x + (first + row).to(tl.int64)[:, None] * INNER
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for at in range(0, INNER, STEP):
             k = at + tl.arange(0, STEP)
             is_k = k < INNER
             given = tl.load(source + k[None, :], mask=is_row[:, None] & is_k[None, :], other=0.0)
-            factors = tl.load(matrix + k[None, :], mask=is_column[:, None] & is_k[None, :], other=0.0)
+            factors = matrix_tile(
+                numbers, own_scales, own_zeros, safe, is_column, at, INNER, STEP,
+                FORMAT, GROUPS, GROUP, ROW_BLOCK, HAS_ZEROS, x.dtype.element_ty, IS_INTERPRETED,
+            )  # fmt: skip
             if IS_INTERPRETED:
                 given, factors = given.to(tl.float32), factors.to(tl.float32)
             total = tl.dot(given, tl.trans(factors), total, input_precision="ieee")
+        if FORMAT != PLAIN and GROUPS == 1 and not HAS_ZEROS:
+            total *= tl.load(own_scales + safe // ROW_BLOCK).to(tl.float32)[None, :]
         target = out + pair[:, None] * SIZE + column[None, :]
-        numbers = rounded(total, out.dtype.element_ty, IS_INTERPRETED)
-        tl.store(target, numbers, mask=is_row[:, None] & is_column[None, :])
+        outputs = rounded(total, out.dtype.element_ty, IS_INTERPRETED)
+        tl.store(target, outputs, mask=is_row[:, None] & is_column[None, :])
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton
 from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import ExpertWeights, MoERunner
 from fwk_moe.triton_fused import kernels
+from fwk_moe.triton_fused.matrices import Matrices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +58,7 @@ def tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
 
 
 class TritonRunner(MoERunner):
-    """Sorts, multiplies by gate and up, by down, and adds; plain weights only."""
+    """Sorts, multiplies by gate and up, by down, and adds. Packed weights are unpacked as they are multiplied."""
 
     def __init__(self, context: MoEContext) -> None:
         super().__init__(context)
@@ -69,9 +70,21 @@ class TritonRunner(MoERunner):
 
     def load(self, experts: ExpertWeights) -> None:
         try:
-            self._gate_up, self._down = experts.stacked()
+            self._gate_up, self._down = self._read(experts)
         except ModelLoadError as error:
             raise ModelLoadError(f"{error}: take --moe-runner-backend torch") from error
+
+    def _read(self, experts: ExpertWeights) -> tuple[Matrices, Matrices]:
+        if experts.is_plain:
+            gate_up, down = experts.stacked()
+            return Matrices.plain(gate_up), Matrices.plain(down)
+        made: list[Matrices] = []
+        for expert in range(self.context.num_experts):  # each goes where it stays at once: no second copy of a layer
+            parts = experts.packed(expert)
+            made = made or [Matrices.like(part, self.context.num_experts) for part in parts]
+            for matrices, part in zip(made, parts, strict=True):
+                matrices.put(expert, part)
+        return made[0], made[1]
 
     def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         context = self.context
@@ -89,11 +102,13 @@ class TritonRunner(MoERunner):
         gated = x.new_empty(num_pairs, inner)
         activation = ACTIVATIONS[context.activation].value
         grid = (tiles.shape[0], triton.cdiv(inner, tile.columns))
-        given = (x, x.stride(0), self._gate_up, tiles, pairs, gated)
-        _launch(kernels.gate_up_tiles, grid, *given, TOP_K=top_k, ACTIVATION=activation, **shared)
+        given = (x, x.stride(0), *self._gate_up.tensors, tiles, pairs, gated)
+        chosen = {"TOP_K": top_k, "ACTIVATION": activation, **self._gate_up.constants}
+        _launch(kernels.gate_up_tiles, grid, *given, **chosen, **shared)
         parts = x.new_empty(num_pairs, size)
         grid = (tiles.shape[0], triton.cdiv(size, tile.columns))
-        _launch(kernels.down_tiles, grid, gated, self._down, tiles, pairs, parts, **shared)
+        given = (gated, *self._down.tensors, tiles, pairs, parts)
+        _launch(kernels.down_tiles, grid, *given, **self._down.constants, **shared)
         grid = (num_tokens, triton.cdiv(size, NUMBERS))
         given = (parts, weights.float().contiguous(), out)
         _launch(kernels.add_experts, grid, *given, SIZE=size, TOP_K=top_k, WIDTH=NUMBERS)

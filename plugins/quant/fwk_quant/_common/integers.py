@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fwk.interfaces.quant import PackedNumbers
 from fwk_quant._common.product import multiply
 from fwk_quant._linear_cpu.integers import Integers, rounded_together
 
@@ -108,6 +109,13 @@ class IntegerMatrix:
             return Integers(self.bits, numbers, group, scales[start:stop], zero if zeros is None else zeros[start:stop])
 
         return rows
+
+    def for_kernels(self) -> PackedNumbers | None:
+        """The same for kernels of other plugins; None where groups are no runs of columns."""
+        if self.group_of is not None:
+            return None
+        group_size = self.size[1] // self.scales.shape[1]
+        return PackedNumbers(f"int{self.bits}", self.packed, self.scales, self.zeros, group_size=group_size)
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [num_tokens, columns] to [num_tokens, rows]."""

@@ -11,7 +11,7 @@ import torch
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.native import NativeLinear
-from fwk.interfaces.quant import ALL, PLAIN, LinearShape, ParamSpec, QuantContext, QuantMethod
+from fwk.interfaces.quant import ALL, PLAIN, LinearShape, PackedNumbers, ParamSpec, QuantContext, QuantMethod
 from fwk.interfaces.weights_cache import PackedTensors
 from fwk_quant._common.activations import integer_kernel
 from fwk_quant._common.integers import MIDDLE, IntegerMatrix, pack, quantise
@@ -125,6 +125,23 @@ class IntegerMethod(QuantMethod):
             found += [replace(x, first=start + x.first) for x in self._kernel.slices(matrix, num_slices)]
             start += matrix.size[0]
         return found
+
+    def packed_numbers(self, weights: list[IntegerMatrix | PackedMatrix]) -> PackedNumbers | None:
+        if self.activations == "8bit":
+            return None
+        found = [matrix.for_kernels() for matrix in weights if isinstance(matrix, IntegerMatrix)]
+        parts = [part for part in found if part is not None]
+        if len(parts) != len(weights) or len({(part.group_size, part.zeros is None) for part in parts}) != 1:
+            return None
+        if len(parts) == 1:
+            return parts[0]
+        zeros = [part.zeros for part in parts if part.zeros is not None]
+        return replace(
+            parts[0],
+            numbers=torch.cat([part.numbers for part in parts]),
+            scales=torch.cat([part.scales for part in parts]),
+            zeros=torch.cat(zeros) if zeros else None,
+        )
 
     def _multiply(self, matrix: IntegerMatrix | PackedMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
         if isinstance(matrix, IntegerMatrix):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk.errors import ConfigError, ModelLoadError
-from fwk.interfaces.quant import ALL, PLAIN, LinearShape, ParamSpec, QuantMethod
+from fwk.interfaces.quant import ALL, PLAIN, LinearShape, PackedNumbers, ParamSpec, QuantMethod
 from fwk_quant._common.layouts import activation_params, weights_arguments
 from fwk_quant._common.product import multiply
 from fwk_quant.fp8.scaled import BLOCK, LARGEST, block_product, padded_block_scales, row_product, why_not
@@ -99,6 +99,13 @@ class Fp8Method(QuantMethod):
         else:
             y = row_product(x, weights.numbers, weights.scales, weights.input_scale)
         return y if bias is None else y.add_(bias)
+
+    def packed_numbers(self, weights: Fp8Matrix) -> PackedNumbers | None:
+        if self.context.options.fp8_activations == "8bit":
+            return None
+        if weights.is_block:
+            return PackedNumbers("e4m3", weights.numbers, weights.scales, row_block=BLOCK, group_size=BLOCK)
+        return PackedNumbers("e4m3", weights.numbers, weights.scales.view(-1, 1), group_size=weights.numbers.shape[1])
 
     def _has_blocks(self, shape: LinearShape) -> bool:
         """Whether the layer's scales are in blocks. Raises ``ModelLoadError`` for what is not read."""
