@@ -36,6 +36,13 @@ class WeightSource(ABC):
         found = self.tensor(name, shape)
         return found.to(dtype) if out is None else out.copy_(found)
 
+    def tensor_on(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """What ``tensor`` reads, on a device that is not the host, which rounds and joins it there.
+
+        Override it where the numbers need not come from the host's memory.
+        """
+        return self.tensor(name, shape).to(device)
+
     @abstractmethod
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds this tensor."""

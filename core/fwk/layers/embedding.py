@@ -54,8 +54,14 @@ class VocabEmbedding:
         """``matrix``, from the checkpoint where it is not here: an earlier start had no need of it."""
         if self.matrix is None:
             name, size = f"{self.prefix}.weight", (self.vocab_size, context.config.hidden_size)
-            whole = context.weights.tensor_as(name, size, context.dtype)
-            self.matrix = self.rows.cut(whole, 0, 1, name).to(context.device).contiguous()
+            if context.device.type == "cpu":
+                whole = context.weights.tensor_as(name, size, context.dtype)
+                self.matrix = self.rows.cut(whole, 0, 1, name).contiguous()
+            elif self.rows.is_whole(self.vocab_size):
+                self.matrix = context.weights.tensor_on(name, size, context.device).to(context.dtype).contiguous()
+            else:
+                mine = self.rows.cut(context.weights.tensor(name, size), 0, 1, name)
+                self.matrix = mine.to(context.device).to(context.dtype).contiguous()
         return self.matrix
 
     def _find_matrix(self, context: ModelContext) -> None:

@@ -178,4 +178,7 @@ class _Experts(ExpertWeights):
         full = f"{self._prefix}.{expert}.{name}.weight"
         hidden = self._context.config.hidden_size
         shape = (hidden, self._inner) if sharded_dim else (self._inner, hidden)
-        return self.shard.cut(self._context.weights.tensor(full, shape), sharded_dim, 1, full)
+        context = self._context
+        if self.shard.is_whole(shape[sharded_dim]) and context.device.type != "cpu":
+            return context.weights.tensor_on(full, shape, context.device)
+        return self.shard.cut(context.weights.tensor(full, shape), sharded_dim, 1, full).to(context.device)

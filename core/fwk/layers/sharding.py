@@ -229,8 +229,8 @@ def _loaded(
     specs, first = form.method.params(shape), shape.prefix
     is_whole = input_cut.is_whole(in_features) and all(cut.is_whole(part.out_features) for part, cut in parts)
     if is_whole and form.layout == PLAIN and not form.method.is_encoding:
-        weight = _joined(context.weights, [part for part, _ in parts], in_features, specs["weight"].dtype)
-        return {"weight": weight.to(context.device)}
+        whole = [part for part, _ in parts]
+        return {"weight": _joined(context.weights, whole, in_features, specs["weight"].dtype, context.device)}
     pieces: dict[str, list[Tensor]] = {name: [] for name in specs}
     for part, cut in parts:
         for name, x in _read(context.weights, form, part, in_features, specs, context.device).items():
@@ -241,13 +241,13 @@ def _loaded(
             if spec.input_dim is not None and spec.shards_input:
                 input_cut.check(in_features, spec.input_block, full)
                 x = input_cut.cut(x, spec.input_dim, spec.input_block, full)
-            pieces[name].append(x.to(spec.dtype))
+            pieces[name].append(x.to(context.device).to(spec.dtype))  # the host only copies
     loaded: dict[str, Tensor] = {}
     for name, found in pieces.items():
         if found and len(found) != len(parts):
             raise ModelLoadError(f"'{name}' is there for some parts of {first}'s fused layer, not for all")
         if found:
-            loaded[name] = _join(found, specs[name]).to(context.device)
+            loaded[name] = _join(found, specs[name])
     return loaded
 
 
@@ -261,9 +261,22 @@ def plain_weight(context: ModelContext, prefix: str, out_features: int, in_featu
     return form.method.apply(weights, unit, None).t()
 
 
-def _joined(weights: WeightSource, parts: Sequence[Part], in_features: int, dtype: torch.dtype) -> Tensor:
-    """Whole plain weights of all parts, [sum of out_features, in_features], each read to its place."""
+def _joined(
+    weights: WeightSource, parts: Sequence[Part], in_features: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Whole plain weights of all parts, [sum of out_features, in_features], each read to its place.
+
+    A device that is not the host gets them as they are stored: one pass over the bytes is all that the host does.
+    """
     sizes = [part.out_features for part in parts]
+    if device.type != "cpu":
+        found = [weights.tensor_on(f"{part.prefix}.weight", (part.out_features, in_features), device) for part in parts]
+        if len(parts) == 1:
+            return found[0].to(dtype).contiguous()
+        joined = torch.empty(sum(sizes), in_features, dtype=dtype, device=device)
+        for x, rows in zip(found, joined.split(sizes), strict=True):
+            rows.copy_(x)
+        return joined
     if len(parts) == 1:
         return weights.tensor_as(f"{parts[0].prefix}.weight", (sizes[0], in_features), dtype).contiguous()
     joined = torch.empty(sum(sizes), in_features, dtype=dtype)
@@ -283,8 +296,12 @@ def _read(
     """The tensors of one part, whole. Those that are encoded are on the device, which does that."""
     if form.layout == PLAIN:
         name, size, dtype = f"{part.prefix}.weight", (part.out_features, in_features), form.method.encodes_from
-        weight = weights.tensor(name, size) if dtype is None else weights.tensor_as(name, size, dtype)
-        return form.method.encode(weight.to(device), part.prefix)
+        if device.type != "cpu":
+            weight = weights.tensor_on(name, size, device)
+            weight = weight if dtype is None else weight.to(dtype)
+        else:
+            weight = weights.tensor(name, size) if dtype is None else weights.tensor_as(name, size, dtype)
+        return form.method.encode(weight, part.prefix)
     made = form.method.read(weights, part.prefix, form.layout, (part.out_features, in_features))
     if made is not None:
         return made

@@ -33,6 +33,10 @@ class TrackedWeights(WeightSource):
         self._note(name)
         return self._source.tensor_as(name, shape, dtype, out)
 
+    def tensor_on(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        self._note(name)
+        return self._source.tensor_on(name, shape, device)
+
     def skip(self, name: str) -> None:
         self._note(name)
 
@@ -92,6 +96,9 @@ class BaseModelWeights(TrackedWeights):
 
     def tensor_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         return super().tensor_as(self._stored(name), shape, dtype, out)
+
+    def tensor_on(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        return super().tensor_on(self._stored(name), shape, device)
 
     def skip(self, name: str) -> None:
         super().skip(self._stored(name))

@@ -41,6 +41,9 @@ class Journal:
     launches: Counter[str] = field(default_factory=Counter[str])
     copies: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])  # (kind, where)
     syncs: Counter[str] = field(default_factory=Counter[str])
+    host_bytes: Counter[str] = field(default_factory=Counter[str])
+    """That operators on the host have written, by operator; and those that were copied to the device."""
+    sent_bytes: int = 0
     faults: list[str] = field(default_factory=list[str])
     """Early overwrites and mixed devices; these are never cleared."""
     _number: int = 0
@@ -48,8 +51,9 @@ class Journal:
     _under_way: list[_Copy] = field(default_factory=list[_Copy])
 
     def clear(self) -> None:
-        for counter in (self.launches, self.copies, self.syncs):
+        for counter in (self.launches, self.copies, self.syncs, self.host_bytes):
             counter.clear()
+        self.sent_bytes = 0
 
     def forget(self) -> None:
         """Begin anew, faults and all."""

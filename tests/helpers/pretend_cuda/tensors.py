@@ -153,7 +153,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     is_here = any(isinstance(x, Elsewhere) for x in tensors)
     is_wanted = device is not None and torch.device(device).type == KIND
     if not is_here and not is_wanted:
-        return func(*args, **kwargs)
+        return _on_host(name, func, args, kwargs)
     if name == "_to_copy":
         return _to_copy(args[0], dict(kwargs), is_wanted)
     if name == "copy_":
@@ -177,6 +177,14 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = {id(inner(x)): x for x in tensors}
         return tree_map(lambda x: given.get(id(x), outer(x)) if isinstance(x, Tensor) else x, out)
     return tree_map(outer, out)
+
+
+def _on_host(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operator of the host's, which writes so many bytes."""
+    out = func(*args, **kwargs)
+    if name not in _NO_WORK and isinstance(out, Tensor):
+        JOURNAL.host_bytes[name] += out.nbytes
+    return out
 
 
 def _refuse_in_graph(name: str) -> None:
@@ -217,7 +225,7 @@ def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     if is_same and dtype in (None, x.dtype) and not given.get("copy"):
         return x
     if is_same and not isinstance(x, Elsewhere):
-        return func(*args, **kwargs)
+        return _on_host("_to_copy", func, args, kwargs)
     more = {"non_blocking": given.get("non_blocking", False), "device": device, "dtype": dtype}
     return _to_copy(x, {k: v for k, v in more.items() if v is not None}, torch.device(device or x.device).type == KIND)
 
@@ -228,12 +236,15 @@ def _to_copy(x: Tensor, kwargs: dict[str, Any], is_wanted: bool) -> Tensor:
     to_device = is_wanted if kwargs.pop("device", None) is not None else isinstance(x, Elsewhere)
     kwargs.pop("pin_memory", None)
     out = aten._to_copy.default(inner(x), **kwargs)
+    if to_device and not isinstance(x, Elsewhere) and out.dtype != x.dtype:
+        JOURNAL.host_bytes["_to_copy"] += out.nbytes  # torch rounds before it copies
     if isinstance(x, Elsewhere) and to_device:
         JOURNAL.launch("_to_copy")
         _record(aten._to_copy.default, (inner(x),), kwargs, out)
         return Elsewhere(out)
     _refuse_in_graph("a copy")
     if to_device:
+        JOURNAL.sent_bytes += x.nbytes
         if no_wait and is_pinned(x):
             JOURNAL.copy("to device pinned", x)
         else:
@@ -255,6 +266,9 @@ def _copy(func: Any, target: Tensor, source: Tensor, no_wait: bool) -> Tensor:
         return target
     _refuse_in_graph("a copy")
     if isinstance(target, Elsewhere):
+        JOURNAL.sent_bytes += target.nbytes
+        if source.dtype != target.dtype:
+            JOURNAL.host_bytes["copy_"] += target.nbytes  # torch rounds before it copies
         if no_wait and is_pinned(source):
             JOURNAL.copy("to device pinned", source)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,13 @@ from fwk.interfaces.loader import WeightSource
 
 STD = 0.02
 """Of every weight: what models are initialised with, so that activations stay finite through many layers."""
+
+HOST_NUMBERS = 2**20
+"""Up to so many numbers a tensor is the same on every device; more would keep the host busy for minutes."""
+
+
+def _seed(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
 
 
 class DummyWeights(WeightSource):
@@ -30,9 +38,15 @@ class DummyWeights(WeightSource):
         """Vectors named ``weight`` are norms and neutral, biases are zero, everything else is normal noise."""
         if len(shape) == 1:
             return torch.full(shape, 0.0 if name.endswith(".bias") else self._norm, dtype=self._dtype)
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(_seed(name))
         return torch.empty(shape).normal_(0.0, STD, generator=generator).to(self._dtype)
+
+    def tensor_on(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Large ones are made there, by a generator of the device: equal from run to run, other than the host's."""
+        if len(shape) == 1 or math.prod(shape) <= HOST_NUMBERS:
+            return self.tensor(name, shape).to(device)
+        generator = torch.Generator(device).manual_seed(_seed(name))
+        return torch.empty(shape, dtype=self._dtype, device=device).normal_(0.0, STD, generator=generator)
 
     def has(self, name: str) -> bool:
         """Whether a real checkpoint of this configuration would hold the tensor."""

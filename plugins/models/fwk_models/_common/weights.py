@@ -33,6 +33,10 @@ class WeightView(WeightSource):
             return self.source.tensor_as(name, shape, dtype, out)
         return found.to(dtype) if out is None else out.copy_(found)
 
+    def tensor_on(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        found = self.seen(name, shape)
+        return self.source.tensor_on(name, shape, device) if found is None else found.to(device)
+
     def has(self, name: str) -> bool:
         return self.source.has(name)
 
