@@ -151,6 +151,11 @@ class ModelRunner:
         self.settle()
         self._begin(Batch(0, slots, [], []))
 
+    def replace_drafts(self, slots: list[int]) -> None:
+        """Others than the decoder's are verified of these."""
+        for slot in slots:
+            self._drafting.replace(slot)
+
     def execute(self, batch: Batch) -> StepResult:
         """Run one step."""
         if torch.is_inference_mode_enabled():  # set once by an engine process: entering it costs as much as the inputs

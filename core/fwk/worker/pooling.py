@@ -55,6 +55,9 @@ class PoolingRunner:
     def forget(self, slots: list[int]) -> None:
         """Nothing is kept of sequences that have left."""
 
+    def replace_drafts(self, slots: list[int]) -> None:
+        """Nothing is drafted."""
+
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
         """Run one step."""

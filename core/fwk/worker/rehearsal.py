@@ -38,6 +38,8 @@ class Rehearsed(Protocol):
 
     def forget(self, slots: list[int]) -> None: ...
 
+    def replace_drafts(self, slots: list[int]) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
@@ -79,8 +81,10 @@ class LargestStep:
         each, more = divmod(self.num_tokens, count)
         lengths = [min(each + (slot < more), room) for slot in range(count)]
         result = self._prompts(runner, lengths, [0] * count, SAMPLING, adapters)
-        chain = [0] * self.max_drafts  # where the decoder found nothing to draft
-        drafts = {done.slot: done.draft_token_ids or chain for done in result.sequences if done.error is None}
+        drafts = {done.slot: done.draft_token_ids for done in result.sequences if done.error is None}
+        without = [slot for slot, own in drafts.items() if not own]
+        drafts |= dict.fromkeys(without, [0] * self.max_drafts)  # where the decoder found nothing to draft: a chain
+        runner.replace_drafts(without)
         if self.generates:
             step, left = list[ScheduledSequence](), self.num_tokens
             for slot, own in drafts.items():
