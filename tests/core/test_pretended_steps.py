@@ -304,7 +304,7 @@ def range_of(rows: Any) -> Any:
 
 
 def tokens_to_come_taken_for_known(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GrammarMasks, "_num_sure", lambda self, slot: int(self._table.num_tokens[slot]))
+    patch.setattr(GrammarMasks, "_num_sure", lambda self, slots: self._table.num_tokens[slots])
 
 
 BROKEN = [

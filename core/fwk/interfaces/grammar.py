@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,6 +53,23 @@ class Grammar(ABC):
         Every bit is written. The bits of ``eos_token_ids`` are set exactly when the output may end here. A row without
         any bit means that the output is complete. Raises when the state has become too complex to continue.
         """
+
+    @classmethod
+    def fill_masks(
+        cls, grammars: Sequence[Grammar], rows: np.ndarray, places: Sequence[int]
+    ) -> Mapping[int, Exception]:
+        """``fill_mask`` of many of this class at once, all different: of ``grammars[i]`` into ``rows[places[i]]``.
+
+        rows: [n, ceil(vocab_size / 32)] int32. Returns what ``fill_mask`` would have raised, by the index i; the rows
+        of the others are filled. A backend overrides it where one call costs less than many.
+        """
+        raised: dict[int, Exception] = {}
+        for i, (grammar, place) in enumerate(zip(grammars, places, strict=True)):
+            try:
+                grammar.fill_mask(rows[place])
+            except Exception as error:
+                raised[i] = error
+        return raised
 
     @abstractmethod
     def accept(self, token_id: int) -> bool:

@@ -172,11 +172,11 @@ class GrammarMasks(LogitsProcessor):
         slots, depths = view.slots.tolist(), view.num_tokens.tolist()
         rows = [i for i, slot in enumerate(slots) if slot in self._states]
         bits = self._room(len(rows))
-        start = 0
-        for slot, group in groupby([slots[i] for i in rows]):
-            end = start + len(list(group))
-            self._fill(slot, [depths[i] for i in rows[start:end]], bits[start:end], view.token_ids[slot])
-            start = end
+        sure = self._num_sure(view.slots[rows])
+        if view.has_drafts or not np.array_equal(sure, view.num_tokens[rows]):
+            self._fill_by_slot(slots, depths, rows, bits, view.token_ids)
+        else:
+            self._fill_each([slots[i] for i in rows], sure, bits, view.token_ids)
         for i in np.flatnonzero(~self._limit(bits, [self._states[slots[row]].may_end for row in rows])):
             slot = slots[rows[i]]  # nothing may follow: what is sampled here does not count
             if depths[rows[i]] == self._num_sure(slot):
@@ -216,9 +216,9 @@ class GrammarMasks(LogitsProcessor):
             log.debug("no forced tokens: %s", error)
             return []
 
-    def _num_sure(self, slot: int) -> int:
-        """Tokens of a sequence that are neither drafts nor still to come from the device."""
-        return int(self._table.num_tokens[slot] - self._table.unknown[slot])
+    def _num_sure(self, slots: np.ndarray | int) -> np.ndarray:
+        """Tokens of sequences that are neither drafts nor still to come from the device."""
+        return self._table.num_tokens[slots] - self._table.unknown[slots]
 
     def _room(self, count: int) -> np.ndarray:
         """[count, ceil(vocab_size / 32)] int32, until the next call."""
@@ -237,11 +237,34 @@ class GrammarMasks(LogitsProcessor):
                 bits[np.logical_not(may_end)] &= self._not_eos
         return np.bitwise_or.reduce(bits, axis=1) != 0
 
-    def _fill(self, slot: int, depths: list[int], masks: np.ndarray, token_ids: np.ndarray) -> None:
-        """The masks of a sequence's rows, each after ``token_ids[: depth]``, those of fewer tokens first."""
-        state = self._states[slot]
-        prompt, num_sure = int(self._table.num_prompt[slot]), self._num_sure(slot)
-        for token_id in token_ids[prompt + state.num_tokens : num_sure].tolist():
+    def _fill_each(self, slots: list[int], lengths: np.ndarray, bits: np.ndarray, token_ids: np.ndarray) -> None:
+        """The masks of sequences with a row each, and no drafts: [num_rows, words], of each kind of grammar at once.
+
+        lengths: [num_rows] int64, of their texts.
+        """
+        num_outputs = (lengths - self._table.num_prompt[slots]).tolist()
+        kinds: dict[type[Grammar], tuple[list[Grammar], list[int]]] = {}
+        for i, (slot, num_output) in enumerate(zip(slots, num_outputs, strict=True)):
+            state = self._states[slot]
+            if state.num_tokens < num_output and not state.is_complete:
+                self._catch_up(slot, state, token_ids[slot])
+            if state.is_complete:
+                bits[i] = -1  # this step was launched before the output was known to be complete
+                continue
+            grammar = state.grammar
+            kind = kinds.get(type(grammar))
+            if kind is None:
+                kind = kinds[type(grammar)] = [], []
+            kind[0].append(grammar)
+            kind[1].append(i)
+        for kind, (grammars, places) in kinds.items():
+            for i, error in kind.fill_masks(grammars, bits, places).items():
+                raise _cannot_continue(slots[places[i]], error) from error
+
+    def _catch_up(self, slot: int, state: _State, token_ids: np.ndarray) -> None:
+        """Accept those tokens of a sequence that are known for sure, and that it was not told of."""
+        start = int(self._table.num_prompt[slot]) + state.num_tokens
+        for token_id in token_ids[start : int(self._num_sure(slot))].tolist():
             if state.is_complete:
                 break
             if not _accept(slot, state, token_id):
@@ -249,6 +272,21 @@ class GrammarMasks(LogitsProcessor):
                     slot, f"the output holds token {token_id}, which the grammar forbids", is_refusal=True
                 )
             state.num_tokens += 1
+
+    def _fill_by_slot(
+        self, slots: list[int], depths: list[int], rows: list[int], bits: np.ndarray, token_ids: np.ndarray
+    ) -> None:
+        """The masks of sequences of which some have drafts, one sequence after another."""
+        start = 0
+        for slot, group in groupby([slots[i] for i in rows]):
+            end = start + len(list(group))
+            self._fill(slot, [depths[i] for i in rows[start:end]], bits[start:end], token_ids[slot])
+            start = end
+
+    def _fill(self, slot: int, depths: list[int], masks: np.ndarray, token_ids: np.ndarray) -> None:
+        """The masks of a sequence's rows, each after ``token_ids[: depth]``, those of fewer tokens first."""
+        state, num_sure = self._states[slot], int(self._num_sure(slot))
+        self._catch_up(slot, state, token_ids)
         if state.is_complete:
             masks.fill(-1)  # this step was launched before the output was known to be complete
             return
@@ -277,11 +315,15 @@ def _fill_mask(slot: int, state: _State, row: np.ndarray) -> None:
     try:
         state.grammar.fill_mask(row)
     except Exception as error:
-        raise BlameSequence(slot, f"the grammar cannot continue: {error}", is_refusal=True) from error
+        raise _cannot_continue(slot, error) from error
+
+
+def _cannot_continue(slot: int, error: Exception) -> BlameSequence:
+    return BlameSequence(slot, f"the grammar cannot continue: {error}", is_refusal=True)
 
 
 def _accept(slot: int, state: _State, token_id: int) -> bool:
     try:
         return state.grammar.accept(token_id)
     except Exception as error:
-        raise BlameSequence(slot, f"the grammar cannot continue: {error}", is_refusal=True) from error
+        raise _cannot_continue(slot, error) from error

@@ -213,13 +213,10 @@ class InFlight:
         if pending.logprobs is not None or pending.prompts or step.hidden_states:
             return None
         picked = pending.tokens.numpy()
-        if not len(picked) or picked.min() < 0 or self._sampler.may_end(rows.slots):
+        if not len(picked) or picked.min() < 0:
             return None
         self._table.settle(rows.slots, picked)
-        return {
-            slot: SequenceResult(slot, [token])
-            for slot, token in zip(rows.slots.tolist(), picked.tolist(), strict=True)
-        }
+        return self._sampler.settled_each(rows.slots.tolist(), picked.tolist())
 
     def _result(
         self, scheduled: ScheduledSequence, picked: list[int], row: int, step: Launched

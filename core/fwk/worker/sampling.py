@@ -117,12 +117,6 @@ class SamplingPipeline:
         if is_over:
             self._arrange(self._active)
 
-    def may_end(self, slots: np.ndarray) -> bool:
-        """Whether ``ends`` may answer for one of these [n]."""
-        return any(active.slots for active in self._ending) and not all(
-            active.slots.isdisjoint(slots.tolist()) for active in self._ending
-        )
-
     def ends(self, slot: int, token_ids: list[int]) -> int | None:
         """How many of a step's tokens stand when the output is complete with them; None while it may continue."""
         for active in self._ending:
@@ -131,6 +125,23 @@ class SamplingPipeline:
                 if stand is not None:
                     return stand
         return None
+
+    def ends_each(self, slots: list[int], token_ids: list[int]) -> dict[int, int | BlameSequence]:
+        """``ends`` of slots [n] that gained a token each: of those whose output is complete, or that a processor
+        blames."""
+        found: dict[int, int | BlameSequence] = {}
+        for active in self._ending:
+            for slot, token_id in zip(slots, token_ids, strict=True) if active.slots else ():
+                if slot not in active.slots or slot in found:
+                    continue
+                try:
+                    stand = _ends(active.processor, slot, [token_id])
+                except BlameSequence as error:
+                    found[slot] = error
+                    continue
+                if stand is not None:
+                    found[slot] = stand
+        return found
 
     def is_greedy(self, rows: StepRows) -> bool:
         """Whether no logit matters but the largest of each row."""

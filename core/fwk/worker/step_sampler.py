@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,9 +60,15 @@ class StepSampler:
         """Whether the tokens of rows can only be chosen when the host has seen every token before them."""
         return self._sampling.reads_history(rows)
 
-    def may_end(self, slots: np.ndarray) -> bool:
-        """Whether a processor of one of these [n] says when its output is complete."""
-        return self._sampling.may_end(slots)
+    def settled_each(self, slots: list[int], token_ids: list[int]) -> dict[int, SequenceResult]:
+        """``settled`` of slots [n] that gained a token each, none of which was refused."""
+        results = {slot: SequenceResult(slot, [token]) for slot, token in zip(slots, token_ids, strict=True)}
+        for slot, end in self._sampling.ends_each(slots, token_ids).items():
+            if isinstance(end, BlameSequence):
+                results[slot] = _failure(end)
+            else:
+                results[slot] = SequenceResult(slot, results[slot].token_ids[:end], is_complete=True)
+        return results
 
     def pick(
         self,

@@ -121,6 +121,27 @@ class GrammarBackendSuite(ServedSuite):
                 assert not grammar.accept(token)
                 assert allowed(grammar) == before, "a refused token changed the state"
 
+    def test_masks_of_many_are_those_of_each(self, item: Registered) -> None:
+        backend = self.backend(item)
+        for kind in self.kinds(item):
+            first = backend.compile(SAMPLES[kind][0])
+            grammars, rng = [first], random.Random(5)
+            for _ in range(4):  # each a token further than the one before
+                follower = grammars[-1].fork()
+                tokens = sorted(token for token in allowed(follower) if token < 256)
+                if not tokens:
+                    break
+                assert follower.accept(rng.choice(tokens))
+                grammars.append(follower)
+            places = [2 * i + 1 for i in reversed(range(len(grammars)))]
+            rows = np.full((2 * len(grammars) + 1, -(-VOCAB // 32)), 0x55555555, np.int32)
+            assert not type(first).fill_masks(grammars, rows, places)
+            alone = np.empty_like(rows[0])
+            for grammar, place in zip(grammars, places, strict=True):
+                grammar.fill_mask(alone)
+                assert np.array_equal(rows[place], alone)
+            assert (rows[::2] == 0x55555555).all(), "a row was written that is nobody's"
+
     def test_rollback_and_fork(self, item: Registered) -> None:
         backend = self.backend(item)
         for kind in self.kinds(item):

@@ -6,6 +6,7 @@ import json
 import random
 import time
 
+import numpy as np
 import pytest
 from tests.helpers.grammars import JUDGED, allowed
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -15,7 +16,7 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarContext
 from fwk.text.vocabulary import Vocabulary
 from fwk_grammar.llguidance import LLGuidanceOptions
-from fwk_grammar.llguidance.backend import LLGuidanceBackend
+from fwk_grammar.llguidance.backend import LLGuidanceBackend, LLGuidanceGrammar
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 
 VOCAB, EOS = 320, 258
@@ -275,3 +276,19 @@ def test_objects_that_list_properties_are_closed_unless_an_option_opens_them(
         options = LLGuidanceOptions(constrained_json_open_objects=is_open)
         grammar = LLGuidanceBackend(context(options=options)).compile(request)
         assert all(grammar.accept(byte) for byte in text.encode()) == (is_allowed or is_open)
+
+
+def test_a_matcher_that_cannot_continue_leaves_the_masks_of_others_alone(backend: LLGuidanceBackend) -> None:
+    pieces = list(backend.context.token_bytes)
+    first = backend.compile(GrammarRequest("regex", "[a-c]{3}"))
+    assert isinstance(first, LLGuidanceGrammar)
+    broken, last = first.fork(), first.fork()
+    assert not broken._matcher.consume_token(pieces.index(b"z"))
+    rows = np.zeros((3, -(-len(pieces) // 32)), np.int32)
+    raised = LLGuidanceGrammar.fill_masks([first, broken, last], rows, [0, 1, 2])
+    assert list(raised) == [1]
+    alone = np.empty_like(rows[0])
+    first.fill_mask(alone)
+    assert np.array_equal(rows[0], alone)
+    assert np.array_equal(rows[2], alone)
+    assert alone.any()

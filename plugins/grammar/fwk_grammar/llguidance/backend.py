@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import cast
+
 import numpy as np
 
 from fwk.errors import FwkError, InvalidRequest
@@ -11,7 +16,7 @@ from fwk_grammar._common.sources import SpecialTokens
 from fwk_grammar.llguidance import LLGuidanceOptions
 from fwk_grammar.llguidance.sources import notation
 from fwk_grammar.llguidance.tokens import Tokens
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
 LIMITS = LLParserLimits(
     max_grammar_size=50_000,  # symbols: about two seconds of compiling at the very worst
@@ -23,6 +28,8 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 MAX_MESSAGE = 300
+MAX_THREADS = 8
+"""That compute masks at once, where there are as many processors."""
 
 
 class LLGuidanceBackend(GrammarBackend):
@@ -74,6 +81,22 @@ class LLGuidanceGrammar(Grammar):
         if own is not row:
             row[:] = own[: len(row)]
 
+    @classmethod
+    def fill_masks(
+        cls, grammars: Sequence[Grammar], rows: np.ndarray, places: Sequence[int]
+    ) -> Mapping[int, Exception]:
+        own = cast(Sequence[LLGuidanceGrammar], grammars)
+        is_whole = rows.shape[1] == own[0]._num_words and rows.flags["C_CONTIGUOUS"]
+        if not is_whole or len(own) == 1 or any(grammar._has_ended for grammar in own):
+            return super().fill_masks(grammars, rows, places)
+        pairs = [(grammar._matcher, place) for grammar, place in zip(own, places, strict=True)]
+        _threads().unsafe_compute_mask_ptr(pairs, rows.ctypes.data, rows.shape[1] * rows.itemsize, len(rows))
+        return {
+            i: FwkError(_sentence(grammar._matcher.get_error()))
+            for i, grammar in enumerate(own)
+            if grammar._matcher.is_error()
+        }
+
     def accept(self, token_id: int) -> bool:
         if self._has_ended:
             return False
@@ -113,6 +136,12 @@ class LLGuidanceGrammar(Grammar):
         """A matcher that met a limit never leaves that state."""
         if self._matcher.is_error():
             raise FwkError(_sentence(self._matcher.get_error()))
+
+
+@cache
+def _threads() -> LLExecutor:
+    """What computes many masks, started when the first are asked for."""
+    return LLExecutor(min(len(os.sched_getaffinity(0)), MAX_THREADS))
 
 
 def _check(matcher: LLMatcher) -> None:

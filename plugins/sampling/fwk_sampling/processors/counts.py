@@ -32,16 +32,38 @@ class TokenCounts:
 
         A row wants that as long as its slot's sequence lasts, or never.
         """
-        slots, lengths = view.slots[rows], view.num_tokens[rows]
-        if view.has_drafts or (len(slots) > 1 and len(np.unique(slots)) < len(slots)):
+        if has_texts_of_its_own(view, rows):
             return _counted(view, rows, wants_prompt)
-        self._follow(view, slots, lengths, view.num_prompt_tokens[rows], wants_prompt)
-        sizes = self._sizes[slots]
+        sizes = self._sizes_of(view, rows, wants_prompt)
         used = np.arange(int(sizes.max(initial=0))) < sizes[:, None]
         owner = np.nonzero(used)[0]
         width = used.shape[1]
+        slots = view.slots[rows]
         ids, counts = self._ids[slots, :width][used], self._counts[slots, :width][used]
         return owner, ids.astype(np.int64), counts.astype(np.int64)
+
+    def table(self, view: LogitsView, rows: np.ndarray, wants_prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same as a table: token ids and numbers, [n, most of a row] int32 each.
+
+        A row with fewer tokens repeats its first one; one without any has 0, no times. Not for rows that have
+        texts of their own.
+        """
+        sizes = self._sizes_of(view, rows, wants_prompt)
+        slots, width = view.slots[rows], int(sizes.max(initial=0))
+        ids, counts = self._ids[slots, :width], self._counts[slots, :width]
+        if width and int(sizes.min()) < width:
+            unused = np.arange(width) >= sizes[:, None]
+            is_empty = sizes == 0
+            for numbers in (ids, counts):
+                numbers[is_empty] = 0
+                np.copyto(numbers, numbers[:, :1].copy(), where=unused)
+        return ids, counts
+
+    def _sizes_of(self, view: LogitsView, rows: np.ndarray, wants_prompt: np.ndarray) -> np.ndarray:
+        """How many different tokens the texts of some rows hold, once they are counted: [n] int64."""
+        slots = view.slots[rows]
+        self._follow(view, slots, view.num_tokens[rows], view.num_prompt_tokens[rows], wants_prompt)
+        return self._sizes[slots]
 
     def _follow(
         self, view: LogitsView, slots: np.ndarray, lengths: np.ndarray, prompts: np.ndarray, wants_prompt: np.ndarray
@@ -85,6 +107,12 @@ class TokenCounts:
         if count > have:
             more = ((0, 0), (0, max(have, count - have)))
             self._ids, self._counts = np.pad(self._ids, more, constant_values=-1), np.pad(self._counts, more)
+
+
+def has_texts_of_its_own(view: LogitsView, rows: np.ndarray) -> bool:
+    """Whether texts of some rows [n] of a view are not those of their slots: they end in drafts, or share slots."""
+    slots = view.slots[rows]
+    return view.has_drafts or (len(slots) > 1 and len(np.unique(slots)) < len(slots))
 
 
 def _counted(view: LogitsView, rows: np.ndarray, wants_prompt: np.ndarray) -> Entries:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
-from fwk_sampling.processors.counts import TokenCounts
+from fwk_sampling.processors.counts import TokenCounts, has_texts_of_its_own
 
 NOTHING = (1.0, 0.0, 0.0)
 
@@ -37,6 +37,8 @@ class Penalties(LogitsProcessor):
     def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
         rows = np.flatnonzero(self._asks[view.slots])
         settings = self._penalties[view.slots[rows]]
+        if not logits.is_cpu and len(rows) and not has_texts_of_its_own(view, rows):
+            return self._apply_table(logits, view, rows, settings)
         owner, ids, counts = self._counts.of(view, rows, settings[:, 0] != 1.0)
         if not len(ids):
             return logits
@@ -47,4 +49,18 @@ class Penalties(LogitsProcessor):
         factors = send(repetition.astype(np.float32)[owner])
         values = logits[index]
         logits[index] = torch.where(values > 0, values / factors, values * factors) - send(amounts)
+        return logits
+
+    def _apply_table(self, logits: Tensor, view: LogitsView, rows: np.ndarray, settings: np.ndarray) -> Tensor:
+        """The same for rows [n] with settings [n, 3] whose entries make a table: what suits a device."""
+        ids, counts = self._counts.table(view, rows, settings[:, 0] != 1.0)
+        if not ids.shape[1]:
+            return logits
+        repetition, frequency, presence = settings.T
+        amounts = np.where(counts > 0, frequency[:, None] * counts + presence[:, None], 0.0).astype(np.float32)
+        send = self.context.send
+        index = send(rows[:, None]), send(ids.astype(np.int64))
+        factors = send(repetition[:, None].astype(np.float32))
+        values = logits[index]
+        logits[index] = torch.where(values > 0, values / factors, values * factors) - send(amounts)  # repeats are equal
         return logits
