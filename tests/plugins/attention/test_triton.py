@@ -5,26 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.machine_code import compiled
 
 import fwk
 from fwk import SamplingParams
-from fwk.errors import PluginError
+from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.declaration import Facts, Host
 from fwk.plugins import choose, discover, find
 from fwk.types import ForwardBatch
-from fwk_attention.triton_paged import backend
+from fwk_attention.triton_paged import backend, plan
 from fwk_attention.triton_paged.plan import (
     INTERPRETED,
-    SPLIT,
     LayerKind,
     Sizes,
     cut,
@@ -45,6 +46,9 @@ TRITON = find(PLUGINS, "attention", "triton")
 TORCH = find(PLUGINS, "attention", "torch")
 
 
+SPLIT = 256
+
+
 @pytest.fixture
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs as small as a GPU's: several per sequence, several turns of their loops."""
@@ -56,11 +60,34 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tiles_of_next_tokens_are_those_of_any_step(window: int | None, longest: int) -> None:
     lens = np.array([1, 5, 8, longest, 40])
     batch = SimpleNamespace(seq_lens_np=lens.astype(np.int32), query_start_np=np.arange(6, dtype=np.int32))
-    tiles, joins = decode_tiles(cast("ForwardBatch", batch), LayerKind(0, 2, window, INTERPRETED))
+    tiles, joins = decode_tiles(cast("ForwardBatch", batch), LayerKind(0, 2, window, INTERPRETED, SPLIT))
     ones = np.ones(5, np.int64)
     settings = {"tokens_per_tile": INTERPRETED.short_rows // 2, "window": window, "is_tree": False, "split": SPLIT}
     expected = cut(np.arange(5), np.arange(5), ones, lens - 1, **settings)  # type: ignore[arg-type]
     assert (tiles.tolist(), joins.tolist()) == (expected[0].tolist(), expected[1].tolist())
+
+
+def test_split_tile_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of the size that the option says, in steps that are launched and captured, and the same tokens."""
+    make_checkpoint(tmp_path, "llama")
+    seen: set[int] = set()
+    real = plan.cut
+
+    def watched(*arrays: Any, split: int | None, **more: Any) -> Any:
+        tiles, joins = real(*arrays, split=split, **more)
+        seen.update((tiles[:, 6] - tiles[:, 5])[tiles[:, 7] >= 0].tolist() if split else [])
+        return tiles, joins
+
+    monkeypatch.setattr(plan, "cut", watched)
+    found = []
+    for more in ({"triton_attention_split_tile_size": 16}, {}):
+        with fwk.LLM(str(tmp_path), attention_backend="triton", dtype="float32", max_total_tokens=256, **more) as llm:
+            found.append(llm.generate([list(range(3, 53))], SamplingParams(max_tokens=4, temperature=0.0))[0].token_ids)
+        assert max(seen, default=0) == (16 if more else 0)
+        seen.clear()
+    assert found[0] == found[1]
+    with pytest.raises(ConfigError, match="triton-attention-split-tile-size"):
+        fwk.LLM(str(tmp_path), attention_backend="triton", triton_attention_split_tile_size=20)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import os
 
+from pydantic import Field
+
 from fwk import AttentionBackendSpec, Facts, Needs, hookimpl
+from fwk.config import Options
 
 ON_CUDA = Needs(compute_capability=(8, 0))
+
+
+class TritonOptions(Options):
+    """Options of ``attention.triton``."""
+
+    triton_attention_split_tile_size: int = Field(
+        256,
+        ge=16,
+        multiple_of=16,
+        description="Keys that one program reads of a sequence with few new tokens: a longer past is split among "
+        "several. The cut depends on the sequence alone.",
+    )
 
 
 class TritonSpec(AttentionBackendSpec):
@@ -30,6 +45,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
             kv_dtypes=("auto", "int8", "fp8_e4m3"),
             features=frozenset({"graph_capture", "kv_groups", "sliding_window", "soft_cap", "tree_mask", "latent"}),
             kv_layouts={"auto": "rows", "int8": "rows", "fp8_e4m3": "rows"},
+            options=TritonOptions,
             rank=-10,  # below torch: the interpreter is for looking, and no GPU has timed the kernels yet
             summary="Own Triton kernels for CUDA; so far run in Triton's interpreter only (TRITON_INTERPRET=1).",
         )

@@ -110,7 +110,8 @@ class TritonBackend(AttentionBackend):
         sizes = INTERPRETED
         if not self._is_interpreted:
             sizes = device_sizes(layer.head_size, layer.value_head_size, self.context.dtype.itemsize)
-        return LayerKind(layer.kv_group, layer.num_heads // layer.num_kv_heads, layer.sliding_window, sizes)
+        group, split = layer.num_heads // layer.num_kv_heads, self.context.options.triton_attention_split_tile_size
+        return LayerKind(layer.kv_group, group, layer.sliding_window, sizes, split)
 
     def _state(self, layer: AttentionLayer) -> LayerState:
         state: LayerState | None = layer.state

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fwk_attention.triton_paged.plan import SPLIT, Launch, LayerKind, decode_tiles
+from fwk_attention.triton_paged.plan import Launch, LayerKind, decode_tiles
 
 if TYPE_CHECKING:
     from fwk.types import ForwardBatch
@@ -32,8 +32,8 @@ class CapturedDecodes:
         """num_tokens: that the KV cache has room for, and sequences together have, where they share none."""
         self._buffers = buffers
         self._kinds = kinds
-        self._per_seq = -(-max_seq_len // SPLIT)
-        self._spare = min(num_tokens // SPLIT, MAX_SPARE)
+        self._per_seq = -(-max_seq_len // kinds[0].split)
+        self._spare = min(num_tokens // kinds[0].split, MAX_SPARE)
         for i in range(len(kinds)):
             buffers.fixed(f"captured tiles {i}", (self.capacity(num_seqs), len(NO_TILE)), torch.int32)
             buffers.fixed(f"captured joins {i}", (num_seqs, 5), torch.int32)

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 MAX_SHORT = 16
 """New tokens up to which a sequence's tiles are small, and its keys split among programs."""
 
-SPLIT = 256
-"""Keys per part of a split tile. A constant: how a sequence is cut must not depend on its neighbours."""
-
 MAX_HEADS = 16
 """Query heads of one KV head that a program computes together."""
 
@@ -59,6 +56,7 @@ class LayerKind:
     group: int  # query heads per KV head
     sliding_window: int | None
     sizes: Sizes
+    split: int  # keys per part of a split tile, the same in every step: a sequence's neighbours must not matter
 
     @property
     def heads(self) -> int:
@@ -100,7 +98,7 @@ def plan_launches(batch: ForwardBatch, kind: LayerKind, send: Send) -> list[Laun
             tokens_per_tile=rows // kind.heads,
             window=kind.sliding_window,
             is_tree=batch.tree_mask is not None,
-            split=SPLIT if is_short else None,
+            split=kind.split if is_short else None,
         )
         num_parts = int(joins[:, 4].sum())
         joined = send(f"joins {kind} {is_short}", joins.astype(np.int32)) if num_parts else None
@@ -113,7 +111,7 @@ def decode_tiles(batch: ForwardBatch, kind: LayerKind) -> tuple[Any, Any]:
     count = len(batch.seq_lens_np)
     lens, window = batch.seq_lens_np, kind.sliding_window
     keys_from = np.zeros(count, np.int64) if window is None else np.maximum(lens - window, 0)
-    if count and int((lens - keys_from).max()) <= SPLIT:  # none is split: a tile for each sequence
+    if count and int((lens - keys_from).max()) <= kind.split:  # none is split: a tile for each sequence
         tiles = np.zeros((count, 8), np.int64)
         tiles[:, 0], tiles[:, 1], tiles[:, 2], tiles[:, 3] = np.arange(count), batch.query_start_np[:-1], 1, lens - 1
         tiles[:, 5], tiles[:, 6], tiles[:, 7] = keys_from, lens, -1
@@ -126,7 +124,7 @@ def decode_tiles(batch: ForwardBatch, kind: LayerKind) -> tuple[Any, Any]:
         tokens_per_tile=kind.sizes.short_rows // kind.heads,
         window=kind.sliding_window,
         is_tree=False,
-        split=SPLIT,
+        split=kind.split,
     )
 
 

@@ -46,13 +46,13 @@ class TritonSampler(Sampler):
         num_rows, vocab_size = logits.shape
         picked = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
         num_chunks = triton.cdiv(vocab_size, CHUNK)
-        made = {"device": logits.device}
+        made: dict[str, Any] = {"device": logits.device}
         tops = torch.empty(num_rows, num_chunks, dtype=torch.float32, **made)
         places = torch.empty(num_rows, num_chunks, dtype=torch.int32, **made)
         samples = not rows.all_greedy
         settings = self.context.send(_table(self._settings.of(rows))) if samples else tops
         scaled = torch.empty(num_rows, vocab_size, dtype=torch.float32, **made) if samples else tops
-        shared = {"SAMPLES": samples, "num_warps": NUM_WARPS}
+        shared: dict[str, Any] = {"SAMPLES": samples, "num_warps": NUM_WARPS}
         given = (logits, logits.stride(0), settings, scaled, tops, places, vocab_size)
         _launch(kernels.chunk_tops, (num_rows, num_chunks), *given, WIDTH=CHUNK, **shared)
         given = (settings, scaled, tops, places, picked, vocab_size, num_chunks)
