@@ -252,6 +252,13 @@ def test_tiers_that_are_given_what_has_not_come_are_noticed(folder: Path, monkey
     assert found[1] != wanted[1]
 
 
+def test_outputs_end_where_their_grammars_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [asks(grammar=GrammarRequest("regex", f"[a-z]{{{n}}}"), temperature=0.9, seed=n) for n in (3, 5, 40)]
+    steps = Steps(monkeypatch)
+    assert_same(elsewhere(folder, ends, steps), on_cpu(folder, ends))
+    assert_waits_once(steps)
+
+
 def waits_when_launched(patch: pytest.MonkeyPatch) -> None:
     real = InFlight.ready
 
