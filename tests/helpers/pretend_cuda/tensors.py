@@ -75,6 +75,13 @@ class Memory:
     def trim(self) -> None:
         self.most = self.now
 
+    def forget(self) -> None:
+        """Count from nothing: what is left of engines before is another process's on a real device."""
+        self._watched.clear()  # whose callbacks would take it off
+        self._tensors.clear()
+        self._sizes.clear()
+        self.now = self.most = 0
+
 
 MEMORY = Memory()
 

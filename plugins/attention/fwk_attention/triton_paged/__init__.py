@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pydantic import Field
-
-from fwk import AttentionBackendSpec, Facts, Needs, hookimpl
-from fwk.config import Options
+from fwk import AttentionBackendSpec, Facts, Needs, Options, hookimpl, option
 
 ON_CUDA = Needs(compute_capability=(8, 0))
 
@@ -15,12 +12,13 @@ ON_CUDA = Needs(compute_capability=(8, 0))
 class TritonOptions(Options):
     """Options of ``attention.triton``."""
 
-    triton_attention_split_tile_size: int = Field(
+    triton_attention_split_tile_size: int = option(
         256,
+        "Keys that one program reads of a sequence with few new tokens: a longer past is split among several. The cut "
+        "depends on the sequence alone.",
+        stability="beta",
         ge=16,
         multiple_of=16,
-        description="Keys that one program reads of a sequence with few new tokens: a longer past is split among "
-        "several. The cut depends on the sequence alone.",
     )
 
 
