@@ -115,7 +115,8 @@ class CacheSizing:
         least, size = len(self._groups), kv_cache.block_bytes(self._attention, self._groups[0])
         if options.max_total_tokens is not None or not size:
             limit = options.max_total_tokens or options.max_running_requests * self._setup.max_sequence_len
-            return (least * -(-limit // options.page_size),) * 2
+            wanted = least * -(-limit // options.page_size)
+            return wanted, wanted
         left = self._limit(use, memory).most - (memory.total - memory.free)
         counts = (max(least, room // size - self._num_null) for room in (left, memory.free))
         most, every = (kv_cache.agree(count, self._ranks, self._device) for count in counts)

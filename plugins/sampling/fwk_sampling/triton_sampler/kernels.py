@@ -157,7 +157,7 @@ def pick_rows(
     is_bad = tl.max((of_each != of_each).to(tl.int32), 0) > 0
     top = tl.max(tl.where(of_each != of_each, -float("inf"), of_each), 0)
     first = tl.load(places + row * num_chunks + chunk, mask=is_chunk & (of_each == top), other=0x7FFFFFFF)
-    token = tl.min(first, 0).to(tl.int64)
+    token = tl.min(first.to(tl.int64), 0)
     is_usable = (top > -float("inf")) & (is_bad == 0)
     if SAMPLES:
         of_row = settings + row * SETTINGS_FIELDS
