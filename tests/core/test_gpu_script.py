@@ -44,7 +44,8 @@ def on_the_pretended_device(case: Case, device: str, out: Path, seconds: float) 
     kernels = triton_kernels() if "triton" in options.values() else flashinfer_stand_in()
     if options["attention_backend"] == "flashinfer":
         options["attention_backend"] = "flashinfer-stand-in"
-        options.pop("operator_backend", None)
+        for name in ("operator_backend", "sampling_backend"):  # these kernels are not the stand-in's
+            options.pop(name, None)
         kernels = flashinfer_stand_in()
     with kernels, pretended() as plugins:
         found = measure(replace(case, options=options), device, plugins)
