@@ -6,6 +6,7 @@ Declarations are light, frozen data. The object itself is imported only once it 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -237,3 +238,21 @@ class Declaration:
             *(ask.features for ask in self.asks_of(facts, options) if ask.family == "attention")
         )
         return replace(facts, features=facts.features | asked) if asked else facts
+
+
+class InterpretedKernels(Declaration):
+    """Mixed into a declaration: kernels for one kind of device that an interpreter runs anywhere, slowly, where asked.
+
+    on_device: the kind of device, and what else they need of it. interpreter: the environment variable that asks by 1.
+    """
+
+    on_device: ClassVar[Needs]
+    interpreter: ClassVar[str]
+
+    def refusal(self, facts: Facts) -> str | None:
+        device = self.on_device.device
+        if facts.host.device == device:
+            return self.on_device.refusal(facts.host) or super().refusal(facts)
+        if os.environ.get(self.interpreter) != "1":
+            return f"needs a {device} device, or {self.interpreter}=1 to run its kernels in a slow interpreter"
+        return super().refusal(facts)

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.interpreted import check_never_chosen_by_itself
 from tests.helpers.machine_code import compiled
 from torch import Tensor
 
 import fwk
-from fwk.errors import ModelLoadError, PluginError
-from fwk.interfaces.declaration import Facts, Host
+from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import MoEContext
 from fwk.interfaces.quant import PackedNumbers
-from fwk.plugins import choose, discover, find
+from fwk.plugins import discover, find
 from fwk_kit.testing.moe import EXPERTS, HIDDEN, INNER, TOP_K, Experts, reference, routed
 from fwk_moe.triton_fused import runner
 from fwk_moe.triton_fused.runner import FEW_ROWS, MANY_ROWS, Tiling, TritonRunner, tiling
@@ -37,15 +37,7 @@ def made(experts: Experts, dtype: torch.dtype = torch.float32, activation: str =
 
 
 def test_never_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    for facts in (Facts(), Facts(host=Host("cuda", (9, 0)))):
-        chosen = choose(PLUGINS, "moe", "auto", facts).chosen
-        assert chosen is not None
-        assert chosen.name != "triton"
-        assert TRITON.declaration.refusal(facts) is None
-    assert "compute capability 8.0" in (TRITON.declaration.refusal(Facts(host=Host("cuda", (7, 5)))) or "")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(PluginError, match="needs a cuda device, or TRITON_INTERPRET=1 to run its kernels in"):
-        choose(PLUGINS, "moe", "triton", Facts())
+    check_never_chosen_by_itself(PLUGINS, "moe", monkeypatch)
 
 
 @interpreted

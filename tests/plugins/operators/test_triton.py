@@ -6,27 +6,18 @@ import os
 
 import pytest
 import torch
+from tests.helpers.interpreted import check_never_chosen_by_itself
 from tests.helpers.machine_code import compiled
 
-from fwk.errors import PluginError
-from fwk.interfaces.declaration import Facts, Host
 from fwk.interfaces.operators import OperatorContext
-from fwk.plugins import build, choose, discover, find
+from fwk.plugins import build, discover, find
 
 PLUGINS = discover()
 TRITON = find(PLUGINS, "operators", "triton")
 
 
 def test_never_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    for facts in (Facts(), Facts(host=Host("cuda", (9, 0)))):
-        chosen = choose(PLUGINS, "operators", "auto", facts).chosen
-        assert chosen is not None
-        assert chosen.name != "triton"
-        assert TRITON.declaration.refusal(facts) is None
-    assert "compute capability 8.0" in (TRITON.declaration.refusal(Facts(host=Host("cuda", (7, 5)))) or "")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(PluginError, match="needs a cuda device, or TRITON_INTERPRET=1 to run its kernels in"):
-        choose(PLUGINS, "operators", "triton", Facts())
+    check_never_chosen_by_itself(PLUGINS, "operators", monkeypatch)
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")

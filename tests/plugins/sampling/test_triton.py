@@ -7,13 +7,12 @@ import os
 import numpy as np
 import pytest
 import torch
+from tests.helpers.interpreted import check_never_chosen_by_itself
 from tests.helpers.machine_code import compiled
 from torch import Tensor
 
-from fwk.errors import PluginError
-from fwk.interfaces.declaration import Facts, Host
 from fwk.interfaces.sampling import LogitsView, SamplingContext, SamplingRows
-from fwk.plugins import choose, discover, find
+from fwk.plugins import discover, find
 from fwk.types import SamplingParams
 from fwk_sampling.processors.temperature import Temperature
 from fwk_sampling.processors.truncation import LimitArrays, truncate_batch
@@ -141,15 +140,7 @@ def test_picks_follow_the_distribution() -> None:
 
 
 def test_never_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    for facts in (Facts(), Facts(host=Host("cuda", (9, 0)))):
-        chosen = choose(PLUGINS, "samplers", "auto", facts).chosen
-        assert chosen is not None
-        assert chosen.name != "triton"
-        assert TRITON.declaration.refusal(facts) is None
-    assert "compute capability 8.0" in (TRITON.declaration.refusal(Facts(host=Host("cuda", (7, 5)))) or "")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(PluginError, match="needs a cuda device, or TRITON_INTERPRET=1 to run its kernels in"):
-        choose(PLUGINS, "samplers", "triton", Facts())
+    check_never_chosen_by_itself(PLUGINS, "samplers", monkeypatch)
 
 
 @pytest.mark.slow

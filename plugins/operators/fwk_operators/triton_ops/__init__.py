@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
-from fwk import Facts, Needs, OperatorsSpec, hookimpl
-
-ON_CUDA = Needs(compute_capability=(8, 0))
+from fwk import Needs, OperatorsSpec, hookimpl
+from fwk.interfaces.declaration import InterpretedKernels
 
 
-class TritonOperatorsSpec(OperatorsSpec):
-    """Needs a device that Triton compiles for, or the interpreter, which the user must have asked for."""
+class TritonOperatorsSpec(InterpretedKernels, OperatorsSpec):
+    """Needs a device that Triton compiles for, or its interpreter."""
 
-    def refusal(self, facts: Facts) -> str | None:
-        if facts.host.device == "cuda":
-            return ON_CUDA.refusal(facts.host) or super().refusal(facts)
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            return "needs a cuda device, or TRITON_INTERPRET=1 to run its kernels in Triton's slow interpreter"
-        return super().refusal(facts)
+    on_device = Needs(device="cuda", compute_capability=(8, 0))
+    interpreter = "TRITON_INTERPRET"
 
 
 @hookimpl
