@@ -12,7 +12,6 @@ import torch
 
 from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.declaration import Host, Needs
-from fwk.interfaces.device import MemoryInfo
 from fwk.interfaces.graphs import NotCapturable, StepOutput, StepSize
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.plugins import discover
@@ -102,12 +101,6 @@ def test_each_rank_takes_a_gpu_of_its_own(tiny_folder: Path, two_gpus: list[int]
     assert two_gpus == [0, 1, 1], "kernels of a worker are launched on its thread's current device"
     with pytest.raises(ConfigError, match="rank 1 of engine 1 needs a cuda device of its own, but 2 can be seen"):
         take_device(device, "cuda", Ranks(1, 2), 1)
-
-
-def test_a_budget_counts_what_others_have_taken() -> None:
-    assert MemoryInfo(free=60, total=100).budget(0.9) == 50
-    assert MemoryInfo(free=5, total=100).budget(0.9) == -5
-    assert MemoryInfo(free=50, total=50).budget(0.1) == 5
 
 
 class FakeGraphs:

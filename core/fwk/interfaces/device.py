@@ -32,10 +32,6 @@ class MemoryInfo:
     free: int
     total: int
 
-    def budget(self, fraction: float) -> int:
-        """What may still be allocated until a fraction of the total is in use; negative when more is already."""
-        return int(self.total * fraction) - (self.total - self.free)
-
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -169,7 +165,7 @@ class Device(ABC):
         """Give back what the allocator has taken and no tensor uses; ``Taken.most`` counts from here."""
 
     def taken(self, device: torch.device) -> Taken | None:
-        """What the allocator has taken of the device's memory; None where nobody counts it.
+        """What the allocator has taken of the device's memory; None where that is not counted.
 
         By this the memory of the largest step is measured, which the KV cache must leave. A device that ``is_host`` is
         not asked.
