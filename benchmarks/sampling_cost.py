@@ -20,9 +20,9 @@ from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec, SamplingCo
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import build, discover, find
 from fwk.types import NewSequence
-from fwk.worker.inputs import StepRows
 from fwk.worker.sampling import SamplingPipeline, num_finished
 from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.step_rows import StepRows
 
 CONTEXT = 100
 KINDS = {

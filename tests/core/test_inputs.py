@@ -12,9 +12,10 @@ import torch
 
 from fwk.interfaces.device import Device, DeviceContext
 from fwk.types import Batch, ForwardBatch, NewSequence, SamplingParams, ScheduledSequence
-from fwk.worker.inputs import InputBuffers, StepRows
+from fwk.worker.inputs import InputBuffers
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.staging import StagingRing
+from fwk.worker.step_rows import StepRows
 
 BLOCK, NUM_SLOTS, LONGEST = 4, 6, 60
 

@@ -8,9 +8,9 @@ import torch
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
 from fwk.types import NewSequence, SamplingParams
-from fwk.worker.inputs import StepRows
 from fwk.worker.sampling import Place, SamplingPipeline, num_finished
 from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.step_rows import StepRows
 
 NUMBERS = (1.0, 10.0, 100.0)
 CONTEXT = SamplingContext(4, 3, torch.device("cpu"), ())

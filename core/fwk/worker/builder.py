@@ -160,13 +160,11 @@ class WorkerBuilder:
             len(groups),
             has_states=states is not None,
         )
-        ring = PackedRing(self._setup.device, self._device, MAX_IN_FLIGHT + 1)
-        self._rings.append(ring)
         inputs = InputBuffers(
             table,
             self._setup.max_step_tokens,
             options.max_running_requests,
-            ring,
+            self._staging(StagingRing if self._setup.device.is_host else PackedRing),
             prunes_last_layer=isinstance(model, Model)
             and model.prunes_last_layer
             and not (decoder is not None and decoder.reads_hidden),
@@ -251,8 +249,8 @@ class WorkerBuilder:
         )
         return WorkerObservers(self._config, self._factory.plugins, context)
 
-    def _staging(self) -> StagingRing:
-        self._rings.append(StagingRing(self._setup.device, self._device, MAX_IN_FLIGHT + 1))
+    def _staging(self, kind: type[StagingRing] = StagingRing) -> StagingRing:
+        self._rings.append(kind(self._setup.device, self._device, MAX_IN_FLIGHT + 1))
         return self._rings[-1]
 
     def _grammar_compiler(self) -> Grammars:

@@ -101,15 +101,15 @@ class CacheSizing:
             "graphs": use.graphs,
             "kv_cache": kv_cache.bytes_of(tensors),
         }
-        told = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in found.items())
-        log.info("memory of the device in MiB: %s", told)
+        sizes = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in found.items())
+        log.info("memory of the device in MiB: %s", sizes)
         return SizedCache(num_blocks, tensors, found)
 
     def _most(self, use: MemoryUse) -> tuple[int, int]:
         """Blocks there would be if steps took nothing, and in all the memory that is free.
 
         Where that are none, those of the smallest cache. By the second the longest sequence is known: what the largest
-        step takes, and what is said to do, is the same whatever the limit is.
+        step takes, and the value that an error says would do, are then the same under every limit.
         """
         options, memory = self._options, self._memory()
         least, size = len(self._groups), kv_cache.block_bytes(self._attention, self._groups[0])
@@ -189,7 +189,7 @@ class CacheSizing:
 def _captured(
     runner: ModelRunner, on_trial: TrialCaptures, sizes: Sequence[int]
 ) -> tuple[StepModel, GraphSizes | None]:
-    """Captures of some sizes, which nobody replays."""
+    """Captures of some sizes, which are never replayed."""
     served, runner.model = runner.model, on_trial(sizes)
     try:
         with torch.inference_mode():

@@ -12,8 +12,9 @@ from fwk.errors import BlameSequence
 from fwk.interfaces.speculative import DraftSteps
 from fwk.types import ForwardBatch
 from fwk.worker.draft_tree import DraftTree
-from fwk.worker.inputs import InputBuffers, StepRows
+from fwk.worker.inputs import InputBuffers
 from fwk.worker.sampling import SamplingPipeline
+from fwk.worker.step_rows import StepRows
 
 
 class Steps(DraftSteps):

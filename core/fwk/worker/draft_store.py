@@ -11,8 +11,7 @@ from torch import Tensor
 from fwk.interfaces.device import Upload
 from fwk.interfaces.speculative import Drafts
 from fwk.types import Batch, ForwardBatch, ScheduledSequence
-from fwk.worker.draft_tree import DraftTree, ancestors, depths
-from fwk.worker.inputs import tree_mask
+from fwk.worker.draft_tree import DraftTree, ancestors, depths, tree_mask
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -56,3 +56,29 @@ def ancestors(parents: Tensor) -> Tensor:
 def depths(sees: Tensor) -> Tensor:
     """How many nodes each follows: [num_trees, n] int64, of ``ancestors``."""
     return sees.sum(2) - 1
+
+
+def positions_in_trees(
+    positions: np.ndarray, slots: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray, trees: Mapping[int, DraftTree]
+) -> np.ndarray:
+    """Positions with those of drafts: a draft's K/V has a place of its own, but it stands where its depth says."""
+    positions = positions.copy()
+    for i, slot in enumerate(slots.tolist()):
+        if slot in trees:
+            below, end = trees[slot].depths, int(starts[i + 1])
+            positions[end - len(below) : end] = seq_lens[i] - len(below) + below
+    return positions
+
+
+def tree_mask(slots: list[int], num_new: list[int], trees: Mapping[int, DraftTree]) -> np.ndarray:
+    """Which new token of a sequence sees which: [num_tokens, max(num_new)] bool, as ``ForwardBatch.tree_mask``."""
+    mask = np.zeros((sum(num_new), max(num_new)), bool)
+    start = 0
+    for slot, count in zip(slots, num_new, strict=True):
+        own = mask[start : start + count, :count]
+        own[:] = np.tri(count, dtype=bool)
+        if slot in trees:
+            sees = trees[slot].sees
+            own[count - len(sees) :, count - len(sees) :] = sees
+        start += count
+    return mask

@@ -15,9 +15,10 @@ from fwk.worker.draft_steps import Steps
 from fwk.worker.draft_store import DraftStore, StoredDrafts, on_host
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.forced import NoForcedDrafts
-from fwk.worker.inputs import InputBuffers, StepRows
+from fwk.worker.inputs import InputBuffers
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.step_rows import StepRows
 
 
 @dataclass(slots=True)

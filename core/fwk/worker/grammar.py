@@ -262,7 +262,7 @@ class GrammarMasks(LogitsProcessor):
                 raise _cannot_continue(slots[places[i]], error) from error
 
     def _catch_up(self, slot: int, state: _State, token_ids: np.ndarray) -> None:
-        """Accept those tokens of a sequence that are known for sure, and that it was not told of."""
+        """Accept those tokens of a sequence that are certain and that its grammar has not accepted yet."""
         start = int(self._table.num_prompt[slot]) + state.num_tokens
         for token_id in token_ids[start : int(self._num_sure(slot))].tolist():
             if state.is_complete:

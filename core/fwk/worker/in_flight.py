@@ -16,9 +16,9 @@ from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
 from fwk.worker.draft_store import StoredDrafts
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.hidden_states import HiddenStates, put_all
-from fwk.worker.inputs import StepRows
 from fwk.worker.logprobs import PromptLogprobs, packed_logprobs, unpacked_logprobs
 from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.step_rows import StepRows
 from fwk.worker.step_sampler import StepSampler
 
 

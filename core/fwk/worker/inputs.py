@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,110 +10,11 @@ import torch
 
 from fwk.types import Batch, ForwardBatch
 from fwk.types.batch import KVGroup, StateRows
-from fwk.worker.draft_tree import DraftTree, ancestors, depths
+from fwk.worker.draft_tree import DraftTree, ancestors, depths, positions_in_trees, tree_mask
 from fwk.worker.graph_sizes import GraphSizes
-from fwk.worker.sequence_table import SamplingState, SequenceTable
+from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.staging import StagingRing
-
-
-@dataclass(slots=True)
-class StepRows:
-    """Which rows of the step's logits belong to whom. A sequence whose drafts are verified has several rows."""
-
-    sequences: np.ndarray  # [num_rows] int64: place in the batch
-    slots: np.ndarray  # [num_rows] int64
-    num_tokens: np.ndarray  # [num_rows] int64: tokens before the position the logits are for
-    drawn: Mapping[tuple[int, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
-    """(slot, num_tokens) of a row -> the draft at that place and the distribution [vocab_size] it was drawn from."""
-    slots_on_device: torch.Tensor | None = None  # where the device is not the host
-    wants_prompt_logprobs: bool = False  # of at least one sequence of the step
-    wants_hidden: bool = False  # hidden states, for the reply to at least one
-    has_drafts: bool = False  # the texts of some end in drafts
-    plan: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-    """Of the whole step, [num_seqs] each: slots, new tokens, and whether a token is sampled."""
-    _sampling_state: SamplingState | None = None
-    """Of the rows' slots, once somebody has asked for them (``sampling_state``)."""
-    _slot_set: frozenset[int] | None = None
-
-    @property
-    def slot_set(self) -> frozenset[int]:
-        """The slots, each once."""
-        if self._slot_set is None:
-            self._slot_set = frozenset(self.slots.tolist())
-        return self._slot_set
-
-    def sampling_state(self, table: SequenceTable) -> SamplingState:
-        """How the rows' tokens are chosen."""
-        if self._sampling_state is None:
-            self._sampling_state = table.sampling_state(self.slots)
-        return self._sampling_state
-
-    def share(self, sampling: SamplingState, slot_set: frozenset[int]) -> None:
-        """Take what is known of the rows' slots already."""
-        self._sampling_state, self._slot_set = sampling, slot_set
-
-    def take(self, places: np.ndarray) -> StepRows:
-        """Some of the rows."""
-        return StepRows(
-            self.sequences[places], self.slots[places], self.num_tokens[places], self.drawn, has_drafts=self.has_drafts
-        )
-
-
-@dataclass(slots=True)
-class _DecodeStep:
-    """A step of one token for each sequence, all of which sampled."""
-
-    slots: list[int]
-    forward: ForwardBatch
-    rows: StepRows
-    num_left: int  # steps until the longest sequence reaches past the table of blocks
-
-    def is_before(self, batch: Batch) -> bool:
-        """Whether a batch is the same sequences' next such step."""
-        if batch.new or not self.num_left or len(batch.sequences) != len(self.slots):
-            return False
-        return all(
-            s.slot == slot and s.num_new_tokens == 1 and s.samples
-            for s, slot in zip(batch.sequences, self.slots, strict=True)
-        )
-
-
-@dataclass(slots=True)
-class _Members:
-    """The sequences of a step, in order, and what stays the same as long as they do."""
-
-    listed: list[int]  # their slots
-    slots: np.ndarray  # the same, [num_seqs] int64
-    has_adapters: bool
-    wants_hidden: bool
-    sampling: SamplingState
-    slot_set: frozenset[int]
-    starts: np.ndarray  # of a decode step, [num_seqs + 1]
-    ones: np.ndarray  # [num_seqs] int64
-    each: np.ndarray  # [num_seqs] bool, True
-
-    @staticmethod
-    def of(listed: list[int], table: SequenceTable) -> _Members:
-        slots = np.array(listed, np.int64)
-        return _Members(
-            listed,
-            slots,
-            bool((table.adapter[slots] >= 0).any()),
-            bool(table.wants_hidden[slots].any()),
-            table.sampling_state(slots),
-            frozenset(listed),
-            np.arange(len(slots) + 1),
-            np.ones(len(slots), np.int64),
-            np.ones(len(slots), bool),
-        )
-
-    def rows(self, computed: np.ndarray) -> StepRows:
-        """Of a decode step in which all are sampled; computed: [num_seqs] int64, tokens before the step."""
-        places, plan = self.starts[:-1], (self.slots, self.ones, self.each)
-        rows = StepRows(places, self.slots, computed + 1, wants_hidden=self.wants_hidden, plan=plan)
-        rows.share(self.sampling, self.slot_set)
-        return rows
-
+from fwk.worker.step_rows import DecodeStep, StepMembers, StepRows
 
 MIN_SLOTS = 16
 """Sequences and tokens that there is room for, however few are served: steps of so many can be captured."""
@@ -154,8 +54,8 @@ class InputBuffers:
         self.graph_sizes: GraphSizes | None = None
         """Decode steps of these sizes are captured: such a step's inputs are where they are read, padded if need be."""
         self._wide_tables: list[torch.Tensor] = []
-        self._last: _DecodeStep | None = None  # whose inputs are in the buffers
-        self._members: _Members | None = None  # of the step before
+        self._last: DecodeStep | None = None  # whose inputs are in the buffers
+        self._members: StepMembers | None = None  # of the step before
         num_slots = max(num_slots, MIN_SLOTS)
         rows = max(max_tokens, num_slots)
         for name, shape, dtype in (
@@ -212,7 +112,7 @@ class InputBuffers:
         else:
             slot_mappings = self._slot_mappings(rows, positions)
             if trees:  # a draft's K/V has a place of its own, whatever its depth: no two share one
-                positions = _in_trees(positions, slots, starts, seq_lens, trees)
+                positions = positions_in_trees(positions, slots, starts, seq_lens, trees)
             hidden_indices, logits_indices = self._wanted(
                 logits_indices,
                 len(token_ids),
@@ -233,15 +133,15 @@ class InputBuffers:
             forward.tree_mask = self.send(tree_mask(slots.tolist(), num_new.tolist(), trees))
         elif self._ring.is_host and is_decode and len(step_rows.slots) == len(slots):
             num_left = forward.kv_groups[0].block_table_np.shape[1] * table.block_size - int(seq_lens.max())
-            self._last = _DecodeStep(slots.tolist(), forward, step_rows, num_left)
+            self._last = DecodeStep(slots.tolist(), forward, step_rows, num_left)
         return forward, step_rows
 
-    def _members_of(self, batch: Batch) -> _Members:
+    def _members_of(self, batch: Batch) -> StepMembers:
         """Those of the step before, where they are the same; what is known of a slot changes with its sequence."""
         listed = [s.slot for s in batch.sequences]
         members = self._members
         if members is None or batch.new or members.listed != listed:
-            members = self._members = _Members.of(listed, self.table)
+            members = self._members = StepMembers.of(listed, self.table)
         return members
 
     def _send_with_newest(
@@ -306,16 +206,16 @@ class InputBuffers:
         self._wide_tables = [
             torch.zeros(shape, dtype=torch.int32, device=self._ring.where) for _ in self.table.block_tables
         ]
-        nobody = np.zeros(0, np.int64)
+        no_rows = np.zeros(0, np.int64)
 
         def blank(count: int) -> ForwardBatch:
-            forward = self._padded(nobody, nobody, nobody, count)
+            forward = self._padded(no_rows, no_rows, no_rows, count)
             self._send(forward)
             return forward
 
         return blank
 
-    def _advance(self, last: _DecodeStep, batch: Batch) -> tuple[ForwardBatch, StepRows]:
+    def _advance(self, last: DecodeStep, batch: Batch) -> tuple[ForwardBatch, StepRows]:
         """Change the buffers, which are the device's own, for the step after ``last``."""
         table = self.table
         groups = last.forward.kv_groups
@@ -456,7 +356,7 @@ class InputBuffers:
         self._last = None
         ring = self._ring
         ring.turn()
-        # What captured steps read comes first: it must lie where it lay, as long as there are as many tokens. What
+        # What captured steps read comes first: with as many tokens it must be at the same addresses each time. What
         # there is one of for each token comes before what there is one of for each sequence.
         tokens = self._fill_tokens(token_ids)
         where = ring.fill("positions", positions)[1]
@@ -498,7 +398,7 @@ class InputBuffers:
         rows_np, rows = self._ring.fill("state_rows", slots)
         return StateRows(rows, rows_np)
 
-    def _rows(self, batch: Batch, members: _Members, starts: np.ndarray, computed: np.ndarray) -> StepRows:
+    def _rows(self, batch: Batch, members: StepMembers, starts: np.ndarray, computed: np.ndarray) -> StepRows:
         """The positions whose logits choose a token: the last new one, and with drafts every one from it back."""
         if starts is members.starts and all([s.samples for s in batch.sequences]):
             return members.rows(computed)
@@ -522,29 +422,3 @@ class InputBuffers:
             has_drafts=has_drafts,
             plan=plan,
         )
-
-
-def _in_trees(
-    positions: np.ndarray, slots: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray, trees: Mapping[int, DraftTree]
-) -> np.ndarray:
-    """Positions with those of drafts: a draft's K/V has a place of its own, but it stands where its depth says."""
-    positions = positions.copy()
-    for i, slot in enumerate(slots.tolist()):
-        if slot in trees:
-            depths, end = trees[slot].depths, int(starts[i + 1])
-            positions[end - len(depths) : end] = seq_lens[i] - len(depths) + depths
-    return positions
-
-
-def tree_mask(slots: list[int], num_new: list[int], trees: Mapping[int, DraftTree]) -> np.ndarray:
-    """Which new token of a sequence sees which: [num_tokens, max(num_new)] bool, as ``ForwardBatch.tree_mask``."""
-    mask = np.zeros((sum(num_new), max(num_new)), bool)
-    start = 0
-    for slot, count in zip(slots, num_new, strict=True):
-        own = mask[start : start + count, :count]
-        own[:] = np.tri(count, dtype=bool)
-        if slot in trees:
-            sees = trees[slot].sees
-            own[count - len(sees) :, count - len(sees) :] = sees
-        start += count
-    return mask

@@ -1,4 +1,4 @@
-"""What a run takes of a device's memory beside weights and K/V: measured before the KV cache has its size."""
+"""What a run takes of a device's memory alongside weights and K/V: measured before the KV cache has its size."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class MemoryUse:
         return self.step + self.graphs
 
     def sentence(self) -> str:
-        """What has to stay free, as goes on after how much is free; empty where nothing does."""
-        told = {"the largest step": self.step, "captured graphs": self.graphs}
-        parts = [f"{size / 2**20:.0f} MiB for {what}" for what, size in told.items() if size]
+        """What has to stay free, to follow how much is free in a sentence; empty where nothing has to."""
+        reserved = {"the largest step": self.step, "captured graphs": self.graphs}
+        parts = [f"{size / 2**20:.0f} MiB for {what}" for what, size in reserved.items() if size]
         return f", of which {' and '.join(parts)} must stay free" if parts else ""
 
 
@@ -45,7 +45,7 @@ class MemoryProfile:
         self._memory = memory
 
     def most(self, run: Callable[[], Any]) -> int | None:
-        """Bytes that the allocator takes for ``run`` while it runs and can give back; None where nobody counts them."""
+        """Bytes that the allocator takes for ``run`` while it runs and can give back; None where it counts none."""
         self.trim()
         run()
         peak = self._device.taken(self._where)
@@ -54,7 +54,7 @@ class MemoryProfile:
         return None if peak is None or kept is None else max(0, peak.most - kept.now)
 
     def held(self, make: Callable[[], Any]) -> int:
-        """Bytes that what ``make`` returns takes for as long as somebody has it."""
+        """Bytes that what ``make`` returns takes for as long as it is referenced."""
         made = make()
         self.trim()
         free = self._memory().free
@@ -77,6 +77,6 @@ class MemoryProfile:
         return first + max(0, both - first) * (len(sizes) - 1)
 
     def trim(self) -> None:
-        """Give back what nobody uses."""
+        """Give back what no tensor uses."""
         gc.collect()
         self._device.trim(self._where)

@@ -15,11 +15,10 @@ ALIGNMENT = 16
 
 
 class PackedRing(StagingRing):
-    """A ring whose parts lie one after another, in the order they are filled in, and go to the device together.
+    """A ring whose parts are adjacent, in the order in which they are filled, and go to the device together.
 
     What ``fill`` returns is on the device once ``sent`` has been called, and is where it was in a step that filled the
-    same names in the same order with as many numbers: there a captured step finds it. On a device that is the host this
-    is a ``StagingRing``.
+    same names in the same order with as many numbers: there a captured step finds it. For devices other than the host.
     """
 
     def __init__(self, device: Device, where: torch.device, size: int) -> None:
@@ -35,29 +34,23 @@ class PackedRing(StagingRing):
         self._used = self._sent = 0
 
     def add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        if self.is_host:
-            super().add(name, shape, dtype)
-        else:
-            self._room[name] = shape, dtype
-            self._own.pop(name, None)
-            self._memory = torch.empty(0, dtype=torch.uint8)  # made when the first part is filled
+        self._room[name] = shape, dtype
+        self._own.pop(name, None)
+        self._memory = torch.empty(0, dtype=torch.uint8)  # made when the first part is filled
 
     def grow(self, count: int) -> None:
-        if not self.is_host:
-            self._events += [self._device.event() for _ in range(count)]
-            self._size += count
-            self._memory = torch.empty(0, dtype=torch.uint8)
+        self._events += [self._device.event() for _ in range(count)]
+        self._size += count
+        self._memory = torch.empty(0, dtype=torch.uint8)
 
     def turn(self) -> None:
-        if not self.is_host and not len(self._memory):
+        if not len(self._memory):
             self._allocate()
         super().turn()
         self._used = self._sent = 0
 
     def fill(self, name: str, values: np.ndarray) -> Views:
         """Write to a buffer's place in this step: [n], of the device not before ``sent``."""
-        if self.is_host:
-            return super().fill(name, values)
         count, start = len(values), -(-self._used // ALIGNMENT) * ALIGNMENT
         part, twin = self._parts.get(name), self._twins[self._at].get(name)
         if part is None or part[0] != start or part[1] != count:  # making views costs more than filling them
@@ -74,7 +67,7 @@ class PackedRing(StagingRing):
 
     def sent(self) -> None:
         """Copy what was filled since the last time, and mark where the copy ends."""
-        if not self.is_host and self._used > self._sent:
+        if self._used > self._sent:
             known = self._spans[self._at]
             if known is None or known[:2] != (self._sent, self._used):
                 span = slice(self._sent, self._used)
@@ -85,8 +78,6 @@ class PackedRing(StagingRing):
         super().sent()
 
     def put(self, name: str, values: Tensor) -> Tensor:
-        if self.is_host:
-            return super().put(name, values)
         if name not in self._own:
             shape, dtype = self._room[name]
             self._own[name] = torch.zeros(shape, dtype=dtype, device=self.where)

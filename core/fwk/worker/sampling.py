@@ -15,8 +15,8 @@ from fwk.interfaces.device import Upload
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingRows
 from fwk.types import NewSequence
 from fwk.worker.acceptance import EXACT, rejection_logits, uniform_draws
-from fwk.worker.inputs import StepRows
 from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.step_rows import StepRows
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from fwk.types import Batch, ScheduledSequence
 from fwk.worker.acceptance import accepted
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.drafting import NoDrafting
-from fwk.worker.inputs import StepRows
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.step_rows import StepRows
 
 Gain = tuple[list[int], slice | list[int]]
 """A sequence's new tokens (accepted drafts and the one after them), and the rows of logits they were sampled from."""

@@ -44,7 +44,7 @@ _INDEXED = frozenset(["index", "index_put", "index_put_", "_index_put_impl_", "_
 
 
 class Memory:
-    """Bytes of the device's tensors: of each storage that somebody has a tensor of, by its address."""
+    """Bytes of the device's tensors: of each storage that a tensor refers to, by its address."""
 
     def __init__(self) -> None:
         self._tensors: dict[int, int] = {}

@@ -1,0 +1,111 @@
+"""The sequences of a step, and which rows of its logits are theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from fwk.types import Batch, ForwardBatch
+from fwk.worker.sequence_table import SamplingState, SequenceTable
+
+
+@dataclass(slots=True)
+class StepRows:
+    """Which rows of the step's logits belong to whom. A sequence whose drafts are verified has several rows."""
+
+    sequences: np.ndarray  # [num_rows] int64: place in the batch
+    slots: np.ndarray  # [num_rows] int64
+    num_tokens: np.ndarray  # [num_rows] int64: tokens before the position the logits are for
+    drawn: Mapping[tuple[int, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
+    """(slot, num_tokens) of a row -> the draft at that place and the distribution [vocab_size] it was drawn from."""
+    slots_on_device: torch.Tensor | None = None  # where the device is not the host
+    wants_prompt_logprobs: bool = False  # of at least one sequence of the step
+    wants_hidden: bool = False  # hidden states, for the reply to at least one
+    has_drafts: bool = False  # the texts of some end in drafts
+    plan: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    """Of the whole step, [num_seqs] each: slots, new tokens, and whether a token is sampled."""
+    _sampling_state: SamplingState | None = None
+    """Of the rows' slots, once somebody has asked for them (``sampling_state``)."""
+    _slot_set: frozenset[int] | None = None
+
+    @property
+    def slot_set(self) -> frozenset[int]:
+        """The slots, each once."""
+        if self._slot_set is None:
+            self._slot_set = frozenset(self.slots.tolist())
+        return self._slot_set
+
+    def sampling_state(self, table: SequenceTable) -> SamplingState:
+        """How the rows' tokens are chosen."""
+        if self._sampling_state is None:
+            self._sampling_state = table.sampling_state(self.slots)
+        return self._sampling_state
+
+    def share(self, sampling: SamplingState, slot_set: frozenset[int]) -> None:
+        """Take what is known of the rows' slots already."""
+        self._sampling_state, self._slot_set = sampling, slot_set
+
+    def take(self, places: np.ndarray) -> StepRows:
+        """Some of the rows."""
+        return StepRows(
+            self.sequences[places], self.slots[places], self.num_tokens[places], self.drawn, has_drafts=self.has_drafts
+        )
+
+
+@dataclass(slots=True)
+class DecodeStep:
+    """A step of one token for each sequence, all of which sampled."""
+
+    slots: list[int]
+    forward: ForwardBatch
+    rows: StepRows
+    num_left: int  # steps until the longest sequence reaches past the table of blocks
+
+    def is_before(self, batch: Batch) -> bool:
+        """Whether a batch is the same sequences' next such step."""
+        if batch.new or not self.num_left or len(batch.sequences) != len(self.slots):
+            return False
+        return all(
+            s.slot == slot and s.num_new_tokens == 1 and s.samples
+            for s, slot in zip(batch.sequences, self.slots, strict=True)
+        )
+
+
+@dataclass(slots=True)
+class StepMembers:
+    """The sequences of a step, in order, and what stays the same as long as they do."""
+
+    listed: list[int]  # their slots
+    slots: np.ndarray  # the same, [num_seqs] int64
+    has_adapters: bool
+    wants_hidden: bool
+    sampling: SamplingState
+    slot_set: frozenset[int]
+    starts: np.ndarray  # of a decode step, [num_seqs + 1]
+    ones: np.ndarray  # [num_seqs] int64
+    each: np.ndarray  # [num_seqs] bool, True
+
+    @staticmethod
+    def of(listed: list[int], table: SequenceTable) -> StepMembers:
+        slots = np.array(listed, np.int64)
+        return StepMembers(
+            listed,
+            slots,
+            bool((table.adapter[slots] >= 0).any()),
+            bool(table.wants_hidden[slots].any()),
+            table.sampling_state(slots),
+            frozenset(listed),
+            np.arange(len(slots) + 1),
+            np.ones(len(slots), np.int64),
+            np.ones(len(slots), bool),
+        )
+
+    def rows(self, computed: np.ndarray) -> StepRows:
+        """Of a decode step in which all are sampled; computed: [num_seqs] int64, tokens before the step."""
+        places, plan = self.starts[:-1], (self.slots, self.ones, self.each)
+        rows = StepRows(places, self.slots, computed + 1, wants_hidden=self.wants_hidden, plan=plan)
+        rows.share(self.sampling, self.slot_set)
+        return rows
