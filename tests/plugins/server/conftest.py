@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +13,8 @@ import httpx
 import jsonschema
 import openai
 import pytest
-import uvicorn
 from fastapi import FastAPI
+from tests.helpers.http_app import listening
 
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.server.app import install_error_handlers
@@ -124,17 +122,8 @@ def api(client: httpx.AsyncClient) -> Api:
 @pytest.fixture
 async def base_url(app: FastAPI) -> AsyncIterator[str]:
     """A real server on this event loop, for what only real sockets show."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="error", ws="none", lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    task = asyncio.ensure_future(server.serve(sockets=[listener]))
-    while not server.started:
-        await asyncio.sleep(0.005)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    await task
-    listener.close()
+    async with listening(app, lifespan="off") as url:
+        yield url
 
 
 @pytest.fixture

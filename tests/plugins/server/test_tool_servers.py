@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from mcp.server.mcpserver import MCPServer
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import TypeAdapter, ValidationError
+from tests.helpers.http_app import listening
 
 from fwk.errors import ConfigError, InvalidRequest
 from fwk.interfaces.dialect import DialectContext
@@ -77,25 +75,10 @@ class Sums:
         await (self.sse if scope.get("path", "").startswith(("/sse", "/messages")) else self.app)(scope, receive, send)
 
 
-@asynccontextmanager
-async def served(app: Any) -> AsyncIterator[str]:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="error", ws="none", interface="asgi3", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    task = asyncio.ensure_future(server.serve(sockets=[listener]))
-    while not server.started:
-        await asyncio.sleep(0.005)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    await task
-    listener.close()
-
-
 @pytest.fixture
 async def sums() -> AsyncIterator[Sums]:
     found = Sums()
-    async with served(found.heard) as url:
+    async with listening(found.heard, interface="asgi3") as url:
         found.url = url
         yield found
 
@@ -397,7 +380,7 @@ async def test_requests_that_cannot_be_met(http, frontend, says):
 async def test_a_server_that_went_away(http, frontend, sums, dialect, says):
     says(ADD, "Sorry.")
     dialect._servers.by_label["sums"].url = "http://127.0.0.1:9/mcp"
-    dialect._servers.by_label["sums"]._asked = -1e9  # the list is old, too: the known one stays
+    await dialect._servers.by_label["sums"].refresh()  # the known list stays
     whole = await answered(http)
     assert whole["output"][1]["error"] == {
         "type": "http_error",
@@ -411,10 +394,25 @@ async def test_the_operators_token_and_the_older_transport(sums):
     servers = ToolServers((f"sums={sums.url}", f"old={sums.url}/sse"), "sums=abc", 5.0)
     await servers.connect()
     assert set(sums.tokens) == {"Bearer abc", None}
-    outcome = await servers.by_label["old"].call("add", '{"a": 1, "b": 1}')
-    assert outcome.output == "2"
-    outcome = await servers.by_label["sums"].call("add", "[]")
-    assert outcome.error["message"] == "the arguments are not a JSON object"
+    result = await servers.by_label["old"].call("add", '{"a": 1, "b": 1}')
+    assert result.output == "2"
+    result = await servers.by_label["sums"].call("add", "[]")
+    assert result.error["message"] == "the arguments are not a JSON object"
+
+
+async def test_tools_are_listed_again_while_the_server_runs(frontend, sums, monkeypatch):
+    monkeypatch.setattr("fwk_server.openai_responses.tool_servers.REFRESH_SECONDS", 0.01)
+    context = DialectContext(frontend, ResponsesOptions(tool_server=(f"sums={sums.url}",)))
+    dialect = ResponsesDialect(context)
+    server = dialect._servers.by_label["sums"]
+    [work] = context.lifecycle.work
+    refreshing = asyncio.ensure_future(work())
+    async with asyncio.timeout(30):
+        while not server.tools:
+            await asyncio.sleep(0.01)
+    refreshing.cancel()
+    await asyncio.gather(refreshing, return_exceptions=True)
+    assert [tool.name for tool in server.tools] == ["add", "look", "fail", "hang"]
 
 
 async def test_a_server_that_is_not_there_stops_the_start():

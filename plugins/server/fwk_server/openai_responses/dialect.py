@@ -20,13 +20,14 @@ from fwk_server._common import body
 from fwk_server._common.body import shown
 from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.dialect import ChatDialect, Running, told
-from fwk_server._common.documented import EVENTS, Reply
+from fwk_server._common.documented import EVENTS
 from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
 from fwk_server.openai_responses import ResponsesOptions
 from fwk_server.openai_responses.items import read_items
 from fwk_server.openai_responses.job import OPENED, Job
+from fwk_server.openai_responses.replies import DeletedReply, ErrorReply, ItemsReply, ResponseReply
 from fwk_server.openai_responses.reply import Writer
 from fwk_server.openai_responses.request import MAX_ID, ResponsesBody, chat_fields, read
 from fwk_server.openai_responses.rounds import approved, events
@@ -54,36 +55,6 @@ _LISTING = [
 ]
 
 
-class ResponseReply(Reply):
-    """A response."""
-
-    id: str
-    object: str
-    status: str
-    output: list[dict[str, Any]]
-
-
-class DeletedReply(Reply):
-    """The reply to a deletion."""
-
-    id: str
-    deleted: bool
-
-
-class ItemsReply(Reply):
-    """Items of a request."""
-
-    object: str
-    data: list[dict[str, Any]]
-    has_more: bool
-
-
-class ErrorReply(Reply):
-    """Every error."""
-
-    error: dict[str, Any]
-
-
 class ResponsesDialect(ChatDialect):
     """OpenAI's Responses API over the served model."""
 
@@ -102,6 +73,7 @@ class ResponsesDialect(ChatDialect):
             if importlib.util.find_spec("mcp") is None:
                 raise ConfigError("--tool-server needs the package mcp: pip install 'fwk[mcp]'")
             context.lifecycle.on(Stage.SETUP, self._servers.connect)
+            context.lifecycle.background(self._servers.keep_fresh)
         context.lifecycle.on(Stage.CLOSE, self._close)
 
     def routes(self, app: FastAPI) -> None:
@@ -115,7 +87,6 @@ class ResponsesDialect(ChatDialect):
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
         data, caller = await body.read(request), caller_of(request)
-        await self._servers.refresh()
         asked, job = await self.frontend.run_blocking(self._job, data, caller)
         if asked.background:
             started = self._start(job)

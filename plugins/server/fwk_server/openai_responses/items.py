@@ -8,10 +8,10 @@ from typing import Any
 
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown, want
-from fwk_server.openai_responses.tool_servers import object_of, told_of
+from fwk_server.openai_responses.tool_servers import error_text, object_of
 
 _ROLES = ("user", "system", "developer", "assistant")
-_SERVERS = {
+_MCP_ITEMS = {
     "mcp_list_tools": "mcpl",
     "mcp_call": "mcp",
     "mcp_approval_request": "mcpr",
@@ -49,13 +49,13 @@ def _item(item: Any, at: str) -> dict[str, Any]:
         return {"id": _id(item, "fco"), "type": kind, "status": "completed", "call_id": call_id, "output": output}
     if kind == "reasoning":
         return _reasoning(item, at)
-    if kind in _SERVERS:
-        return _of_servers(item, kind, at)
+    if kind in _MCP_ITEMS:
+        return _mcp_item(item, kind, at)
     raise InvalidRequest(f"{at}: items of type {shown(kind)} are not supported here", "input")
 
 
-def _of_servers(item: Mapping[str, Any], kind: str, at: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"id": _id(item, _SERVERS[kind]), "type": kind}
+def _mcp_item(item: Mapping[str, Any], kind: str, at: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"id": _id(item, _MCP_ITEMS[kind]), "type": kind}
     if kind == "mcp_approval_response":
         request = want(item.get("approval_request_id"), str, "a string", f"{at}.approval_request_id")
         reason = None if item.get("reason") is None else want(item["reason"], str, "a string", f"{at}.reason")
@@ -82,7 +82,7 @@ def _of_servers(item: Mapping[str, Any], kind: str, at: str) -> dict[str, Any]:
     return found | {"error": error, "approval_request_id": asked, "status": status}
 
 
-def verdicts(items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def approval_responses(items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The client's answers to requests for approval, by the request's id."""
     return {item["approval_request_id"]: item for item in items if item["type"] == "mcp_approval_response"}
 
@@ -134,9 +134,9 @@ def messages_of(instructions: str | None, items: list[dict[str, Any]]) -> list[d
     """
     messages = [{"role": "system", "content": instructions}] if instructions else []
     turn: dict[str, Any] | None = None  # the model's, while it may continue
-    answers = verdicts(items)
+    answers = approval_responses(items)
     for item in items:
-        if item["type"] in _SERVERS:
+        if item["type"] in _MCP_ITEMS:
             result = _result(item, answers)
             if result is None:
                 continue
@@ -184,12 +184,12 @@ def _call(turn: dict[str, Any], call_id: str, item: Mapping[str, Any]) -> None:
 
 
 def _result(item: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """What came of a tool server's call, for the model; None for items it is not told of.
+    """The result of a tool server's call, for the model; None for items that it does not read.
 
-    A call that was approved is told where it was made, one that nobody has answered yet is not told.
+    A call that was approved has an item of its own with its result; one without an answer yet is left out.
     """
     if item["type"] == "mcp_call":
-        return item["output"] if item["output"] is not None else told_of(item["error"])
+        return item["output"] if item["output"] is not None else error_text(item["error"])
     answer = answers.get(item["id"]) if item["type"] == "mcp_approval_request" else None
     if answer is None or answer["approve"]:
         return None

@@ -1,9 +1,9 @@
-"""The response object, and the events that build it."""
+"""The events that build a response."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -12,8 +12,9 @@ from fwk_server._common.chat.dialect import Running
 from fwk_server._common.logprobs import TokenTexts, chat_logprobs
 from fwk_server.openai_responses.items import new_id
 from fwk_server.openai_responses.request import ResponsesBody
+from fwk_server.openai_responses.response import new_response, usage_of
 from fwk_server.openai_responses.server_tools import ServerTools
-from fwk_server.openai_responses.tool_servers import Outcome
+from fwk_server.openai_responses.tool_servers import ToolResult
 
 
 class Writer:
@@ -28,17 +29,21 @@ class Writer:
         tokens: TokenTexts,
         tools: ServerTools,
     ) -> None:
-        self._running = running
-        self._runnings = [running]  # of all rounds
+        self._rounds = [running]
         self._tokens = tokens
         self._tools = tools
-        self._unmade: list[int] = []  # calls of tool servers that the model has asked for: their place in the output
+        self._pending_calls: list[int] = []  # of tool servers: their places in the output
         self._num_scores = 0  # told
         self._number = 0  # of the next event
         self._start = 0  # the newest round's first item
         self._open = ""  # the kind of item that grows
         self.output: list[dict[str, Any]] = []
-        self.response = _frame(body, raw, running) | {"store": is_stored, "output": self.output}
+        self.response = new_response(body, raw, running) | {"store": is_stored, "output": self.output}
+
+    @property
+    def _running(self) -> Running:
+        """The newest round."""
+        return self._rounds[-1]
 
     @property
     def id(self) -> str:
@@ -73,23 +78,23 @@ class Writer:
         self._start = len(self.output)
         return lines
 
-    def go_on(self, running: Running) -> None:
-        """What comes from now on is of another round, which has read what the calls came to."""
-        self._running, self._num_scores, self._start = running, 0, len(self.output)
-        self._runnings.append(running)
+    def begin_round(self, running: Running) -> None:
+        """From now on the output is of another round, which has read the results of the calls."""
+        self._num_scores, self._start = 0, len(self.output)
+        self._rounds.append(running)
 
     @property
     def num_output_tokens(self) -> int:
         """Of all rounds so far."""
-        return sum(running.num_output_tokens for running in self._runnings)
+        return sum(running.num_output_tokens for running in self._rounds)
 
     def end_round(self) -> tuple[bytes, list[int]]:
         """The round has ended: the events of that, and the places of calls to be made now."""
         if self._running.reason == "length":
             return b"", []
         lines = self._close()
-        unmade, self._unmade = self._unmade, []
-        return lines, unmade
+        pending, self._pending_calls = self._pending_calls, []
+        return lines, pending
 
     @property
     def waits_for_client(self) -> bool:
@@ -102,12 +107,12 @@ class Writer:
         lines = self._begin_call(request["name"], request["server_label"], request["id"])
         self.output[-1]["arguments"] = request["arguments"]
         lines += self._close()
-        return lines, self._unmade.pop()
+        return lines, self._pending_calls.pop()
 
-    def made(self, place: int, outcome: Outcome) -> bytes:
+    def end_call(self, place: int, result: ToolResult) -> bytes:
         """The last events of a call."""
-        status = "completed" if outcome.error is None else "failed"
-        self.output[place] |= {"output": outcome.output, "error": outcome.error, "status": status}
+        status = "completed" if result.error is None else "failed"
+        self.output[place] |= {"output": result.output, "error": result.error, "status": status}
         return self._of(place, f"response.mcp_call.{status}") + self._done(place)
 
     def take(self, added: Mapping[str, Any]) -> bytes:
@@ -129,8 +134,8 @@ class Writer:
         lines = b"" if len(self.output) > self._start else self._begin("message")
         is_cut = is_cut or self._running.reason == "length"
         lines += self._close("incomplete" if is_cut else "completed")
-        lines += self._settle_calls()
-        self.response["usage"] = usage(self._runnings)
+        lines += self._abandon_calls()
+        self.response["usage"] = usage_of(self._rounds)
         if is_cut:
             return lines + self.end("incomplete", incomplete_details={"reason": "max_output_tokens"})
         return lines + self.end("completed", completed_at=int(time.time()))
@@ -155,15 +160,15 @@ class Writer:
             if self._open != "mcp_approval_request":
                 self.output[-1]["status"] = "incomplete"
             self._open = ""
-        self._settle_calls()
+        self._abandon_calls()
 
-    def _settle_calls(self) -> bytes:
+    def _abandon_calls(self) -> bytes:
         """Calls that will not be made."""
         lines = b""
-        for place in self._unmade:
+        for place in self._pending_calls:
             self.output[place]["status"] = "incomplete"
             lines += self._done(place)
-        self._unmade = []
+        self._pending_calls = []
         return lines
 
     def _text(self, kind: str, text: str) -> bytes:
@@ -237,7 +242,7 @@ class Writer:
         if kind == "mcp_approval_request":
             return self._done(len(self.output) - 1)
         if kind == "mcp_call":  # it is not done before it was made
-            self._unmade.append(len(self.output) - 1)
+            self._pending_calls.append(len(self.output) - 1)
             return self._of_item("response.mcp_call_arguments.done", arguments=item["arguments"])
         item["status"] = status
         if kind == "function_call":
@@ -270,57 +275,3 @@ class Writer:
         told = {"type": kind, "sequence_number": self._number, **data}
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(told) + b"\n\n"
-
-
-def _frame(body: ResponsesBody, raw: Mapping[str, Any], running: Running) -> dict[str, Any]:
-    """The response before its first item: what was asked, and the settings that hold."""
-    sampling = running.call.item.sampling
-    reasoning = body.reasoning or {}
-    text = body.text or {}
-    return {
-        "id": new_id("resp"),
-        "object": "response",
-        "created_at": int(time.time()),
-        "completed_at": None,
-        "status": "queued",
-        "background": bool(body.background),
-        "error": None,
-        "incomplete_details": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
-        "metadata": body.metadata or {},
-        "model": body.model or running.frontend.card.name,
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
-        "prompt_cache_key": body.prompt_cache_key,
-        "prompt_cache_retention": body.prompt_cache_retention,
-        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
-        "safety_identifier": body.safety_identifier,
-        "service_tier": body.service_tier or "default",
-        "temperature": sampling.temperature,
-        "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
-        "tool_choice": body.tool_choice or "auto",
-        "tools": [
-            {"strict": None, "parameters": None, **tool} if tool["type"] == "function" else tool
-            for tool in raw.get("tools") or []
-        ],
-        "top_logprobs": body.top_logprobs or 0,
-        "top_p": sampling.top_p,
-        "truncation": "disabled",
-        "usage": None,
-        "user": body.user,
-    }
-
-
-def usage(rounds: Sequence[Running]) -> dict[str, Any]:
-    """The tokens of all rounds, counted."""
-    counts = [running.usage.body() for running in rounds]
-    cached = sum(count["prompt_tokens_details"]["cached_tokens"] for count in counts)
-    return {
-        "input_tokens": sum(count["prompt_tokens"] for count in counts),
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": sum(count["completion_tokens"] for count in counts),
-        "output_tokens_details": {"reasoning_tokens": sum(running.answer.reasoning_tokens for running in rounds)},
-        "total_tokens": sum(count["total_tokens"] for count in counts),
-    }

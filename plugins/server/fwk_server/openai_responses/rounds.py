@@ -12,11 +12,11 @@ from fwk.interfaces.dialect import Frontend
 from fwk_server._common.body import shown
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.dialect import Running
-from fwk_server.openai_responses.items import verdicts
+from fwk_server.openai_responses.items import approval_responses
 from fwk_server.openai_responses.job import Job
 from fwk_server.openai_responses.request import MAX_CALLS, chat_fields, later_choice
 from fwk_server.openai_responses.server_tools import ServerTools
-from fwk_server.openai_responses.tool_servers import Outcome
+from fwk_server.openai_responses.tool_servers import ToolResult
 
 Prepare = Callable[[Mapping[str, Any], Caller], Running]
 
@@ -30,7 +30,7 @@ _NO_MORE = {
 def approved(inputs: list[dict[str, Any]], context: list[dict[str, Any]], tools: ServerTools) -> list[dict[str, Any]]:
     """The requests for approval that the client agrees to. Raises ``InvalidRequest``."""
     asked = {item["id"]: item for item in context if item["type"] == "mcp_approval_request"}
-    answers = verdicts(inputs)
+    answers = approval_responses(inputs)
     made = {item["approval_request_id"] for item in context if item["type"] == "mcp_call"}
     for name, answer in answers.items():
         if name not in asked:
@@ -52,7 +52,7 @@ def approved(inputs: list[dict[str, Any]], context: list[dict[str, Any]], tools:
 async def events(job: Job, frontend: Frontend, prepare: Prepare, *, is_whole: bool) -> AsyncGenerator[bytes, None]:
     """The events of a response, from the first to the last. The first wait for the engine, unless calls come first.
 
-    ``is_whole``: nobody reads the events on their way, so a round may come in one piece.
+    ``is_whole``: the events are not sent, so a round may come in one piece.
     """
     writer = job.writer
     listed = {item["server_label"] for item in job.context if item["type"] == "mcp_list_tools"}
@@ -61,7 +61,7 @@ async def events(job: Job, frontend: Frontend, prepare: Prepare, *, is_whole: bo
     if job.approved:
         begun = [writer.begin_approved(request) for request in job.approved]
         yield lines + b"".join(first for first, _ in begun)
-        yield await _made(job, [place for _, place in begun], num_calls)
+        yield await _call_all(job, [place for _, place in begun], num_calls)
         lines = b""
         await _next_round(job, frontend, prepare, is_last=False)
     most = job.asked.max_tool_calls or MAX_CALLS
@@ -79,7 +79,7 @@ async def events(job: Job, frontend: Frontend, prepare: Prepare, *, is_whole: bo
             yield lines + writer.finish()
             return
         yield lines
-        yield await _made(job, places, max(most - num_calls, 0))
+        yield await _call_all(job, places, max(most - num_calls, 0))
         num_calls += len(places)
         if writer.waits_for_client:
             yield writer.finish()
@@ -92,20 +92,20 @@ async def events(job: Job, frontend: Frontend, prepare: Prepare, *, is_whole: bo
         lines = b""
 
 
-async def _made(job: Job, places: list[int], num_allowed: int) -> bytes:
+async def _call_all(job: Job, places: list[int], num_allowed: int) -> bytes:
     """Make calls, all at once: their last events, in the order in which the model asked for them."""
     items = [job.writer.output[place] for place in places]
-    outcomes = await asyncio.gather(*(_call(job.tools, item) for item in items[:num_allowed]))
-    outcomes += [Outcome(error=_NO_MORE)] * (len(items) - len(outcomes))
-    return b"".join(job.writer.made(place, outcome) for place, outcome in zip(places, outcomes, strict=True))
+    results = await asyncio.gather(*(_call(job.tools, item) for item in items[:num_allowed]))
+    results += [ToolResult(error=_NO_MORE)] * (len(items) - len(results))
+    return b"".join(job.writer.end_call(place, result) for place, result in zip(places, results, strict=True))
 
 
-async def _call(tools: ServerTools, item: Mapping[str, Any]) -> Outcome:
+async def _call(tools: ServerTools, item: Mapping[str, Any]) -> ToolResult:
     return await tools.by_name[item["name"]].server.call(item["name"], item["arguments"])
 
 
 async def _next_round(job: Job, frontend: Frontend, prepare: Prepare, *, is_last: bool) -> None:
-    """Have the model read what the calls came to. In the last round it can call nothing more."""
+    """Have the model read the results of the calls. In the last round it can call nothing more."""
     raw = dict(job.raw)
     asked = job.asked.model_copy(update={"tool_choice": "none" if is_last else later_choice(job.asked.tool_choice)})
     if asked.max_output_tokens is not None:
@@ -113,4 +113,4 @@ async def _next_round(job: Job, frontend: Frontend, prepare: Prepare, *, is_last
     context = [*job.context, *job.writer.output]
     fields = await frontend.run_blocking(chat_fields, asked, raw, context, job.tools)
     job.running = await frontend.run_blocking(prepare, fields, job.caller)
-    job.writer.go_on(job.running)
+    job.writer.begin_round(job.running)

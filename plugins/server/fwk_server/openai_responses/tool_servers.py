@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 MAX_OUTPUT = 2**20
 """Characters of a call's result."""
-_FRESH = 60.0
-"""Seconds for which a list of tools is not asked for again."""
+REFRESH_SECONDS = 60.0
+"""Between two times that a server is asked for its tools."""
 _TIMED_OUT = -32001
 _INVALID = -32602
 _INTERNAL = -32603
@@ -72,19 +71,14 @@ class ServerTool:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a call came to: its text, or an error in the words of OpenAI's ``mcp_call`` items."""
+class ToolResult:
+    """A call's text, or its error, in the words of OpenAI's ``mcp_call`` items."""
 
     output: str | None = None
     error: dict[str, Any] | None = None
 
-    @property
-    def text(self) -> str:
-        """What the model reads."""
-        return self.output if self.output is not None else told_of(self.error)
 
-
-def told_of(error: Mapping[str, Any] | None) -> str:
+def error_text(error: Mapping[str, Any] | None) -> str:
     """An error of a call, for the model."""
     if error is None:
         return ""
@@ -100,8 +94,6 @@ class ToolServer:
     token: str | None
     timeout: float
     tools: list[ServerTool] = field(default_factory=list[ServerTool])
-    _asked: float = -_FRESH
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def list(self) -> None:
         """Ask for the tools. Raises whatever goes wrong."""
@@ -113,21 +105,17 @@ class ToolServer:
                 if page.next_cursor is None or len(found) > MAX_TOOLS:
                     break
                 page = await client.list_tools(cursor=page.next_cursor)
-        self.tools, self._asked = found, time.monotonic()
+        self.tools = found
 
     async def refresh(self) -> None:
-        """Ask for the tools again if that was a while ago; those known stay when the server does not answer."""
-        async with self._lock:
-            if time.monotonic() - self._asked < _FRESH:
-                return
-            self._asked = time.monotonic()
-            try:
-                await self.list()
-            except Exception as error:
-                logger.warning("tool server %s: its tools could not be listed again: %s", self.label, _reason(error))
+        """Ask for the tools again; those known stay when the server does not answer."""
+        try:
+            await self.list()
+        except Exception as error:
+            logger.warning("tool server %s: its tools could not be listed again: %s", self.label, _reason(error))
 
-    async def call(self, name: str, arguments: str) -> Outcome:
-        """Run a tool with ``arguments``, an object's JSON. What goes wrong is told in the outcome."""
+    async def call(self, name: str, arguments: str) -> ToolResult:
+        """Run a tool with ``arguments``, an object's JSON. Errors are part of the result."""
         given = object_of(arguments)
         if given is None:
             return _protocol_error(_INVALID, "the arguments are not a JSON object")
@@ -142,7 +130,9 @@ class ToolServer:
                 return _protocol_error(cause.code, str(cause))
             code = getattr(getattr(cause, "response", None), "status_code", _UNREACHABLE)
             logger.warning("tool server %s: %s could not be called: %s", self.label, name, _reason(error))
-            return Outcome(error={"type": "http_error", "code": code, "message": "the tool server cannot be reached"})
+            return ToolResult(
+                error={"type": "http_error", "code": code, "message": "the tool server cannot be reached"}
+            )
         blocks = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
         output = _plain(blocks)
         if not blocks and result.structured_content is not None:
@@ -150,8 +140,8 @@ class ToolServer:
         if len(output) > MAX_OUTPUT:
             return _protocol_error(_INTERNAL, f"the tool's output has {len(output)} characters, more than {MAX_OUTPUT}")
         if result.is_error:
-            return Outcome(error={"type": "mcp_tool_execution_error", "content": blocks})
-        return Outcome(output)
+            return ToolResult(error={"type": "mcp_tool_execution_error", "content": blocks})
+        return ToolResult(output)
 
     def _tool(self, tool: Any) -> ServerTool | None:
         """A tool, unless the model's side cannot take it: that is logged."""
@@ -192,9 +182,11 @@ class ToolServers:
             names = ", ".join(tool.name for tool in server.tools) or "none"
             logger.info("tool server %s: tools: %s", server.label, names)
 
-    async def refresh(self) -> None:
-        """Ask for tools again where that was a while ago."""
-        await asyncio.gather(*(server.refresh() for server in self.by_label.values()))
+    async def keep_fresh(self) -> None:
+        """Ask for the tools again and again, for as long as the server runs."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            await asyncio.gather(*(server.refresh() for server in self.by_label.values()))
 
 
 def object_of(arguments: str) -> dict[str, Any] | None:
@@ -206,8 +198,8 @@ def object_of(arguments: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _protocol_error(code: int, message: str) -> Outcome:
-    return Outcome(error={"type": "mcp_protocol_error", "code": code, "message": message})
+def _protocol_error(code: int, message: str) -> ToolResult:
+    return ToolResult(error={"type": "mcp_protocol_error", "code": code, "message": message})
 
 
 def _plain(blocks: Any) -> str:

@@ -1,0 +1,37 @@
+"""What the routes answer, for the documentation of the API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fwk_server._common.documented import Reply
+
+
+class ResponseReply(Reply):
+    """A response."""
+
+    id: str
+    object: str
+    status: str
+    output: list[dict[str, Any]]
+
+
+class DeletedReply(Reply):
+    """The reply to a deletion."""
+
+    id: str
+    deleted: bool
+
+
+class ItemsReply(Reply):
+    """Items of a request."""
+
+    object: str
+    data: list[dict[str, Any]]
+    has_more: bool
+
+
+class ErrorReply(Reply):
+    """Every error."""
+
+    error: dict[str, Any]
