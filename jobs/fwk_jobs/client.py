@@ -95,7 +95,7 @@ class JobProcess:
         self._is_closed = False
 
     def warm_up(self, kind: str, body: bytes) -> Future[Answer]:
-        """Have it import, and prepare such jobs, before a first one waits for that; nobody need wait for the answer.
+        """Have it import, and prepare such jobs, before a first one waits for that; the answer need not be awaited.
 
         Raises ``JobError`` after ``close``.
         """

@@ -36,7 +36,7 @@ def new_helper(config: Config) -> JobProcess:
 
 
 def warm_up(helper: JobProcess, backend: str) -> None:
-    """Start the helper and have it build the backend, which nobody waits for. Does nothing once it is closed."""
+    """Start the helper and have it build the backend, without waiting for it. Does nothing once it is closed."""
     with contextlib.suppress(JobError):
         helper.warm_up("grammar", msgspec.msgpack.encode(GrammarJob(backend, None)))
 

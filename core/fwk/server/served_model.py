@@ -149,7 +149,7 @@ class ServedModel:
         await self.plugin_switcher.ready(ready.chosen)
 
     async def _warm_helper(self) -> None:
-        """Start what compiles grammars, so that the first does not wait: when no request is under way, or at last."""
+        """Start what compiles grammars before the first grammar: in a pause between requests, or when none comes."""
         deadline = time.monotonic() + MAX_WAIT_FOR_PAUSE
         while self._admission is not None and not self._admission.is_empty and time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS)

@@ -140,7 +140,7 @@ class GrammarBackendSuite(ServedSuite):
             for grammar, place in zip(grammars, places, strict=True):
                 grammar.fill_mask(alone)
                 assert np.array_equal(rows[place], alone)
-            assert (rows[::2] == 0x55555555).all(), "a row was written that is nobody's"
+            assert (rows[::2] == 0x55555555).all(), "a row of no grammar was written"
 
     def test_rollback_and_fork(self, item: Registered) -> None:
         backend = self.backend(item)

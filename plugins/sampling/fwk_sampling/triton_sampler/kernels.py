@@ -19,7 +19,7 @@ SETTINGS_FIELDS = tl.constexpr(5)
 """float64 per row: draw, temperature (0: greedy), top_p, min_logit, top_k."""
 
 SPAN = tl.constexpr(28.0)
-"""Nats: what lies further below the largest logit has no mass in units of 2**-40."""
+"""Nats: a logit further below the largest one has no mass in units of 2**-40."""
 
 
 @triton.jit
