@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -148,6 +149,7 @@ class Server:
 
     def settle(self) -> None:
         """What it has now is its own: processes, descriptors, files, memory. Called again for another engine."""
+        until(lambda: not self._has_jobs(), SETTLE_SECONDS, "the end of what its helper runs")
         self._family = self.children()
         self.engine = self.engines()[0]
         self._num_fds = self._count_fds()
@@ -175,6 +177,16 @@ class Server:
     def engines(self, *, recursive: bool = False) -> list[psutil.Process]:
         """The processes with a model, with their own if ``recursive``: all but the API process's helper."""
         return [p for p in psutil.Process(self.process.pid).children(recursive) if not is_helper(p)]
+
+    def _has_jobs(self) -> bool:
+        """Whether its helper runs something, a fork each."""
+        helpers = [p for p in psutil.Process(self.process.pid).children() if is_helper(p)]
+        return any(helper.children() for helper in helpers)
+
+    def _strangers(self) -> list[psutil.Process]:
+        """Processes it did not have, but for a helper: that starts in a pause between requests, and may do so late."""
+        helpers = [p for p in psutil.Process(self.process.pid).children() if is_helper(p)]
+        return [p for p in self.children() if p not in [*self._family, *helpers]]
 
     @property
     def leftovers(self) -> list[Path]:
@@ -215,8 +227,11 @@ class Server:
     def _open_files(self) -> set[str]:
         """Socket files of the server, and shared memory that its processes have."""
         sockets = {str(path) for path in self._folder.rglob("*") if path.is_socket()}
-        maps = "".join(Path(f"/proc/{p.pid}/maps").read_text() for p in [self.process, *self.children()])
-        return sockets | set(re.findall(r"/dev/shm/\S+", maps))
+        mapped: set[str] = set()
+        for process in [self.process, *self.children()]:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a job of the helper has ended
+                mapped.update(re.findall(r"/dev/shm/\S+", Path(f"/proc/{process.pid}/maps").read_text()))
+        return sockets | mapped
 
     def _process(self) -> dict[str, float]:
         """What the plugin tells of the API process, with the memory of the engine added; nothing without the plugin."""
@@ -245,7 +260,8 @@ class Server:
         until(self.is_idle, SETTLE_SECONDS, "running = waiting = 0 and no block held")
         assert self._golden() == self.golden  # its answer brings the books up to date
         until(self._books_balance, SETTLE_SECONDS, "free + cached blocks = all")
-        assert self.children() == self._family
+        until(lambda: not self._strangers(), SETTLE_SECONDS, "no processes but those it had")
+        assert all(map(is_alive, self._family))
         until(lambda: self._count_fds() <= self._num_fds + 4, SETTLE_SECONDS, "connections closed")
         assert self._open_files() == self._files, self._open_files() ^ self._files
         process = self._process()
