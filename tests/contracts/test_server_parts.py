@@ -43,6 +43,11 @@ class TestTensorDump(ObserverSuite):
     options = {"debug_tensor_dump_output_folder": str(Path(tempfile.gettempdir()) / "fwk-dumps")}
 
 
+class TestExpertDistribution(ObserverSuite):
+    plugin = "expert_distribution"
+    options = {"expert_distribution_recorder_mode": "stat"}
+
+
 class TestNvtx(ObserverSuite):
     plugin = "nvtx"
     options = {"enable_nvtx": True}

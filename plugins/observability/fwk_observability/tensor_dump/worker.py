@@ -14,8 +14,8 @@ from safetensors.torch import save
 from fwk.errors import ConfigError
 from fwk.interfaces.observer import WorkerObserver, WorkerObserverContext
 from fwk.types import Batch, ForwardBatch
+from fwk_observability._common.layers import follow, follow_method, layers_of
 from fwk_observability.tensor_dump import TensorDumpOptions
-from fwk_observability.tensor_dump.layers import follow, follow_method, layers_of
 
 log = logging.getLogger("fwk.tensor_dump")
 
