@@ -119,7 +119,7 @@ class Clock:
 
 
 @contextmanager
-def measured(forward_seconds: float, vocab_size: int) -> Iterator[Clock]:
+def measured(forward_seconds: float, vocab_size: int, hidden_size: int) -> Iterator[Clock]:
     """Within, kernels of ours compute nothing, decode steps take a device's time, and both clocks run."""
     clock = Clock(forward_seconds)
 
@@ -135,9 +135,10 @@ def measured(forward_seconds: float, vocab_size: int) -> Iterator[Clock]:
                 generator = torch.Generator().manual_seed(0)
                 noise.append(torch.randn((MAX_ROWS, vocab_size), generator=generator).to(tensors.DEVICE))
             made = noise[0][:rows]
+            hidden = torch.zeros((len(batch.token_ids), hidden_size), dtype=torch.bfloat16, device=tensors.DEVICE)
             JOURNAL.launch("graph" if batch.is_static else "forward")
         clock.launch_forward()
-        return made, (made if rows else None)
+        return hidden, (made if rows else None)
 
     class TimedEvent(device.PretendedEvent):
         def record(self) -> None:
@@ -210,9 +211,10 @@ def launches(folder: Path) -> dict[str, int]:
 def measure(folder: Path, name: str, batch: int, steps: int, context: int, forward_ms: float) -> dict[str, float]:
     """Median milliseconds of host work and counts of a decode step, and the share of the device's time that is idle."""
     asked, more = ASKED[name]
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    described = json.loads((folder / "config.json").read_text())
+    vocab_size, hidden_size = described["vocab_size"], described["hidden_size"]
     rows: dict[str, list[float]] = {"launch": [], "collect": [], "step": [], "launches": [], "waits": []}
-    with measured(forward_ms / 1e3, vocab_size) as clock, pretended() as plugins:
+    with measured(forward_ms / 1e3, vocab_size, hidden_size) as clock, pretended() as plugins:
         options = options_of(batch, context, steps, **more)
         with fwk.LLM(str(folder), plugins=plugins, **options) as llm, pytest.MonkeyPatch.context() as patch:
             clock.calibrate()

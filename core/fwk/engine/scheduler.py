@@ -237,6 +237,7 @@ class Scheduler:
         self._kv_blocks.free_duplicate_blocks()
         self._counters.timed(result, has_drafts=any(s.draft_token_ids for s in step.batch.sequences))
         results = {r.slot: r for r in result.sequences}
+        has_states = self.limits.num_state_places is not None
         events: list[TokenEvent] = []
         for (sequence, epoch), scheduled in zip(step.sequences, step.batch.sequences, strict=True):
             if sequence.status is not Status.RUNNING or sequence.num_preemptions != epoch:
@@ -249,9 +250,11 @@ class Scheduler:
                 if scheduled.samples:
                     raise AssertionError(f"step {result.step} has no result for slot {scheduled.slot}")
                 continue
-            event = None if scheduled.draft_token_ids else plain_event(sequence, made, self.limits.eos_token_ids)
+            event = plain_event(sequence, scheduled, made, self.limits.eos_token_ids, has_states=has_states)
             if event is not None:
-                self._counters.generation_tokens += 1
+                self._counters.generation_tokens += len(event.token_ids)
+                if scheduled.draft_token_ids:
+                    self._counters.verified(len(scheduled.draft_token_ids), len(event.token_ids) - 1)
                 events.append(event)
                 continue
             event = self._take(sequence, scheduled, made)

@@ -47,24 +47,47 @@ class SequenceUpdate:
         )
 
 
-def plain_event(sequence: Sequence, result: SequenceResult, eos_token_ids: frozenset[int]) -> TokenEvent | None:
-    """Append a token that ends nothing and comes alone, as most do; None, and no change, for any other result."""
-    if len(result.token_ids) != 1 or result.error is not None or result.is_complete or result.draft_token_ids:
+def plain_event(
+    sequence: Sequence,
+    scheduled: ScheduledSequence,
+    result: SequenceResult,
+    eos_token_ids: frozenset[int],
+    *,
+    has_states: bool = False,
+) -> TokenEvent | None:
+    """As ``append``, of tokens that end nothing and come alone, as most do; None, and no change, for any other result.
+
+    Drafts that are to be verified may come with them.
+    """
+    tokens, drafted = result.token_ids, scheduled.draft_token_ids
+    if not tokens or result.error is not None or result.is_complete or (drafted and has_states):
         return None
     if result.logprobs is not None or result.prompt_logprobs is not None or result.hidden_states is not None:
         return None
-    if result.embedding is not None or sequence.num_drafts or sequence.drafts or sequence.hidden_states:
+    if result.embedding is not None or sequence.hidden_states:
         return None
-    if sequence.ending_ids is None:
+    ending = sequence.ending_ids
+    if ending is None:
         own = () if sequence.request.sampling.ignore_eos else eos_token_ids
-        sequence.ending_ids = frozenset((*sequence.request.sampling.stop_token_ids, *own))
-    num_output = len(sequence.token_ids) + 1 - len(sequence.request.prompt_token_ids)
+        ending = sequence.ending_ids = frozenset((*sequence.request.sampling.stop_token_ids, *own))
+    num_output = len(sequence.token_ids) + len(tokens) - len(sequence.request.prompt_token_ids)
     # The first token may bring what is told of the prompt.
-    if num_output == 1 or num_output >= sequence.max_tokens or result.token_ids[0] in sequence.ending_ids:
+    if num_output == len(tokens) or num_output >= sequence.max_tokens or not ending.isdisjoint(tokens):
         return None
-    sequence.token_ids.append(result.token_ids[0])
+    sequence.token_ids += tokens
+    sequence.drafts = result.draft_token_ids
+    if drafted:
+        num_accepted = len(tokens) - 1
+        sequence.num_computed_tokens -= len(drafted) - num_accepted
+        sequence.num_drafts += len(drafted)
+        sequence.num_accepted_drafts += num_accepted
     return TokenEvent(
-        sequence.request.request_id, sequence.index, result.token_ids, cached_tokens=sequence.cached_tokens
+        sequence.request.request_id,
+        sequence.index,
+        tokens,
+        cached_tokens=sequence.cached_tokens,
+        draft_tokens=sequence.num_drafts,
+        accepted_draft_tokens=sequence.num_accepted_drafts,
     )
 
 

@@ -27,6 +27,18 @@ def accepted(drafts: list[int], picked: list[int]) -> list[int]:
     return picked[: kept + 1]
 
 
+def count_gained(drafts: np.ndarray, picked: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """How many tokens ``accepted`` returns for each of many chains: [num_chains] int64.
+
+    counts [num_chains] int64: drafts of each chain, at least one; drafts, picked: [sum of counts], what each draft is,
+    and what was picked in its place.
+    """
+    starts = np.cumsum(counts) - counts
+    nth = np.arange(len(drafts)) - np.repeat(starts, counts)
+    first_wrong = np.where(drafts != picked, nth, np.repeat(counts, counts))
+    return np.minimum.reduceat(first_wrong, starts) + 1
+
+
 def rejection_logits(
     logits: Tensor, drafts: Tensor, proposal: Tensor, draws: Tensor, acceptance: Acceptance = EXACT
 ) -> Tensor:

@@ -63,6 +63,12 @@ class DraftStore:
         """Its drafts are known on the host, or of no use."""
         self._is_tree.pop(slot, None)
 
+    def drop_each(self, slots: list[int]) -> None:
+        """``drop`` of each of these."""
+        if self._is_tree:
+            for slot in slots:
+                self.drop(slot)
+
     def enter(self, batch: Batch, forward: ForwardBatch) -> StoredDrafts | None:
         """Put the drafts of this step into its inputs, where their places are filled with others."""
         mine = [(i, s) for i, s in enumerate(batch.sequences) if s.draft_token_ids and s.slot in self._is_tree]

@@ -21,12 +21,15 @@ from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.step_rows import StepRows
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Proposal:
     """How the drafts of one sequence were made; both None for a chain that was certain."""
 
     parents: list[int] | None
     probabilities: Tensor | None  # [num_drafts, vocab_size]
+
+
+CERTAIN = Proposal(None, None)
 
 
 class NoDrafting:
@@ -41,6 +44,8 @@ class NoDrafting:
     def draft(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> None:
         """Put drafts into the results of a step."""
         self.propose(sampled, results)
+        if not self.forced.is_any:
+            return
         for slot in self.forced.enter(sampled, results, self.parents):
             self.replace(slot)
 
@@ -218,9 +223,9 @@ class Drafting(NoDrafting):
     def propose(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> None:
         if not sampled:
             return
-        table = self._table
+        table, made = self._table, self._made
         slots = np.array([s.slot for s in sampled], np.int64)
-        own = [s for s in sampled if s.slot in self._made]  # not those that others took the place of
+        own = [s for s in sampled if s.slot in made]  # not those that others took the place of
         self._decoder.observe(
             Verified(
                 np.array([s.slot for s in own], np.int64),
@@ -228,7 +233,7 @@ class Drafting(NoDrafting):
                 np.array([len(results[s.slot].token_ids) - 1 for s in own], np.int64),
             )
         )
-        undone = {s.slot for s in sampled if table.is_undone(s, results[s.slot].token_ids)}
+        undone = {s.slot for s in sampled if table.has_states and table.is_undone(s, results[s.slot].token_ids)}
         if undone:  # their next step computes what stands, and no drafts
             slots = np.array([slot for slot in slots.tolist() if slot not in undone], np.int64)
             if not len(slots):
@@ -241,7 +246,7 @@ class Drafting(NoDrafting):
         stays = isinstance(drafts.token_ids, Tensor) and self._may_stay(slots, num_tokens, drafts)
         if stays and self._store is not None:
             for slot, count in zip(slots.tolist(), self._store.put(slots, drafts, most), strict=True):
-                self._made[slot] = Proposal(None, None)
+                self._made[slot] = CERTAIN
                 results[slot].draft_token_ids = [0] * count  # which the host learns when they are verified
         else:
             self._keep(slots, drafts, most, results)
@@ -260,14 +265,22 @@ class Drafting(NoDrafting):
     def _keep(self, slots: np.ndarray, drafts: Drafts, most: np.ndarray, results: dict[int, SequenceResult]) -> None:
         """Put drafts into the results, for the host to know."""
         token_ids, all_parents = on_host(drafts)
+        listed = slots.tolist()
+        if self._store is not None:
+            self._store.drop_each(listed)
+        if all_parents is None and drafts.probabilities is None:
+            self._made.update(dict.fromkeys(listed, CERTAIN))
+            for slot, tokens, count in zip(listed, token_ids, most.tolist(), strict=True):
+                if tokens:
+                    results[slot].draft_token_ids = tokens[:count]
+            return
         start = 0
-        for i, (slot, tokens) in enumerate(zip(slots.tolist(), token_ids, strict=True)):
+        for i, (slot, tokens) in enumerate(zip(listed, token_ids, strict=True)):
             end = start + len(tokens)
             parents = None if all_parents is None else all_parents[i]
             drawn = None if drafts.probabilities is None else drafts.probabilities[start:end]
             if parents is not None and drawn is not None:
                 raise ValueError("a speculative decoder drew the drafts of a tree: only those of chains may be drawn")
-            self.replace(slot)
             self._made[slot] = Proposal(parents, drawn)
             results[slot].draft_token_ids = tokens[: int(most[i])]
             start = end

@@ -15,6 +15,11 @@ Parents = Callable[[int], list[int] | None]
 class NoForcedDrafts:
     """Nothing is known to come."""
 
+    @property
+    def is_any(self) -> bool:
+        """Whether drafts may be entered for any slot at all."""
+        return False
+
     def enter(
         self, sampled: Iterable[ScheduledSequence], results: dict[int, SequenceResult], parents: Parents
     ) -> list[int]:
@@ -56,6 +61,10 @@ class ForcedDrafts(NoForcedDrafts):
                 results[slot].draft_token_ids = tokens
                 replaced.append(slot)
         return replaced
+
+    @property
+    def is_any(self) -> bool:
+        return self._masks.constrains_any
 
     def concerns(self, slots: Sequence[int]) -> bool:
         return any(self._masks.constrains(slot) for slot in slots)

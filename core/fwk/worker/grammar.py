@@ -165,6 +165,11 @@ class GrammarMasks(LogitsProcessor):
         """Whether the sequence of a slot has a grammar."""
         return slot in self._states
 
+    @property
+    def constrains_any(self) -> bool:
+        """Whether any sequence has a grammar."""
+        return bool(self._states)
+
     def remove(self, slot: int) -> None:
         del self._states[slot]
 

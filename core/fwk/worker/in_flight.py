@@ -13,6 +13,7 @@ from torch import Tensor
 from fwk.errors import BlameSequence
 from fwk.interfaces.device import Device, Event
 from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
+from fwk.worker.acceptance import count_gained
 from fwk.worker.draft_store import StoredDrafts
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.hidden_states import HiddenStates, put_all
@@ -120,10 +121,9 @@ class InFlight:
             self._sample(pending)
         if step.rows.plan is not None and not step.rows.has_drafts:
             self._table.launch(*step.rows.plan)
-        for scheduled in step.batch.sequences if step.rows.has_drafts else ():
-            if not scheduled.draft_token_ids:
-                self._table.finish(scheduled, [0] if scheduled.samples else [])
-                self._table.unknown[scheduled.slot] += scheduled.samples
+        elif step.rows.plan is not None:
+            plain = np.array([not s.draft_token_ids for s in step.batch.sequences])
+            self._table.launch(*(each[plain] for each in step.rows.plan))
         self._pending.append(pending)
         return pending
 
@@ -205,18 +205,52 @@ class InFlight:
         return results
 
     def _plain_results(self, pending: Pending) -> dict[int, SequenceResult] | None:
-        """Those of a step in which every sequence gained a token and nobody asked for more; None of any other."""
+        """Those of a step in which sequences gained tokens, of chains if of drafts, and nobody asked for more.
+
+        None of any other step.
+        """
         step = pending.step
         rows = step.rows
-        if rows.has_drafts or len(rows.slots) != len(step.batch.sequences) or step.failed or pending.gone:
-            return None
-        if pending.logprobs is not None or pending.prompts or step.hidden_states:
+        if step.failed or pending.gone or pending.logprobs is not None or pending.prompts or step.hidden_states:
             return None
         picked = pending.tokens.numpy()
         if not len(picked) or picked.min() < 0:
             return None
+        if rows.has_drafts:
+            return self._chain_results(pending, picked)
+        if len(rows.slots) != len(step.batch.sequences):
+            return None
         self._table.settle(rows.slots, picked)
         return self._sampler.settled_each(rows.slots.tolist(), picked.tolist())
+
+    def _chain_results(self, pending: Pending, picked: np.ndarray) -> dict[int, SequenceResult] | None:
+        """``_plain_results`` of a step with drafts, of which ``picked`` [num_rows] was picked."""
+        step = pending.step
+        rows = step.rows
+        if rows.plan is None or step.trees or self._sampler.may_end(rows):
+            return None
+        if step.stored is not None and pending.drafts is not None:
+            if any(step.stored.are_trees):
+                return None
+            step.stored.learn(pending.drafts)
+        slots, num_new, _ = rows.plan
+        counts = np.bincount(rows.sequences, minlength=len(slots))  # rows of each sequence; none of a prompt's chunk
+        first = np.cumsum(counts) - counts
+        plain, drafted = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
+        self._table.settle(slots[plain], picked[first[plain]])
+        num_drafts = counts[drafted] - 1
+        drafts = np.concatenate([step.batch.sequences[i].draft_token_ids for i in drafted.tolist()])
+        gained = count_gained(drafts, picked[_ranges(first[drafted], num_drafts)], num_drafts)
+        tokens = picked[_ranges(first[drafted], gained)]
+        self._table.settle_chains(slots[drafted], num_new[drafted], num_drafts, gained, tokens)
+        stand = np.minimum(counts, 1)
+        stand[drafted] = gained
+        mine = picked.tolist()
+        return {
+            slot: SequenceResult(slot, mine[start : start + count])
+            for slot, start, count in zip(slots.tolist(), first.tolist(), stand.tolist(), strict=True)
+            if count
+        }
 
     def _result(
         self, scheduled: ScheduledSequence, picked: list[int], row: int, step: Launched
@@ -237,3 +271,8 @@ class InFlight:
         found = iter(unpacked_logprobs(packed[rows], [picked[row] for row in rows], num_top))
         for result, mine in asked:
             result.logprobs = [next(found) for _ in mine]
+
+
+def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """start, start + 1, ... for each of ``starts`` [n], as many as ``counts`` [n] says: [sum of counts] int64."""
+    return np.arange(int(counts.sum())) + np.repeat(starts - (np.cumsum(counts) - counts), counts)

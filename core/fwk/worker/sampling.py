@@ -143,6 +143,10 @@ class SamplingPipeline:
                     found[slot] = stand
         return found
 
+    def may_end(self, slots: frozenset[int]) -> bool:
+        """Whether ``ends`` may say so of one of these slots."""
+        return any(not slots.isdisjoint(active.slots) for active in self._ending)
+
     def is_greedy(self, rows: StepRows) -> bool:
         """Whether no logit matters but the largest of each row."""
         choices = rows.sampling_state(self._table)

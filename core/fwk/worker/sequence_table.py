@@ -148,3 +148,19 @@ class SequenceTable:
         """Take in tokens that only the device knew, the oldest of each slot: [num_rows] each."""
         self.token_ids[slots, self.num_tokens[slots] - self.unknown[slots]] = token_ids
         self.unknown[slots] -= 1
+
+    def settle_chains(
+        self, slots: np.ndarray, num_new: np.ndarray, num_drafts: np.ndarray, gained: np.ndarray, token_ids: np.ndarray
+    ) -> None:
+        """Take in a step of sequences whose drafts are chains, as ``finish`` does.
+
+        slots, num_new, num_drafts, gained: [num_seqs] each, the last of how many tokens each sequence gains;
+        token_ids: [sum of gained], one sequence's after another's.
+        """
+        rejected = num_drafts + 1 - gained
+        stands = rejected == 0 if self.has_states else np.ones(len(slots), bool)
+        self.num_computed[slots[stands]] += (num_new - rejected)[stands]
+        ends = self.num_tokens[slots]
+        offsets = np.arange(len(token_ids)) - np.repeat(np.cumsum(gained) - gained, gained)
+        self.token_ids[np.repeat(slots, gained), np.repeat(ends, gained) + offsets] = token_ids
+        self.num_tokens[slots] = ends + gained

@@ -70,6 +70,10 @@ class StepSampler:
                 results[slot] = SequenceResult(slot, results[slot].token_ids[:end], is_complete=True)
         return results
 
+    def may_end(self, rows: StepRows) -> bool:
+        """Whether a processor may say that the output of one of the rows' sequences is complete."""
+        return self._sampling.may_end(rows.slot_set)
+
     def pick(
         self,
         batch: Batch,

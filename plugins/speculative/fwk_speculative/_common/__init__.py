@@ -132,17 +132,18 @@ class DraftDepth:
 
     def observe(self, verified: Verified) -> None:
         """Learn from a step's drafts; sequences that had none keep their depth."""
+        import numpy as np  # noqa: PLC0415 - the declarations alongside this class are light
+
         if not self._is_adaptive:
             return
-        for slot, drafted, kept in zip(
-            verified.slots.tolist(), verified.num_drafts.tolist(), verified.num_accepted.tolist(), strict=True
-        ):
-            if drafted:
-                depth = 2 * int(self._depths[slot]) if kept == drafted else kept + 1
-                self._depths[slot] = min(depth, self.most)
-                self._misses[slot] = 0 if kept else self._misses[slot] + 1
-                if self._misses[slot] >= PATIENCE:
-                    self._rests[slot] = min(2 << int(self._misses[slot] - PATIENCE), LONGEST_REST)
+        tried = verified.num_drafts > 0
+        slots, drafted, kept = verified.slots[tried], verified.num_drafts[tried], verified.num_accepted[tried]
+        deeper = np.where(kept == drafted, 2 * self._depths[slots], kept + 1)
+        self._depths[slots] = np.minimum(deeper, self.most)
+        misses = self._misses[slots] = np.where(kept > 0, 0, self._misses[slots] + 1)
+        rests = misses >= PATIENCE
+        doublings = np.minimum(misses[rests] - PATIENCE, LONGEST_REST)
+        self._rests[slots[rests]] = np.minimum(2 << doublings, LONGEST_REST)
 
     def reset(self, slots: list[int]) -> None:
         """New sequences begin with everything."""

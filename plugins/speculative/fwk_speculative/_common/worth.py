@@ -41,6 +41,8 @@ class Worth:
 
     def observe(self, verified: Verified) -> None:
         """Learn from a step's drafts."""
+        if not self._is_on:
+            return
         for slot, drafted, kept in zip(
             verified.slots.tolist(), verified.num_drafts.tolist(), verified.num_accepted.tolist(), strict=True
         ):

@@ -67,13 +67,12 @@ class NgramDecoder(SpeculativeDecoder):
     def propose(self, view: DraftView) -> Drafts:
         self._outputs.follow(view)
         most = self._worth.counts(view, np.minimum(view.max_drafts, self._depth.of(view.slots)))
-        token_ids: list[list[int]] = []
-        parents: list[list[int]] = []
-        for slot, length, count in zip(view.slots.tolist(), view.num_tokens.tolist(), most.tolist(), strict=True):
-            branches = self._branches(view.token_ids[slot, :length], count) if count > 0 else []
-            drafted, above = _merged(branches, count)
-            token_ids.append(drafted)
-            parents.append(above)
+        token_ids: list[list[int]] = [[] for _ in view.slots]
+        parents: list[list[int]] = [[] for _ in view.slots]
+        for i in np.flatnonzero(most > 0).tolist():
+            branches = self._branches(view.token_ids[view.slots[i], : view.num_tokens[i]], int(most[i]))
+            if branches:
+                token_ids[i], parents[i] = _merged(branches, int(most[i]))
         return Drafts(self._worth.kept(view, token_ids), parents if self._breadth > 1 else None)
 
     def _branches(self, tokens: np.ndarray, most: int) -> list[list[int]]:

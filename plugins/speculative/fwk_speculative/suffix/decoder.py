@@ -55,8 +55,9 @@ class SuffixDecoder(SpeculativeDecoder):
     def propose(self, view: DraftView) -> Drafts:
         self._outputs.follow(view)
         most = self._worth.counts(view, np.minimum(view.max_drafts, self._depth.of(view.slots)))
-        rows = zip(view.slots.tolist(), view.num_tokens.tolist(), most.tolist(), strict=True)
-        drafts = [self._draft(view.token_ids[slot, :length], count) for slot, length, count in rows]
+        drafts: list[list[int]] = [[] for _ in view.slots]
+        for i in np.flatnonzero(most > 0).tolist():
+            drafts[i] = self._draft(view.token_ids[view.slots[i], : view.num_tokens[i]], int(most[i]))
         return Drafts(self._worth.kept(view, drafts))
 
     def _draft(self, tokens: np.ndarray, most: int) -> list[int]:

@@ -1,0 +1,23 @@
+"""The benchmark of steps on a device that is not there runs, and counts what a step with drafts waits for."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from benchmarks import device_steps
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"),
+]
+
+
+def test_steps_with_looked_up_drafts_are_measured(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**device_steps.LLAMA, "num_hidden_layers": 2}))
+    row = device_steps.measure(tmp_path, "n-gram drafts", 4, 4, 48, 5.0)
+    assert row["waits"] == 1
+    assert row["launches"] > 0
+    assert 0 < row["idle"] < 1
