@@ -150,8 +150,8 @@ def test_the_core_contains_no_features_name() -> None:
     kit = ("testing", "templates")  # they use libraries and number formats of which plugins have their names
     names = {item.name for item in discover().all() if item.family != "logits_processors"} - everyday
     # Not compilers' words for instructions, such as "-mamx-int8", nor the core's own options: of captured steps, and
-    # --max-mamba-cache-size, SGLang's name.
-    other = r"(?<!-mamx-)(?<!--disable-)(?<!--(?=cuda-graph))(?<!--max-)"
+    # --max-mamba-cache-size, SGLang's name; and a module of torch is no plugin.
+    other = r"(?<!-mamx-)(?<!--disable-)(?<!--enable-profile-)(?<!--(?=cuda-graph))(?<!--max-)(?<!torch\.(?=profiler))"
     pattern = re.compile(rf"{other}\b({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
     found = [
         f"{path.relative_to(ROOT)}: {name}"

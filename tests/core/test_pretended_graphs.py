@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, pretended, triton_kernels
+from tests.helpers.pretend_cuda.graphs import Recording
 
 import fwk
 from fwk import SamplingParams
@@ -324,6 +326,53 @@ def test_sizes_are_those_that_were_asked_for() -> None:
 def test_sizes_that_no_step_has_are_refused(folder: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Served(folder, **options)
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_garbage_is_left_alone_while_steps_are_captured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, collects: bool
+) -> None:
+    seen: list[tuple[bool, bool]] = []  # whether it is on, and whether something is kept from it
+    real = Recording.capture
+
+    def capture(self: Recording, *parts: Any) -> Any:
+        seen.append((gc.isenabled(), gc.get_freeze_count() > 1000))
+        return real(self, *parts)
+
+    monkeypatch.setattr(Recording, "capture", capture)
+    assert gc.isenabled()
+    gc.unfreeze()
+    Served(folder, enable_cudagraph_gc=collects)
+    assert seen[-4:] == [(True, not collects)] * 4  # those before were for their memory to be measured
+    assert gc.get_freeze_count() == 0
+    gc.disable()  # as in a server that loads
+    try:
+        Served(folder, enable_cudagraph_gc=collects)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert seen[-4:] == [(collects, False)] * 4
+
+
+@pytest.mark.parametrize("is_profiled", [False, True])
+def test_a_profile_of_the_captures_is_logged(folder: Path, caplog: pytest.LogCaptureFixture, is_profiled: bool) -> None:
+    with caplog.at_level("INFO", "fwk.worker.around_captures"):
+        served = Served(folder, enable_profile_cuda_graph=is_profiled)
+    tables = [record.getMessage() for record in caplog.records if record.name == "fwk.worker.around_captures"]
+    assert len(tables) == is_profiled
+    assert all(
+        "capturing steps, by self_cpu_time_total" in table and "Self CPU time total" in table for table in tables
+    )
+    assert served.replays > 0
+
+
+@pytest.mark.parametrize("name", ["enable_cudagraph_gc", "enable_profile_cuda_graph"])
+def test_what_is_around_no_capture_is_refused(folder: Path, name: str) -> None:
+    option = f"--{name.replace('_', '-')}"
+    with pytest.raises(ConfigError, match=f"{option} and --disable-cuda-graph: nothing is captured"):
+        Served(folder, disable_cuda_graph=True, **{name: True})
+    with pytest.raises(ConfigError, match=f"{option}: on this device one capture serves steps of all sizes"):
+        on_cpu(folder, **{name: True})
 
 
 def test_on_a_cpu_one_capture_serves_all_sizes(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from fwk.interfaces.graphs import GraphCapture
 from fwk.interfaces.model import Model
 from fwk.interfaces.speculative import SpeculativeDecoder
 from fwk.setup.resolve import ModelSetup
+from fwk.worker.around_captures import around_captures
 from fwk.worker.attention_pair import AttentionPair
 from fwk.worker.graph_sizes import GraphSizes, graph_sizes
 from fwk.worker.graphs import CapturedStepModel, DecodeGraphs, StepModel, StepSize
@@ -99,7 +100,12 @@ class Capturing:
         if self._capture is None or self.refusal:
             return StepModel(model, is_greedy, operators, taps)
         if self._captures_decodes:
-            return DecodeGraphs(model, is_greedy, operators, self._capture, self.sizes, taps)
+            around = partial(
+                around_captures,
+                collects_garbage=self._options.enable_cudagraph_gc,
+                is_profiled=self._options.enable_profile_cuda_graph,
+            )
+            return DecodeGraphs(model, is_greedy, operators, self._capture, self.sizes, taps, around)
         max_seqs = self._options.cuda_graph_max_bs
         most = StepSize(max_tokens, max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
         return CapturedStepModel(model, is_greedy, operators, self._capture, most, taps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from torch import Tensor
@@ -128,8 +129,11 @@ class DecodeGraphs(StepModel):
         capture: GraphCapture,
         sizes: GraphSizes,
         taps: Sequence[HiddenTap] = (),
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        """around: what captures are made within."""
         super().__init__(model, is_greedy, operators, taps)
+        self._around = around
         self._capture = capture
         self._sizes = sizes
         self.graphs: dict[int, Graph] = {}
@@ -138,6 +142,10 @@ class DecodeGraphs(StepModel):
         """Why steps are not replayed; empty if they are."""
 
     def prepare_decodes(self, blank: Callable[[int], ForwardBatch]) -> GraphSizes | None:
+        with self._around():
+            return self._prepared(blank)
+
+    def _prepared(self, blank: Callable[[int], ForwardBatch]) -> GraphSizes | None:
         for count in reversed(self._sizes.sizes):  # the largest first: the others find room in its memory
             batch = blank(count)
             try:
