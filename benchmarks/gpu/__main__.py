@@ -23,7 +23,15 @@ from benchmarks.gpu.cases import Case, cases
 Run = Callable[[Case, str, Path, float], dict[str, Any]]
 """A case on a device, with a folder for its files and at most so many seconds."""
 
-SHOWN = ("largest difference", "tokens alike", "ms a token", "tokens a second", "prompt tokens a second", "error")
+SHOWN = (
+    "largest difference",
+    "tokens alike",
+    "ms a token",
+    "tokens a second",
+    "prompt tokens a second",
+    "memory",
+    "error",
+)
 
 
 def in_a_process(case: Case, device: str, out: Path, seconds: float) -> dict[str, Any]:

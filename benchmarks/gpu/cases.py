@@ -23,6 +23,18 @@ LLAMA: dict[str, Any] = {
 }
 """Small enough for a CPU to be the reference of."""
 
+EXPERTS: dict[str, Any] = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 256,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+"""A mixture of experts in every layer."""
+
 MODELS: dict[str, dict[str, Any]] = {
     "0.6B": LLAMA
     | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
@@ -32,6 +44,9 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256},
 }
 """The shapes of Qwen3-0.6B and Llama-3.1-8B, with random weights."""
+
+DRAFT: dict[str, Any] = LLAMA | {"num_hidden_layers": 1}
+"""Drafts for ``LLAMA``, whose layers are others but the first: some of its drafts are kept."""
 
 ATTENTION = ("torch", "triton", "flashinfer")
 
@@ -48,6 +63,7 @@ class Case:
     num_seqs: int = 4
     num_prompt: int = 128
     num_tokens: int = 32
+    draft: dict[str, Any] = field(default_factory=dict[str, Any])  # config.json of a model that drafts; empty: none
     tolerance: float = 0.0  # of log-probabilities, between the device and the CPU
     seconds: int = 120
 
@@ -79,6 +95,13 @@ def proofs() -> Iterator[Case]:
         for number in range(3):  # prompts of many chunks: inputs that are overwritten on their way show here
             chunks = parity(attention, "bfloat16", chunked_prefill_size=256, random_seed=number)
             yield Case(**{**vars(chunks), "num_prompt": 6000, "num_seqs": 2, "num_tokens": 8})
+    for attention, runner in product(("torch", "triton"), ("torch", "triton")):
+        mixed = parity(attention, "bfloat16", moe_runner_backend=runner)
+        yield Case(**{**vars(mixed), "name": f"experts {mixed.name}", "model": EXPERTS})
+    for attention, overlap in product(("torch", "triton"), (True, False)):
+        drafts = {"speculative_algorithm": "standalone", "speculative_num_draft_tokens": 3}
+        drafted = parity(attention, "bfloat16", **drafts, disable_overlap_schedule=not overlap)
+        yield Case(**{**vars(drafted), "draft": DRAFT})
 
 
 def speeds(stage: Literal["B", "C"] = "B") -> Iterator[Case]:

@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import save_file
 
 import fwk
 from benchmarks.gpu.cases import Case
 from fwk import SamplingParams
 from fwk.plugins import PluginSet
+from fwk_loaders.dummy.weights import DummyWeights
 
+DRAFT = "draft"
+DRAFTING = ("speculative_algorithm", "speculative_num_draft_tokens")
 REFERENCE = {name: "torch" for name in ("attention_backend", "operator_backend", "sampling_backend")}
 
 
@@ -28,6 +32,8 @@ def measure(case: Case, device: str, plugins: PluginSet | None = None) -> dict[s
     """What came of a case: ``passed``, and numbers."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(case.model))
+        if case.draft:
+            save_draft(case.draft, Path(folder) / DRAFT)
         return (parity if case.kind == "parity" else speed)(case, folder, device, plugins)
 
 
@@ -48,12 +54,17 @@ def parity(case: Case, folder: str, device: str, plugins: PluginSet | None) -> d
     """Log-probabilities of tokens up to the first that differs; there, the CPU must have thought as much of either."""
     asked = SamplingParams(max_tokens=case.num_tokens, temperature=0.0, logprobs=2, ignore_eos=True)
     exact = {**options_of(case), **REFERENCE, "dtype": "float32"}
-    for name in ("kv_cache_dtype", "quantization", "disable_cuda_graph", "disable_overlap_schedule"):
+    for name in ("kv_cache_dtype", "quantization", "disable_cuda_graph", "disable_overlap_schedule", *DRAFTING):
         exact.pop(name, None)
+    if "moe_runner_backend" in exact:
+        exact["moe_runner_backend"] = "torch"
+    served = options_of(case)
+    if case.draft:
+        served["speculative_draft_model_path"] = str(Path(folder) / DRAFT)
     with fwk.LLM(folder, device="cpu", **exact) as llm:
         wanted = llm.generate(prompts(case), asked)
-    with fwk.LLM(folder, device=device, plugins=plugins, **options_of(case)) as llm:
-        chosen = dict(llm.engine.info.chosen)
+    with fwk.LLM(folder, device=device, plugins=plugins, **served) as llm:
+        chosen, memory = dict(llm.engine.info.chosen), told(llm.engine.info.memory)
         found = llm.generate(prompts(case), asked)
     worst, num_same = 0.0, 0
     for mine, other in zip(found, wanted, strict=True):
@@ -68,13 +79,39 @@ def parity(case: Case, folder: str, device: str, plugins: PluginSet | None) -> d
         "tokens alike": num_same,
         "tokens": case.num_seqs * case.num_tokens,
         "chosen": chosen,
+        "memory": memory,
     }
+
+
+def save_draft(config: dict[str, Any], folder: Path) -> None:
+    """A Llama as a checkpoint, whose weights are those that a served one of random weights has by the same names."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    hidden, inner, vocab = (config[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
+    heads, kv_heads = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
+    shapes: dict[str, tuple[int, ...]] = {"model.norm": (hidden,)}
+    shapes |= dict.fromkeys(("model.embed_tokens", "lm_head"), (vocab, hidden))
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        shapes |= dict.fromkeys((f"{at}.input_layernorm", f"{at}.post_attention_layernorm"), (hidden,))
+        shapes |= {f"{at}.self_attn.q_proj": (heads, hidden), f"{at}.self_attn.o_proj": (hidden, heads)}
+        shapes |= dict.fromkeys((f"{at}.self_attn.k_proj", f"{at}.self_attn.v_proj"), (kv_heads, hidden))
+        shapes |= dict.fromkeys((f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj"), (inner, hidden))
+        shapes[f"{at}.mlp.down_proj"] = (hidden, inner)
+    source = DummyWeights(config)
+    tensors = {f"{name}.weight": source.tensor(f"{name}.weight", shape) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def told(memory: dict[str, int]) -> str:
+    """Bytes of the device, in MiB."""
+    return ", ".join(f"{name} {size / 2**20:.0f}" for name, size in memory.items())
 
 
 def speed(case: Case, folder: str, device: str, plugins: PluginSet | None) -> dict[str, Any]:
     """Seconds of prompts, and of each token after them, once everything is warm."""
     with fwk.LLM(folder, device=device, plugins=plugins, **options_of(case)) as llm:
-        chosen = dict(llm.engine.info.chosen)
+        chosen, memory = dict(llm.engine.info.chosen), told(llm.engine.info.memory)
         seconds: dict[int, float] = {}
         for count in (1, 1, case.num_tokens):
             asked = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
@@ -88,6 +125,7 @@ def speed(case: Case, folder: str, device: str, plugins: PluginSet | None) -> di
         "tokens a second": case.num_seqs / step,
         "ms a token": step * 1e3,
         "chosen": chosen,
+        "memory": memory,
     }
 
 

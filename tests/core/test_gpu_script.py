@@ -33,6 +33,7 @@ def small(case: Case) -> Case:
     return replace(
         case,
         model=case.model | SMALL,
+        draft=case.draft and case.draft | SMALL | {"num_hidden_layers": 1},
         num_prompt=min(case.num_prompt // 8, 400),
         num_tokens=4,
         num_seqs=min(case.num_seqs, 3),
@@ -76,6 +77,9 @@ def test_every_stage_runs_to_its_end(stage: str, tmp_path: Path) -> None:
     if stage == "A":
         steps = {row["chosen"]["step"].partition(" ")[0] for row in rows}
         assert steps == {"captured", "eager"}
+        assert {row["chosen"].get("speculative") for row in rows} == {None, "standalone"}
+        assert {row["chosen"].get("moe") for row in rows} >= {None, "torch"}
+    assert all("kv_cache " in row["memory"] for row in rows)
 
 
 def test_a_wrong_answer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -134,7 +135,7 @@ class WorkerBuilder:
 
     def build(self) -> WorkerInfo:
         """Load the model and fill in ``parts``. Raises ``FwkError``."""
-        others = self._memory()
+        others = self._memory_before()
         observers = self.parts.observers = self._observers()
         self.parts.operations |= observers.operations()
         self._capturing.reader = observers.reader
@@ -399,6 +400,13 @@ class WorkerBuilder:
             num_null=num_null,
             graph_sizes=self._capturing.sizes.sizes if num_null else (),
         )
+
+    def _memory_before(self) -> MemoryInfo:
+        """The memory before anything is loaded: what a worker before left in this process is no other's."""
+        if not self._setup.device.is_host:
+            gc.collect()
+            self._setup.device.trim(self._device)
+        return self._memory()
 
     def _memory(self) -> MemoryInfo:
         num_sharers = self._group.size * self._config.engine.data_parallel_size
