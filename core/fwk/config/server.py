@@ -68,6 +68,14 @@ class ServerOptions(Options):
         gt=0,
         le=2592000,
     )
+    enable_memory_saver: bool = option(
+        False,
+        "POST /release_memory_occupation ends the engines of a model, and with them all memory that they hold, until "
+        "POST /resume_memory_occupation, for the administrator (--admin-api-key); vLLM's /sleep and /wake_up, too.",
+        aliases=["enable-sleep-mode"],
+        needs="admin_api_key",
+        stability="beta",
+    )
     models_memory_limit: float | None = option(
         None,
         "GiB that the engine processes of all models of --also may take together; to load one more, those used least "

@@ -11,7 +11,7 @@ from functools import partial
 
 import psutil
 
-from fwk.errors import EngineDead, FwkError
+from fwk.errors import EngineDead, FwkError, InvalidRequest
 from fwk.types import EngineReady
 
 log = logging.getLogger(__name__)
@@ -20,6 +20,8 @@ ENGINE_BYTES = 512 * 2**20
 """What an engine process takes besides its model's weights, until it has been measured."""
 
 IDLE_CHECK_SECONDS = 0.25
+
+RELEASED = "the memory of the engines was released: POST /resume_memory_occupation starts them again"
 
 Turn = Callable[[], AbstractAsyncContextManager[None]]
 
@@ -48,6 +50,7 @@ class EngineSleep:
         self._last_use = time.monotonic()
         self.is_asleep = False
         self.is_held = False
+        self.is_released = False
         self.turn: Turn = nullcontext
         self.on_ready: Callable[[EngineReady], Awaitable[None]] | None = None
 
@@ -72,7 +75,9 @@ class EngineSleep:
 
     @asynccontextmanager
     async def awake(self) -> AsyncIterator[None]:
-        """They run, and do not fall asleep meanwhile. Raises ``EngineDead`` when they cannot be started."""
+        """They run, and do not fall asleep meanwhile. Raises ``EngineDead`` when they cannot be started, or may not."""
+        if self.is_released:
+            raise EngineDead(RELEASED)
         if self.is_asleep or self.is_held:
             await self._wait()
         else:
@@ -139,6 +144,24 @@ class EngineSleep:
             if self.is_idle:
                 await self._sleep()
             return self.is_asleep
+
+    async def release(self) -> None:
+        """Stop them until ``resume``, and refuse all uses. Raises ``InvalidRequest`` while there are any."""
+        async with self._lock:
+            if self._waiting or not (self.is_asleep or self.is_idle):
+                raise InvalidRequest(
+                    "the engines are at work, or starting: release their memory when all requests have ended"
+                )
+            self.is_released = True
+            if not self.is_asleep:
+                await self._sleep()
+
+    async def resume(self) -> None:
+        """Start them again, if they were released. Raises ``EngineDead`` when they cannot be started."""
+        if self.is_released:
+            self.is_released = False
+            async with self.awake():
+                log.info("the engines serve again")
 
     async def begin_asleep(self) -> None:
         """They are not started before they are wanted."""

@@ -19,7 +19,7 @@ from fwk.interfaces.balance import LoadBalancer, Replica
 from fwk.server.admission import RETRY_SECONDS, Deadlines, Receiver
 from fwk.server.engine_client import EngineClient
 from fwk.server.engine_process import EngineProcess
-from fwk.server.engine_sleep import EngineSleep
+from fwk.server.engine_sleep import RELEASED, EngineSleep
 from fwk.server.slow_start import SlowStart
 from fwk.types import AdapterInfo, EngineReady, EngineStats, Request, TokenEvent
 
@@ -117,6 +117,8 @@ class Replicas:
 
         All must have started before any serves.
         """
+        if self.sleep.is_released:
+            return RELEASED
         if self.sleep.is_asleep:
             return None
         troubles = self._troubles()

@@ -28,6 +28,7 @@ from fwk.server.frontend import ServerFrontend
 from fwk.server.helper import new_helper, vet_grammar, warm_up
 from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
+from fwk.server.memory_release import MemoryRelease
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers, tool_note
 from fwk.server.replicas import Replicas
@@ -243,6 +244,8 @@ class ServedModel:
         )
         self.plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
         self.routes.register("plugin_switcher", lambda app: None, self.plugin_switcher.routes)
+        if config.server.enable_memory_saver:
+            self.routes.register("memory", lambda app: None, MemoryRelease(self.engines.sleep).routes)
 
     def _open_lora_sources(self) -> None:
         for adapter in adapter_paths(self.config):
