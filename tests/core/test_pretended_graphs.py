@@ -151,6 +151,77 @@ def test_it_goes_with(folder: Path, name: str) -> None:
     assert served.replays > 0
 
 
+REPEATED = [[1, 7, 3, 9] * 9, [4, 8] * 12, [5, 5, 6]]
+CHAINED: dict[str, Any] = {
+    "speculative_algorithm": "ngram",
+    "speculative_num_draft_tokens": 4,
+    "speculative_ngram_max_bfs_breadth": 1,
+}
+
+
+def drafted(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Served, list[tuple[int, bool]]]:
+    """What was served, and of each step with drafts its rows and whether it was replayed."""
+    steps: list[tuple[int, bool]] = []
+    real = DecodeGraphs.run
+    prepare = InputBuffers.prepare
+    has_drafts: list[bool] = []
+
+    def prepared(self: InputBuffers, *parts: Any, **named: Any) -> Any:
+        forward, rows = prepare(self, *parts, **named)
+        has_drafts[:] = [rows.has_drafts]
+        return forward, rows
+
+    def run(self: DecodeGraphs, batch: ForwardBatch) -> StepOutput:
+        found = real(self, batch)
+        if has_drafts and has_drafts.pop() and self.graphs:  # none while the largest step is measured
+            steps.append((batch.num_tokens, batch.is_static))
+        return found
+
+    monkeypatch.setattr(InputBuffers, "prepare", prepared)
+    monkeypatch.setattr(DecodeGraphs, "run", run)
+    sampling = SamplingParams(max_tokens=24, temperature=0.0, logit_bias={50: 9.0}, ignore_eos=True)
+    served = Served(folder, sampling, REPEATED, **options)
+    monkeypatch.undo()
+    assert served.tokens == on_cpu(folder, sampling, REPEATED)
+    assert sum(done.accepted_draft_tokens for done in served.results) > 0
+    return served, steps
+
+
+def test_chains_of_drafts_are_verified_in_one_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, steps = drafted(folder, monkeypatch, **CHAINED, max_running_requests=4)
+    numbers = "6 numbers of them up to 20"
+    assert served.how == f"captured (next tokens and drafts in chains, {numbers}; not trees of drafts)"
+    assert len(steps) > 2
+    assert all(is_static for _, is_static in steps)
+    assert max(rows for rows, _ in steps) > 4
+    assert set(served.launches) == {1}
+    assert served.replays >= len(steps)
+
+
+@pytest.mark.slow
+def test_triton_verifies_chains_of_drafts_in_one_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, steps = drafted(folder, monkeypatch, **TRITON, **CHAINED)
+    assert len(steps) > 2
+    assert all(is_static for _, is_static in steps)
+    assert set(served.launches) == {1}
+
+
+def test_trees_of_drafts_are_not_replayed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = CHAINED | {"speculative_ngram_max_bfs_breadth": 3}
+    real, were_trees = InputBuffers.prepare, list[bool]()
+
+    def prepare(self: InputBuffers, *parts: Any, has_trees: bool = False) -> Any:
+        forward, rows = real(self, *parts, has_trees=has_trees)
+        if has_trees:
+            were_trees.append(forward.is_static)
+        return forward, rows
+
+    monkeypatch.setattr(InputBuffers, "prepare", prepare)
+    drafted(folder, monkeypatch, **trees)
+    assert were_trees
+    assert not any(were_trees)
+
+
 IN_TRITON: dict[str, tuple[Any, dict[str, Any]]] = {
     **WITH,
     "requests that end": (ENDING, {}),
@@ -308,6 +379,9 @@ def test_sizes_are_those_that_were_asked_for() -> None:
     assert default_sizes(1) == (1,)
     assert default_sizes(20) == (1, 2, 4, 8, 16, 20)
     assert default_sizes(300)[-5:] == (248, 256, 272, 288, 300)
+    assert GraphSizes((1, 2, 4, 8)).with_drafts(3, 20).sizes == (1, 2, 4, 8, 16)
+    assert GraphSizes((2, 8), pads=False).with_drafts(3, 64).sizes == (2, 8, 32)
+    assert GraphSizes(()).with_drafts(3, 64).sizes == ()
     sizes = GraphSizes((2, 8))
     assert [sizes.padding(n) for n in (1, 2, 3, 8, 9)] == [1, 0, 5, 0, None]
     assert [GraphSizes((2, 8), pads=False).padding(n) for n in (1, 2, 3, 8)] == [None, 0, None, 0]

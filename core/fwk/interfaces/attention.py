@@ -150,13 +150,17 @@ class AttentionContext:
 class CaptureSizes:
     """What captured decode steps may hold at most.
 
+    num_seqs: rows, of which a sequence with drafts has several.
     null_block: of the KV cache, which no sequence holds: rows that stand for no sequence store there.
+    rows_per_seq: of one sequence at most. So many times the blocks of a full cache are read by a step's rows together,
+        and more only where sequences share some.
     """
 
     num_seqs: int
     max_seq_len: int  # tokens of one sequence
     num_blocks: int  # of the KV cache
     null_block: int
+    rows_per_seq: int = 1
 
 
 class AttentionBackend(ABC):
@@ -215,13 +219,14 @@ class AttentionBackend(ABC):
     def plan_static(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> Any:
         """As ``plan``, for a decode step that is captured, or replayed from a capture: its last rows may be padding.
 
-        What ``forward`` launches for such a plan depends on the number of sequences alone, and reads all else from
-        buffers that are where they were when a step of as many sequences was captured: so a replay, which calls neither
+        What ``forward`` launches for such a plan depends on the number of rows alone, and reads all else from
+        buffers that are where they were when a step of as many rows was captured: so a replay, which calls neither
         ``forward`` nor anything else in Python, computes this step. ``batch.kv_groups`` have block tables of one width.
 
-        Padding rows have one token, at the first slot of ``CaptureSizes.null_block``. Every sequence gets the numbers
-        that ``plan`` and ``forward`` give. None: the buffers are too small, and the step is computed operator by
-        operator. As with ``plan``, steps may still be queued that read the buffers.
+        Padding rows have one token, at the first slot of ``CaptureSizes.null_block``. Rows may be a token and a chain
+        of drafts of one sequence, with one block table: each reads what those before it store. Every row gets the
+        numbers that ``plan`` and ``forward`` give. None: the buffers are too small, and the step is computed operator
+        by operator. As with ``plan``, steps may still be queued that read the buffers.
         """
         raise NotImplementedError(f"{type(self).__name__} declares graph_capture, but cannot plan for it")
 
@@ -239,11 +244,11 @@ class AttentionBackendSpec(Declaration):
     """Declares an attention backend.
 
     kv_dtypes: the formats it can keep K/V in, as users write them (``--kv-cache-dtype``).
-    features: abilities among ``sliding_window``, ``soft_cap``, ``graph_capture`` (``plan_static``: decode steps can be
-        captured on a device), ``tree_mask``, ``latent``, ``sinks``, ``alibi_slopes``, ``chunk_size``,
-        ``distance_bias``, ``cross_attention``, ``kv_groups`` (it looks a layer's blocks up in
-        ``batch.kv_groups[layer.kv_group]`` wherever it does; without, all layers share one block table), and any other
-        word that a model's layers need (``AttentionLayer.needs``).
+    features: abilities among ``sliding_window``, ``soft_cap``, ``graph_capture`` (``plan_static``: decode steps, and
+        the verification of chains of drafts, can be captured on a device), ``tree_mask``, ``latent``, ``sinks``,
+        ``alibi_slopes``, ``chunk_size``, ``distance_bias``, ``cross_attention``, ``kv_groups`` (it looks a layer's
+        blocks up in ``batch.kv_groups[layer.kv_group]`` wherever it does; without, all layers share one block table),
+        and any other word that a model's layers need (``AttentionLayer.needs``).
     kv_layouts: by K/V format (of ``kv_dtypes``), the name of a layout of blocks that it can keep to: two backends with
         the same name can share a cache, one for prompts and one for next tokens. ``rows`` is [K and V, or K alone in a
         latent layer; num_kv_heads; block_size; row]: a row is a head's numbers of a token, in quantised formats

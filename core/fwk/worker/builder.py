@@ -152,7 +152,7 @@ class WorkerBuilder:
         self.parts.caches = self._models.caches
         for packed in self.parts.caches:
             packed.finish()
-        num_captured = self._capturing.num_seqs if opened.runner == "generate" else 0
+        num_captured = self._capturing.num_rows if opened.runner == "generate" else 0
         num_null = 1 if num_captured else 0  # blocks that no sequence holds
         table = SequenceTable(
             options.max_running_requests,
@@ -164,7 +164,7 @@ class WorkerBuilder:
         inputs = InputBuffers(
             table,
             self._setup.max_step_tokens,
-            options.max_running_requests,
+            max(options.max_running_requests, num_captured),
             self._staging(StagingRing if self._setup.device.is_host else PackedRing),
             prunes_last_layer=isinstance(model, Model)
             and model.prunes_last_layer

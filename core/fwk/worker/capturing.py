@@ -30,13 +30,20 @@ class Capturing:
         self._setup = setup
         self._models = models
         self._num_ranks = num_ranks
-        self.sizes: GraphSizes = graph_sizes(config, setup.device)
+        self._asked = graph_sizes(config, setup.device)
         self.decoder: SpeculativeDecoder | None = None
         self.reader = ""
 
+    @cached_property
+    def sizes(self) -> GraphSizes:
+        """Numbers of rows of the steps that are captured by themselves; once ``decoder`` is known."""
+        if self.decoder is None:
+            return self._asked
+        return self._asked.with_drafts(self.decoder.max_drafts, self._setup.max_step_tokens)
+
     @property
-    def num_seqs(self) -> int:
-        """Sequences of the largest decode step that is captured by itself; 0: none is."""
+    def num_rows(self) -> int:
+        """Of the largest step that is captured by itself; 0: none is."""
         return self.sizes.sizes[-1] if self._captures_decodes else 0
 
     @cached_property
@@ -80,15 +87,16 @@ class Capturing:
 
     def prepare(self, inputs: InputBuffers, num_blocks: int, null_block: int) -> None:
         """Tell inputs and attention of the KV cache's blocks, and of the one that no sequence holds."""
-        if not self.num_seqs:
+        if not self.num_rows:
             return
         inputs.table.reserve(null_block)
         if self._models.layers:
-            sizes = CaptureSizes(self.num_seqs, self._setup.max_model_len, num_blocks, null_block)
+            rows_per_seq = 1 + (self.decoder.max_drafts if self.decoder is not None else 0)
+            sizes = CaptureSizes(self.num_rows, self._setup.max_model_len, num_blocks, null_block, rows_per_seq)
             self._models.attention.init_capture(self._models.layers, sizes)
 
     def on_trial(self, model: Model, is_greedy: Tensor | None, sizes: Sequence[int]) -> StepModel:
-        """Captures of some sizes of decode steps, in memory of their own: for what they take to be measured."""
+        """Captures of some sizes of steps, in memory of their own: for what they take to be measured."""
         capture = self._setup.device.graph_capture()
         assert capture is not None, "only where decode steps are captured"
         operators, taps = self._models.operators, self._models.wanted_taps
@@ -118,5 +126,8 @@ class Capturing:
             return f"eager ({refusal})"
         if isinstance(model, DecodeGraphs):
             sizes = self.sizes.sizes
+            if self.decoder is not None:
+                numbers = f"{len(sizes)} numbers of them up to {sizes[-1]}"
+                return f"captured (next tokens and drafts in chains, {numbers}; not trees of drafts)"
             return f"captured (next tokens of {len(sizes)} numbers of sequences up to {sizes[-1]})"
         return "captured"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,10 @@ class DraftStore:
             for slot in slots:
                 self.drop(slot)
 
+    def has_trees(self, sequences: Iterable[ScheduledSequence]) -> bool:
+        """Whether some of these sequences' drafts are trees that only the device knows."""
+        return any(s.draft_token_ids and self._is_tree.get(s.slot, False) for s in sequences)
+
     def enter(self, batch: Batch, forward: ForwardBatch) -> StoredDrafts | None:
         """Put the drafts of this step into its inputs, where their places are filled with others."""
         mine = [(i, s) for i, s in enumerate(batch.sequences) if s.draft_token_ids and s.slot in self._is_tree]
@@ -80,7 +85,8 @@ class DraftStore:
         index = self._send(np.array([s.slot for s in sequences], np.int64))
         numbers = self._numbers.index_select(1, index)
         owner, nth = np.repeat(np.arange(len(mine)), counts), _nth(counts)
-        rows = (forward.query_start_np[places + 1] - counts)[owner] + nth
+        ends = np.cumsum([s.num_new_tokens for s in batch.sequences])
+        rows = (ends[places] - counts)[owner] + nth
         width = numbers.shape[2]
         at = self._send(np.stack((rows, owner * width + nth)).astype(np.int64))
         forward.token_ids.index_copy_(0, at[0], numbers[0].reshape(-1).index_select(0, at[1]))

@@ -56,6 +56,10 @@ class NoDrafting:
         """The trees among the drafts of this step that the host knows, by slot."""
         return {}
 
+    def has_hidden_trees(self, sequences: Iterable[ScheduledSequence]) -> bool:
+        """Whether some of this step's drafts are trees that only the device knows."""
+        return False
+
     def enter(self, batch: Batch, forward: ForwardBatch) -> StoredDrafts | None:
         """Put drafts that only the device knows into a step's inputs; None where it has none of them."""
         return None
@@ -146,6 +150,9 @@ class Drafting(NoDrafting):
             if made is not None and made.parents is not None:
                 found[scheduled.slot] = DraftTree(scheduled.draft_token_ids, made.parents)
         return found
+
+    def has_hidden_trees(self, sequences: Iterable[ScheduledSequence]) -> bool:
+        return self._store is not None and self._store.has_trees(sequences)
 
     def drawn(self, slot: int) -> Tensor | None:
         made = self._made.get(slot)

@@ -1,4 +1,4 @@
-"""The sizes of decode steps that are captured, each by itself, where a capture serves one size."""
+"""The sizes of steps that are captured, each by itself, where a capture serves one size."""
 
 from __future__ import annotations
 
@@ -17,18 +17,31 @@ MANY = 256
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """Numbers of sequences, smallest first; with ``pads``, a step between two of them is padded to the larger."""
+    """Numbers of rows, smallest first; with ``pads``, a step between two of them is padded to the larger.
+
+    A row is a sequence's next token, or a draft that is verified.
+    """
 
     sizes: tuple[int, ...]
     pads: bool = True
 
-    def padding(self, num_seqs: int) -> int | None:
-        """Rows to add to a step of so many sequences; None: it is not captured."""
-        at = bisect_left(self.sizes, num_seqs)
+    def padding(self, num_rows: int) -> int | None:
+        """Rows to add to a step of so many; None: it is not captured."""
+        at = bisect_left(self.sizes, num_rows)
         if at == len(self.sizes):
             return None
-        missing = self.sizes[at] - num_seqs
+        missing = self.sizes[at] - num_rows
         return missing if self.pads or not missing else None
+
+    def with_drafts(self, max_drafts: int, max_rows: int) -> GraphSizes:
+        """Also those of as many sequences that all have ``max_drafts``, up to ``max_rows``.
+
+        With padding, those alone that are more than the largest size: the others are close to one that there is.
+        """
+        largest = self.sizes[-1] if self.sizes and self.pads else 0
+        drafted = [size * (1 + max_drafts) for size in self.sizes]
+        more = {size for size in drafted if largest < size <= max_rows}
+        return GraphSizes(tuple(sorted({*self.sizes, *more})), self.pads)
 
 
 def graph_sizes(config: Config, device: Device) -> GraphSizes:

@@ -64,7 +64,7 @@ class StepModel:
         """
 
     def prepare_decodes(self, blank: Callable[[int], ForwardBatch]) -> GraphSizes | None:
-        """Capture decode steps of some numbers of sequences; these, or None where nothing was captured.
+        """Capture decode steps of some numbers of rows; these, or None where nothing was captured.
 
         ``blank`` makes one in which no row stands for a sequence, whose attention is planned.
         """
@@ -116,7 +116,9 @@ class CapturedStepModel(StepModel):
 
 
 class DecodeGraphs(StepModel):
-    """Decode steps are replayed, each from the capture of its number of sequences; all others run as in ``StepModel``.
+    """Decode steps are replayed, each from the capture of its number of rows; all others run as in ``StepModel``.
+
+    A step that verifies chains of drafts is one, too: its inputs have a row for each draft (``InputBuffers``).
 
     A step whose inputs were padded to such a number (``ForwardBatch.padding``) yields its own rows alone.
     """
@@ -137,7 +139,7 @@ class DecodeGraphs(StepModel):
         self._capture = capture
         self._sizes = sizes
         self.graphs: dict[int, Graph] = {}
-        """By number of sequences."""
+        """By number of rows."""
         self.refusal = ""
         """Why steps are not replayed; empty if they are."""
 

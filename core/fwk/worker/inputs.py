@@ -52,7 +52,7 @@ class InputBuffers:
         self.newest: torch.Tensor | None = None
         """[num_slots] int64 on the device: the newest token of sequences, of which the host may know less."""
         self.graph_sizes: GraphSizes | None = None
-        """Decode steps of these sizes are captured: such a step's inputs are where they are read, padded if need be."""
+        """Steps of these sizes are captured: such a step's inputs are where they are read, padded if need be."""
         self._wide_tables: list[torch.Tensor] = []
         self._last: DecodeStep | None = None  # whose inputs are in the buffers
         self._members: StepMembers | None = None  # of the step before
@@ -81,10 +81,13 @@ class InputBuffers:
         """Tokens that a sequence may have."""
         return self.table.token_ids.shape[1] - 1
 
-    def prepare(self, batch: Batch, trees: Mapping[int, DraftTree] | None = None) -> tuple[ForwardBatch, StepRows]:
+    def prepare(
+        self, batch: Batch, trees: Mapping[int, DraftTree] | None = None, *, has_trees: bool = False
+    ) -> tuple[ForwardBatch, StepRows]:
         """Fill the buffers for a batch whose sequences the table already knows.
 
         trees: by slot, those among its drafts; the others are chains. The objects may be those of the step before.
+        has_trees: some are, though only the device may know them.
         """
         if self._last is not None and not trees and self._last.is_before(batch):
             return self._advance(self._last, batch)
@@ -106,9 +109,9 @@ class InputBuffers:
         step_rows = self._rows(batch, members, starts, computed)
         logits_indices = starts[step_rows.sequences] + (step_rows.num_tokens - 1 - computed[step_rows.sequences])
         token_ids = table.token_ids[rows, positions]
-        padding = self._padding(step_rows, len(slots)) if is_decode and not trees and not has_adapters else None
+        padding = None if trees or has_trees or has_adapters else self._padding(step_rows, len(token_ids))
         if padding is not None:
-            forward = self._padded(slots, token_ids, positions, padding)
+            forward = self._padded(rows, token_ids, positions, padding)
         else:
             slot_mappings = self._slot_mappings(rows, positions)
             if trees:  # a draft's K/V has a place of its own, whatever its depth: no two share one
@@ -154,7 +157,8 @@ class InputBuffers:
         unknown = self.table.unknown[slots]
         if self.newest is None or not unknown.any():
             return self._send(forward)
-        if len(slots) == len(rows.slots) == forward.num_seqs - forward.padding and unknown.all():  # a token of each
+        is_decode = not rows.has_drafts and len(slots) == len(rows.slots) == forward.num_seqs - forward.padding
+        if is_decode and unknown.all():  # a token of each
             self._send(forward)
             assert rows.slots_on_device is not None
             torch.index_select(self.newest, 0, rows.slots_on_device, out=forward.token_ids[: len(slots)])
@@ -175,18 +179,22 @@ class InputBuffers:
                 table[:, : group.block_table.shape[1]].copy_(group.block_table)
                 group.block_table = table
 
-    def _padding(self, rows: StepRows, num_seqs: int) -> int | None:
-        """Rows to add to a decode step to make it one that is captured; None: it is none, or asks for more."""
-        if self.graph_sizes is None or len(rows.slots) != num_seqs:
+    def _padding(self, rows: StepRows, num_tokens: int) -> int | None:
+        """Rows to add to a step of next tokens and chains of drafts to make it one that is captured.
+
+        None: it is none, for it has tokens whose logits nobody wants, or it asks for more.
+        """
+        if self.graph_sizes is None or len(rows.slots) != num_tokens:
             return None
         if rows.wants_prompt_logprobs or rows.wants_hidden:
             return None
-        return self.graph_sizes.padding(num_seqs)
+        return self.graph_sizes.padding(num_tokens)
 
     def _padded(self, slots: np.ndarray, token_ids: np.ndarray, positions: np.ndarray, padding: int) -> ForwardBatch:
-        """Fill the buffers for a decode step of a captured size: [num_seqs] each, without the padding.
+        """Fill the buffers for a step of a captured size: [num_tokens] each, without the padding.
 
-        ``_send`` comes later.
+        Each token is a row of its own, a sequence of one new token as attention sees it: drafts in a chain read, as any
+        next token does, what the rows before them store. ``_send`` comes later.
         """
         if padding:
             slots = np.concatenate((slots, np.full(padding, self.table.null_slot)))
@@ -197,12 +205,12 @@ class InputBuffers:
         forward.padding, forward.is_static = padding, True
         return forward
 
-    def capture_decodes(self, num_seqs: int) -> Callable[[int], ForwardBatch]:
-        """Make room for captured decode steps of up to so many sequences; returns what makes blank ones.
+    def capture_decodes(self, num_rows: int) -> Callable[[int], ForwardBatch]:
+        """Make room for captured steps of up to so many rows; returns what makes blank ones.
 
         Their block tables have room for the longest sequence: a captured kernel knows how far its rows are apart.
         """
-        shape = (num_seqs, self.table.block_table.shape[1])
+        shape = (num_rows, self.table.block_table.shape[1])
         self._wide_tables = [
             torch.zeros(shape, dtype=torch.int32, device=self._ring.where) for _ in self.table.block_tables
         ]

@@ -53,7 +53,7 @@ class ModelRunner:
 
         uploads: what a step sends to the device besides its inputs goes through them.
 
-        num_captured: sequences of the largest decode step that ``model`` captures by itself (``DecodeGraphs``).
+        num_captured: rows of the largest step that ``model`` captures by itself (``DecodeGraphs``).
         """
         self.model = model
         self._plan_attention = plan_attention
@@ -105,13 +105,14 @@ class ModelRunner:
         in_flight.leave({*batch.freed_slots, *(new.slot for new in batch.new)})
         failed = self._begin(batch)
         trees = self._drafting.trees(batch.sequences)
-        forward, rows = self._inputs.prepare(batch, trees)
+        has_trees = bool(trees) or self._drafting.has_hidden_trees(batch.sequences)
+        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees)
         stored = self._drafting.enter(batch, forward)
         forward.is_greedy = self._sampling.is_greedy(rows)
         hidden, logits = self.model.run(self._planned(forward))
         if self._states is not None:
             self._states.save(batch)
-        starts = forward.query_start_np.copy() if self._drafting.reads_hidden else None
+        starts = rows.query_start if self._drafting.reads_hidden else None
         self._drafting.follow(forward)
         step = Launched(batch, rows, logits, failed, trees, 0.0, hidden if starts is not None else None, starts)
         step.stored = stored
@@ -167,14 +168,15 @@ class ModelRunner:
         started = time.perf_counter()
         failed = self._begin(batch)
         trees = self._drafting.trees(batch.sequences)
-        forward, rows = self._inputs.prepare(batch, trees)
+        has_trees = bool(trees) or self._drafting.has_hidden_trees(batch.sequences)
+        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees)
         launched = time.perf_counter()
         forward.is_greedy = self._sampling.is_greedy(rows)
         hidden, logits = self.model.run(self._planned(forward))
         if self._states is not None:
             self._states.save(batch)
         computed = time.perf_counter()
-        starts = forward.query_start_np.copy() if self._drafting.reads_hidden else None
+        starts = rows.query_start if self._drafting.reads_hidden else None
         self._drafting.follow(forward)
         drafting = time.perf_counter() - computed
         results = self._sampler.sample(batch, rows, logits, failed, trees)

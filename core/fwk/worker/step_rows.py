@@ -44,6 +44,12 @@ class StepRows:
             self._sampling_state = table.sampling_state(self.slots)
         return self._sampling_state
 
+    @property
+    def query_start(self) -> np.ndarray:
+        """Where each sequence's tokens begin and end in the step: [num_seqs + 1] int64. Of a whole step only."""
+        assert self.plan is not None, "rows that were taken out of a step"
+        return np.concatenate((np.zeros(1, np.int64), np.cumsum(self.plan[1])))
+
     def share(self, sampling: SamplingState, slot_set: frozenset[int]) -> None:
         """Take what is known of the rows' slots already."""
         self._sampling_state, self._slot_set = sampling, slot_set

@@ -11,7 +11,7 @@ import torch
 from fwk.interfaces.attention import AttentionBackend, AttentionBackendSpec, AttentionLayer
 from fwk.interfaces.declaration import DETERMINISTIC, Facts
 from fwk.plugins import Registered
-from fwk_kit.testing.attention_captured import check_replays
+from fwk_kit.testing.attention_captured import check_replayed_chains, check_replays
 from fwk_kit.testing.attention_cases import (
     EXTRAS,
     FEATURES,
@@ -525,6 +525,11 @@ class AttentionSuite(ServedSuite):
     def test_captured_decode_steps(self, item: Registered, shape: Shape) -> None:
         """What was launched once serves steps of other lengths, blocks and padding (``graph_capture``)."""
         check_replays(item, shape)
+
+    @pytest.mark.parametrize("shape", [Shape(), Shape(sliding_window=10), LATENT], ids=["plain", "window", "latent"])
+    def test_captured_chains_of_drafts(self, item: Registered, shape: Shape) -> None:
+        """Rows of a captured step that are one sequence's token and drafts (``graph_capture``)."""
+        check_replayed_chains(item, shape)
 
     @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
     def test_a_block_is_all_there_is(self, item: Registered, kv_dtype: str) -> None:

@@ -16,6 +16,9 @@ from fwk_kit.testing.attention_cases import RELATIVE, TOLERANCE, Cached, Shape, 
 STEPS: tuple[tuple[int, ...], ...] = ((20, 5, 0, 600), (16, 40), (1,), (300, 300, 15, 7), (1100, 31, 33))
 """Tokens before each sequence's next; steps of fewer than ``NUM_SEQS`` sequences are padded."""
 
+CHAINS: tuple[tuple[int, ...], ...] = ((20, 3), (0, 1), (597, 4), (15, 2))
+"""Tokens before a sequence's next, and how many rows the step has of it: a token, and drafts in a chain."""
+
 NUM_SEQS = 4
 MAX_LEN = 1280
 
@@ -23,11 +26,11 @@ MAX_LEN = 1280
 class Replayed:
     """One captured size: what was launched while it was captured is launched again, with the plan of that time."""
 
-    def __init__(self, item: Registered, shape: Shape, num_blocks: int) -> None:
+    def __init__(self, item: Registered, shape: Shape, num_blocks: int, rows_per_seq: int = 1) -> None:
         self.cached = Cached(item, shape, num_blocks + 1, features=frozenset({"graph_capture"}))
         self._null = num_blocks
         self._width = -(-MAX_LEN // shape.block_size)
-        sizes = CaptureSizes(NUM_SEQS, MAX_LEN, num_blocks + 1, num_blocks)
+        sizes = CaptureSizes(NUM_SEQS, MAX_LEN, num_blocks + 1, num_blocks, rows_per_seq)
         self.cached.backend.init_capture(self.cached.layers, CaptureSizes(NUM_SEQS, MAX_LEN, 2 * num_blocks, 0))
         self.cached.backend.init_capture(self.cached.layers, sizes)  # which is all that counts
         self._tensors = {
@@ -108,3 +111,23 @@ def check_replays(item: Registered, shape: Shape) -> None:
                 out[i : i + 1].double(), expected, atol=TOLERANCE[shape.dtype], rtol=RELATIVE[shape.dtype]
             )
         assert torch.equal(out, eager), "a replay gives other numbers than the step computed operator by operator"
+
+
+@torch.inference_mode()
+def check_replayed_chains(item: Registered, shape: Shape) -> None:
+    """Rows that are one sequence's next token and drafts: each reads what those before it store in the same step."""
+    ends = [past + count for past, count in CHAINS]
+    num_blocks = -(-max(ends) // shape.block_size) + 2
+    replayed = Replayed(item, shape, num_blocks, NUM_SEQS)
+    cached = replayed.cached
+    for (past, count), end in zip(CHAINS, ends, strict=True):
+        (table,) = block_tables([end], shape.block_size)
+        k, v = (cached.tokens(end, shape.num_kv_heads) for _ in "kv")
+        if past:
+            cached.step([0], [past], [table], k[:past], v[:past])
+        q = cached.tokens(NUM_SEQS, shape.num_heads)
+        rest = NUM_SEQS - count
+        new_k, new_v = (torch.cat((x[past:], torch.full((rest, *x.shape[1:]), 3.0, dtype=x.dtype))) for x in (k, v))
+        out = replayed.step(range(past, end), [table] * count, q, new_k, new_v)[:count]
+        expected = reference(q[:count], k, v, past, shape)
+        torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[shape.dtype], rtol=RELATIVE[shape.dtype])

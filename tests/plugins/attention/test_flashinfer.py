@@ -129,6 +129,15 @@ def test_captured_decode_steps(shape: Shape) -> None:
     assert len(fixed) == 1, "one for the size that was captured"
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(), Shape(sliding_window=10), Shape(3, 1, 576, value_head_size=512)],
+    ids=["plain", "window", "latent"],
+)
+def test_captured_chains_of_drafts(shape: Shape) -> None:
+    AttentionSuite().test_captured_chains_of_drafts(FLASHINFER, shape)
+
+
 def test_plans_once_a_step_for_each_kind_of_layer() -> None:
     cached = Cached(FLASHINFER, Shape(sliding_window=7), 8, num_layers=3)
     cached.layers[2] = Shape(soft_cap=3.0).layer(2)

@@ -33,7 +33,7 @@ class CapturedDecodes:
         self._null_block = sizes.null_block
         self._block_size = block_size
         per_seq = -(-sizes.max_seq_len // block_size)
-        self.max_pages = min(sizes.num_seqs * per_seq, sizes.num_seqs + sizes.num_blocks)
+        self.max_pages = min(sizes.num_seqs * per_seq, sizes.num_seqs + sizes.num_blocks * sizes.rows_per_seq)
         """Of a step; sequences that share their past may have more together, as it counts for each."""
         self._pages = {group: wrappers.page_buffers(sizes.num_seqs, self.max_pages) for group in groups}
         self._made: dict[tuple[LayerKind, int], PlannedWrapper] = {}

@@ -73,7 +73,7 @@ class TritonBackend(AttentionBackend):
             kind = self._state(layer).kind
             programs, size = kinds.get(kind, (0, 0))
             kinds[kind] = max(programs, _programs(layer, kind)), max(size, layer.value_head_size)
-        tokens = sizes.num_blocks * self.context.block_size
+        tokens = sizes.num_blocks * self.context.block_size * sizes.rows_per_seq
         self._captured = CapturedDecodes(self._buffers, list(kinds), sizes.num_seqs, sizes.max_seq_len, tokens)
         most = self._captured.capacity(sizes.num_seqs)
         self._workspace.reserve(

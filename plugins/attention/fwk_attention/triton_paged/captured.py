@@ -29,7 +29,7 @@ class CapturedDecodes:
     def __init__(
         self, buffers: PlanBuffers, kinds: list[LayerKind], num_seqs: int, max_seq_len: int, num_tokens: int
     ) -> None:
-        """num_tokens: that the KV cache has room for, and sequences together have, where they share none."""
+        """num_tokens: that the rows of a step have before them together, where sequences share none."""
         self._buffers = buffers
         self._kinds = kinds
         self._per_seq = -(-max_seq_len // kinds[0].split)
