@@ -33,3 +33,10 @@ class TestBitsandbytes(QuantizerSuite):
 
 class TestGguf(QuantizerSuite):
     plugin = "gguf"
+
+
+class TestTorchao(QuantizerSuite):
+    """int8wo. The others: tests/plugins/quant/test_torchao.py."""
+
+    plugin = "torchao"
+    max_error = 0.012

@@ -87,7 +87,7 @@ def test_every_installed_plugin_of_ours_is_under_contract() -> None:
 
 ELSEWHERE = {
     "loaders.dummy", "logits_processors.logit_bias", "logits_processors.min_tokens", "logits_processors.bad_words",
-    "logits_processors.allowed_token_ids", "dialects.playground", "dialects.scoring",
+    "logits_processors.allowed_token_ids", "logits_processors.prefix_tree", "dialects.playground", "dialects.scoring",
     *(f"speculative.{name}" for name in ("standalone", "eagle", "eagle3", "medusa", "mtp")),
     *(f"models.{name}" for name in (
         "baichuan", "bart", "bert", "bert_classifier", "bloom", "chatglm", "cohere", "colbert", "deepseek_v2",

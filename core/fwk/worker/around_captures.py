@@ -23,14 +23,19 @@ def frozen_garbage() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    was_frozen = gc.get_freeze_count()
+    if gc.get_freeze_count():  # those are to stay: freezing more and no less afterwards would keep garbage for ever
+        gc.disable()
+        try:
+            yield
+        finally:
+            gc.enable()
+        return
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        if not was_frozen:  # else somebody meant them to stay
-            gc.unfreeze()
+        gc.unfreeze()
 
 
 @contextmanager
