@@ -17,11 +17,9 @@ class ExpertDistributionObserver(Observer):
 
     def __init__(self, context: ObserverContext) -> None:
         super().__init__(context)
-        self._options: ExpertDistributionOptions = context.options
-        mode, folder = (
-            self._options.expert_distribution_recorder_mode,
-            self._options.expert_distribution_recorder_folder,
-        )
+        options: ExpertDistributionOptions = context.options
+        mode, folder = options.expert_distribution_recorder_mode, options.expert_distribution_recorder_folder
+        self._mode = mode
         if mode is None:
             return
         if not context.has_admin:
@@ -41,7 +39,7 @@ class ExpertDistributionObserver(Observer):
             )
 
     def admin_routes(self, app: FastAPI) -> None:
-        if self._options.expert_distribution_recorder_mode is None:
+        if self._mode is None:
             return
 
         @app.post("/start_expert_distribution_record")
@@ -58,4 +56,4 @@ class ExpertDistributionObserver(Observer):
         async def dump_expert_distribution_record() -> dict[str, Any]:
             answers = await self.context.call_workers("dump")
             # The ranks of an engine see the same tokens; the first one tells.
-            return {"mode": self._options.expert_distribution_recorder_mode, "engines": [ranks[0] for ranks in answers]}
+            return {"mode": self._mode, "engines": [ranks[0] for ranks in answers]}
