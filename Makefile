@@ -1,7 +1,7 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 PACKAGES = core http jinja jobs kit plugins tests benchmarks examples docs hatch_build.py
 
-.PHONY: check lint types imports test slow faults soak attack clients examples audit docs site format
+.PHONY: check lint types imports test slow matrix faults soak attack clients examples audit docs site format
 
 check: lint types imports test  ## everything CI runs
 
@@ -20,6 +20,9 @@ test:
 
 slow:  ## what repeats over more parameters than the default suite tries; SLOW holds further words for pytest
 	$(PYTHON) -m pytest -m slow $(SLOW)
+
+matrix:  ## every combination served on the pretended device, of which the slow suite has those where each three meet
+	WHOLE_MATRIX=1 $(PYTHON) -m pytest -m slow tests/core/test_pretended_matrix.py --dist load
 
 faults:  ## every check of a running server, those too that the default suite leaves out
 	$(PYTHON) -m pytest -m "not clients" tests/faults tests/e2e/test_server.py
