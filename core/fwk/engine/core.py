@@ -9,7 +9,7 @@ from typing import Any
 
 from fwk.config import Config
 from fwk.engine.adapters import Adapters, adapter_paths
-from fwk.engine.gate import GrammarGate
+from fwk.engine.gate import CacheGate, GrammarGate
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
@@ -202,7 +202,7 @@ def _assemble(
         limits,
         KVBlockManager(limits, loaded.num_blocks, cache),
         policy,
-        gate=GrammarGate(executor.call),
+        gates=(GrammarGate(executor.call), CacheGate(cache)),
         adapters=_adapters(config, executor),
         policy_name=setup.factory.item("schedulers").name,
     )

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.blocks import OutOfBlocks
@@ -42,7 +42,7 @@ class Scheduler:
         kv_blocks: KVBlockManager,
         policy: SchedulePolicy,
         now: Callable[[], float] = time.monotonic,
-        gate: Gate | None = None,
+        gates: Iterable[Gate] = (),
         adapters: Adapters | None = None,
         policy_name: str = "",
     ) -> None:
@@ -51,9 +51,8 @@ class Scheduler:
         self._policy = PolicyRunner(policy, self, policy_name)
         self.adapters = adapters or Adapters()
         self._now = now
-        self._gate = gate or Gate()
         self._pauses = PauseGate()
-        self._gates = (self._pauses, self._gate, AdapterGate(self.adapters, limits.max_running))
+        self._gates = (self._pauses, *gates, AdapterGate(self.adapters, limits.max_running))
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # by place
         self._by_request: dict[str, list[Sequence]] = {}
@@ -217,7 +216,8 @@ class Scheduler:
                 self._was_prompts = any(not s.samples or s.num_new_tokens > 1 for s in plan.scheduled.values())
                 break
         if not plan.scheduled:
-            self._gate.wait()
+            for gate in self._gates:
+                gate.wait()
             return None
         self._counters.steps += 1
         batch = Batch(
@@ -442,7 +442,8 @@ class Scheduler:
                 break
         for sequence in admitted:
             self._waiting.remove(sequence)
-            self._gate.started(sequence)
+            for gate in self._gates:
+                gate.started(sequence)
             self._policy.tell("on_started", sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
@@ -450,6 +451,8 @@ class Scheduler:
         sequence.rank = self._policy.ask("rank", sequence)
         self._waiting.push(sequence, sequence.rank)
         self._policy.tell("on_waiting", sequence)
+        for gate in self._gates:
+            gate.arrived(sequence)
 
     def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         match = self._kv_blocks.match(sequence)
@@ -539,7 +542,8 @@ class Scheduler:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
-            self._gate.ended(sequence)
+            for gate in self._gates:
+                gate.ended(sequence)
         sequence.status = Status.FINISHED
         self._policy.tell("on_finished", sequence)
         self.adapters.leave(sequence.request.adapter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from fwk.interfaces.executor import Executor
 from fwk.interfaces.prefix_cache import BlockTransfer
@@ -18,8 +19,28 @@ class WorkerTransfer(BlockTransfer):
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def find(self, saves: Sequence[tuple[bytes, int]], keys: Sequence[bytes]) -> int:
-        return min(self._executor.call("find_blocks", list(saves), list(keys)))
+    def find(self, saves: Sequence[tuple[bytes, int]], keys: Sequence[bytes], is_near: bool = False) -> int:
+        return min(self._executor.call("find_blocks", list(saves), list(keys), is_near))
 
-    def load(self, saves: Sequence[tuple[bytes, int]], keys: Sequence[bytes], block_ids: Sequence[int]) -> int:
-        return min(self._executor.call("load_blocks", list(saves), list(keys), list(block_ids)))
+    def load(
+        self,
+        saves: Sequence[tuple[bytes, int]],
+        keys: Sequence[bytes],
+        block_ids: Sequence[int],
+        is_near: bool = False,
+    ) -> int:
+        return min(self._executor.call("load_blocks", list(saves), list(keys), list(block_ids), is_near))
+
+    @cached_property
+    def can_prefetch(self) -> bool:
+        return all(self._executor.call("can_prefetch"))
+
+    def prefetch(self, number: int, keys: Sequence[bytes]) -> bool:
+        return any(self._executor.call("prefetch_blocks", number, list(keys)))
+
+    def prefetched(self, numbers: Sequence[int]) -> list[bool]:
+        answers = self._executor.call("prefetched_blocks", list(numbers))
+        return [all(each) for each in zip(*answers, strict=True)]
+
+    def end_prefetch(self, number: int) -> None:
+        self._executor.call("end_prefetch", number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,18 +25,41 @@ class BlockTransfer(ABC):
 
     A key names a block's content: the tokens of the block, everything before them, and the namespace. Which model,
     precision and rank it is of is the workers' business. ``saves`` are copies to make before anything else.
+    ``is_near``: leave out tiers that can be read ahead, so that no step waits for them.
     """
 
     @abstractmethod
-    def find(self, saves: Sequence[tuple[bytes, int]], keys: Sequence[bytes]) -> int:
+    def find(self, saves: Sequence[tuple[bytes, int]], keys: Sequence[bytes], is_near: bool = False) -> int:
         """How many of ``keys``, from the first on, a tier of every worker probably has."""
 
     @abstractmethod
-    def load(self, saves: Sequence[tuple[bytes, int]], keys: Sequence[bytes], block_ids: Sequence[int]) -> int:
+    def load(
+        self,
+        saves: Sequence[tuple[bytes, int]],
+        keys: Sequence[bytes],
+        block_ids: Sequence[int],
+        is_near: bool = False,
+    ) -> int:
         """Copy what the tiers hold of ``keys`` into blocks that no launched step touches.
 
         Returns how many, from the first on, every worker has in place now. The content of the others is undefined.
         """
+
+    @property
+    def can_prefetch(self) -> bool:
+        """Whether the workers have tiers that can be read ahead, and a faster one that keeps what was read."""
+        return False
+
+    def prefetch(self, number: int, keys: Sequence[bytes]) -> bool:
+        """Begin to read ``keys``, of one path, into the fastest tier; False: there is nothing to be read."""
+        return False
+
+    def prefetched(self, numbers: Sequence[int]) -> list[bool]:
+        """Of each ``prefetch``, whether it has ended in every worker. Ended, it may have found nothing."""
+        return [True] * len(numbers)
+
+    def end_prefetch(self, number: int) -> None:
+        """Read no more of one; what has been read stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +126,20 @@ class PrefixCache(ABC):
         undefined. A doubt about a block is a failure.
         """
         return node, []
+
+    def prepare(self, namespace: str, token_ids: Sequence[int]) -> int | None:
+        """A sequence waits to start: begin to bring nearer what ``restore`` would bring back of its tokens.
+
+        Returns a ticket; None: there is nothing to wait for. A cache without tiers has nothing.
+        """
+        return None
+
+    def are_prepared(self, tickets: Sequence[int]) -> list[bool]:
+        """Of each ticket, whether its sequence should wait no longer. Asked again and again while it waits."""
+        return [True] * len(tickets)
+
+    def leave(self, ticket: int) -> None:
+        """The ticket's sequence has started, or ended."""
 
     def take_saves(self) -> BlockSaves | None:
         """Copies that the next batch must make, each handed out once. Asked for with every batch.
@@ -183,6 +220,19 @@ class CacheTier(ABC):
 
         A slow store copies and writes in a thread of its own.
         """
+
+    @property
+    def num_entries(self) -> int | None:
+        """The most it keeps; None: nobody knows."""
+        return None
+
+    def reader(self) -> Callable[[bytes, memoryview], bool] | None:
+        """What reads like ``get``, called by one other thread while this tier is used; None: there is no such thing.
+
+        A tier that has one is read ahead, into the fastest tier, while sequences wait. It is for tiers that may be
+        slow: a step waits for what ``get`` reads.
+        """
+        return None
 
     def close(self) -> None:
         """Finish or give up what is under way, within a second."""

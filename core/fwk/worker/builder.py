@@ -425,7 +425,7 @@ class WorkerBuilder:
         )
         if store is not None:
             self.parts.store = store
-            self.parts.operations |= {"find_blocks": store.save_and_find, "load_blocks": store.save_and_load}
+            self.parts.operations |= store.operations()
 
     def _sampling(self, table: SequenceTable) -> SamplingPipeline:
         opened = self._setup.opened

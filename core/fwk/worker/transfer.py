@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
 from fwk.plugins.selection import choose_tiers
 from fwk.setup.resolve import ModelSetup
 from fwk.worker.identity import kv_identity
+from fwk.worker.prefetching import Prefetcher
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,13 @@ class BlockStore:
         self._free: list[_Buffer] = []
         self._saving: deque[_Saving] = deque()
         self._num_saved = 0
+        readers = [(name, reader) for name, tier in self._tiers[1:] if (reader := tier.reader()) is not None]
+        self._prefetcher: Prefetcher | None = None
+        far = set[str]()
+        if readers and self._tiers[0][1].num_entries != 0 and self._tiers[0][1].reader() is None:
+            self._prefetcher = Prefetcher(readers, block_bytes, self._tiers[0][1].num_entries)
+            far = {name for name, _ in readers}
+        self._near = [tier for tier in self._tiers if tier[0] not in far]
 
     @torch.inference_mode()
     def save(self, pairs: Sequence[tuple[bytes, int]]) -> None:
@@ -122,36 +131,72 @@ class BlockStore:
     def _lacking(self, key: bytes) -> list[tuple[str, CacheTier]]:
         return [tier for tier in self._tiers if not self._contains(tier, key)]
 
-    def save_and_find(self, pairs: Sequence[tuple[bytes, int]], keys: Sequence[bytes]) -> int:
+    def operations(self) -> dict[str, Callable[..., Any]]:
+        """What the engine calls, by name."""
+        return {
+            "find_blocks": self.save_and_find,
+            "load_blocks": self.save_and_load,
+            "can_prefetch": lambda: self._prefetcher is not None,
+            "prefetch_blocks": self.prefetch,
+            "prefetched_blocks": self.prefetched,
+            "end_prefetch": self.end_prefetch,
+        }
+
+    def save_and_find(self, pairs: Sequence[tuple[bytes, int]], keys: Sequence[bytes], is_near: bool = False) -> int:
         """``save`` what the engine still owes, then ``find``: one call of the engine."""
         self.save(pairs)
         self.settle()
-        return self.find(keys)
+        return self.find(keys, is_near)
 
-    def save_and_load(self, pairs: Sequence[tuple[bytes, int]], keys: Sequence[bytes], block_ids: Sequence[int]) -> int:
+    def save_and_load(
+        self, pairs: Sequence[tuple[bytes, int]], keys: Sequence[bytes], block_ids: Sequence[int], is_near: bool = False
+    ) -> int:
         """``save`` what the engine still owes, then ``load``: one call of the engine."""
         self.save(pairs)
         self.settle()
-        return self.load(keys, block_ids)
+        return self.load(keys, block_ids, is_near)
 
-    def find(self, keys: Sequence[bytes]) -> int:
-        """How many keys, from the first on, some tier probably has.
+    def find(self, keys: Sequence[bytes], is_near: bool = False) -> int:
+        """How many keys, from the first on, some tier probably has; ``is_near``: one that is not read ahead.
 
         They count as used, the first one last: of a path, tiers forget the end before what is above it.
         """
-        count = next((i for i, key in enumerate(keys) if not self._is_anywhere(key)), len(keys))
+        self.prefetched()
+        tiers = self._near if is_near else self._tiers
+        count = next((i for i, key in enumerate(keys) if not self._is_anywhere(key, tiers)), len(keys))
         for key in reversed(keys[:count]):
-            self._is_anywhere(key)
+            self._is_anywhere(key, tiers)
         return count
 
+    def prefetch(self, number: int, keys: Sequence[bytes]) -> bool:
+        """Begin to read what the near tiers lack of a path; False when they lack nothing."""
+        lacking = [key for key in keys if not self._is_anywhere(key, self._near)]
+        if self._prefetcher is None or not lacking:
+            return False
+        self._prefetcher.start(number, lacking, len(keys) - len(lacking))
+        return True
+
+    def prefetched(self, numbers: Sequence[int] = ()) -> list[bool]:
+        """Keep what has been read ahead; of each ``prefetch``, whether it has ended."""
+        if self._prefetcher is None:
+            return [True] * len(numbers)
+        return self._prefetcher.take(lambda key, entry: self._put(self._tiers[0], key, entry), numbers)
+
+    def end_prefetch(self, number: int) -> None:
+        """Keep what has been read of it, and read no more."""
+        if self._prefetcher is not None:
+            self._prefetcher.end(number)
+            self.prefetched()
+
     @torch.inference_mode()
-    def load(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> int:
+    def load(self, keys: Sequence[bytes], block_ids: Sequence[int], is_near: bool = False) -> int:
         """Fill blocks from the first tier that has each; returns how many, from the first on, were filled."""
+        tiers = self._near if is_near else self._tiers
         for start in range(0, len(keys), self._group):
             group = keys[start : start + self._group]
             buffer = self._take_buffer()
             buffer.event.wait()
-            found = next((i for i, key in enumerate(group) if not self._get(key, buffer.rows[i])), len(group))
+            found = next((i for i, key in enumerate(group) if not self._get(key, buffer.rows[i], tiers)), len(group))
             ids = self._send(np.array(block_ids[start : start + found], np.int64))
             blocks = buffer.tensor[:found].to(self._caches[0].device, non_blocking=True)
             buffer.event.record()
@@ -165,14 +210,16 @@ class BlockStore:
     def close(self) -> None:
         """Close the tiers, once they have what was on its way."""
         self.settle()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
         for name, tier in self._tiers:
             try:
                 tier.close()
             except Exception as error:
                 self._complain(name, error)
 
-    def _is_anywhere(self, key: bytes) -> bool:
-        return any([self._contains(tier, key) for tier in self._tiers])  # a list: each tier is to count it as used
+    def _is_anywhere(self, key: bytes, tiers: Sequence[tuple[str, CacheTier]]) -> bool:
+        return any([self._contains(tier, key) for tier in tiers])  # a list: each tier is to count it as used
 
     def _contains(self, tier: tuple[str, CacheTier], key: bytes) -> bool:
         try:
@@ -181,16 +228,16 @@ class BlockStore:
             self._complain(tier[0], error)
             return False
 
-    def _get(self, key: bytes, row: memoryview) -> bool:
+    def _get(self, key: bytes, row: memoryview, tiers: Sequence[tuple[str, CacheTier]]) -> bool:
         """Read an entry from the first tier that has it, and keep it in the faster ones."""
-        for i, (name, tier) in enumerate(self._tiers):
+        for i, (name, tier) in enumerate(tiers):
             try:
                 found = tier.get(key, row)
             except Exception as error:
                 self._complain(name, error)
                 continue
             if found:
-                for faster in self._tiers[:i]:
+                for faster in tiers[:i]:
                     self._put(faster, key, row)
                 return True
         return False

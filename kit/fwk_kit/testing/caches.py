@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
+
+import pytest
 
 from fwk.interfaces.prefix_cache import BlockTransfer, CacheContext, CacheTier, CacheTierContext, PrefixCache
 from fwk.plugins import Registered
@@ -21,10 +24,16 @@ SIZE = 4
 class NoTransfer(BlockTransfer):
     """Tiers that never hold anything."""
 
-    def find(self, saves: Sequence[tuple[bytes, int]], keys: Sequence[bytes]) -> int:
+    def find(self, saves: Sequence[tuple[bytes, int]], keys: Sequence[bytes], is_near: bool = False) -> int:
         return 0
 
-    def load(self, saves: Sequence[tuple[bytes, int]], keys: Sequence[bytes], block_ids: Sequence[int]) -> int:
+    def load(
+        self,
+        saves: Sequence[tuple[bytes, int]],
+        keys: Sequence[bytes],
+        block_ids: Sequence[int],
+        is_near: bool = False,
+    ) -> int:
         return 0
 
 
@@ -211,6 +220,30 @@ class CacheTierSuite(ServedSuite):
                 assert self.find(tier, number, into), "what was put is not there"
                 assert into == data(number), "another block's bytes, or changed ones"
                 assert tier.contains(key(number))
+
+    def test_another_thread_reads_ahead(self, item: Registered) -> None:
+        """The same entries as ``get`` gives, while this thread goes on."""
+        with self.tier(item) as tier:
+            reader = tier.reader()
+            if reader is None:
+                pytest.skip(f"{item.name} has no reader")
+            for number in range(8):
+                tier.put(key(number), data(number))
+                assert self.find(tier, number, memoryview(bytearray(BYTES)))
+            found: list[bytearray | None] = []
+
+            def read() -> None:
+                for number in [*range(8), 99]:
+                    into = bytearray(BYTES)
+                    found.append(into if reader(key(number), memoryview(into)) else None)
+
+            thread = threading.Thread(target=read)
+            thread.start()
+            while thread.is_alive():
+                assert tier.get(key(3), memoryview(bytearray(BYTES)))
+                tier.put(key(100), data(100))
+            thread.join()
+            assert found == [*map(data, range(8)), None]
 
     def test_the_same_key_again(self, item: Registered) -> None:
         with self.tier(item) as tier:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fwk.engine.core import Engine, EngineInfo
+from fwk.engine.gate import CacheGate
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.plan import Limits
 from fwk.engine.scheduler import Scheduler
@@ -161,9 +162,7 @@ class FakeWorker(Worker):
 
     def call(self, name: str, *args: Any) -> Any:
         assert self.store is not None
-        saves, *rest = args
-        self.store.save(saves)
-        return {"find_blocks": self.store.find, "load_blocks": self.store.load}[name](*rest)
+        return self.store.operations()[name](*args)
 
 
 class FakeExecutor(Executor):
@@ -278,6 +277,7 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
         KVBlockManager(limits_object, num_blocks, cache_object),
         policy_object,
         now=now or (lambda: float(next(clock))),
+        gates=(CacheGate(cache_object),),
     )
     info = EngineInfo(num_blocks, 1 + limits_object.num_window_groups, block_size, max_len, VOCAB, {}, [])
     return Engine(scheduler, executor, info)

@@ -59,6 +59,13 @@ class FlakyTier(DictTier):
         return not self.fails() and super().put(key, data)
 
 
+class FlakyTierReadAhead(FlakyTier):
+    """And so does its reader, in a thread of its own."""
+
+    def reader(self) -> Callable[[bytes, memoryview], bool]:
+        return self.get
+
+
 def serve(engine: Engine, name: str, prompt: list[int], max_tokens: int = 3, namespace: str = "") -> int:
     """Run one request alone, check its output, and return how many tokens of it came back from a tier."""
     before = engine.stats().restored_prompt_tokens
@@ -117,11 +124,12 @@ class TieredMachine(EngineMachine):
         is_late=st.booleans(),
         step_tokens=st.integers(1, 40),
         drafts=st.booleans(),
-        kind=st.sampled_from(["host", "small", "flaky", "both"]),
+        kind=st.sampled_from(["host", "small", "flaky", "both", "ahead"]),
+        ahead=st.sampled_from(["best_effort", "wait_complete", "timeout"]),
         rate=st.sampled_from([0.1, 0.5]),
     )
     def start(  # type: ignore[no-untyped-def,override]
-        self, num_blocks, block_size, policy, write, depth, is_late, step_tokens, drafts, kind, rate
+        self, num_blocks, block_size, policy, write, depth, is_late, step_tokens, drafts, kind, ahead, rate
     ) -> None:
         rng = random.Random(num_blocks)
 
@@ -131,13 +139,16 @@ class TieredMachine(EngineMachine):
         def tiers(context: CacheTierContext) -> list[CacheTier]:
             memory = host(7 if kind == "small" else 200)(context)
             flaky: list[CacheTier] = [FlakyTier(context, num_blocks, rate)]
-            return {"host": memory, "small": memory, "flaky": flaky, "both": [*memory, *flaky]}[kind]
+            kinds = {"host": memory, "small": memory, "flaky": flaky, "both": [*memory, *flaky]}
+            return (
+                [*host(20)(context), FlakyTierReadAhead(context, num_blocks, rate)] if kind == "ahead" else kinds[kind]
+            )
 
         self.engine = make_engine(
             num_blocks=num_blocks,
             block_size=block_size,
             cache="hierarchical",
-            cache_options={"hicache_write_policy": write},
+            cache_options={"hicache_write_policy": write, "hicache_storage_prefetch_policy": ahead},
             tiers=tiers,
             policy=policy,
             depth=depth,

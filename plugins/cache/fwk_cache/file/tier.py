@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from fwk.errors import ConfigError
@@ -57,6 +58,9 @@ class FileTier(CacheTier):
         except OSError as error:
             self._writer.warn(error)
             return False
+
+    def reader(self) -> Callable[[bytes, memoryview], bool]:
+        return self.get  # it changes nothing here, and files may be read by anybody
 
     def put(self, key: bytes, data: memoryview) -> bool:
         return self._writer.put(key, data)

@@ -17,6 +17,15 @@ class HierarchicalOptions(EvictionOptions):
         "only when they are evicted from the device.",
         stability="beta",
     )
+    hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = option(
+        "timeout",
+        "What a request waits for whose K/V are read from files or another server into host memory: for nothing, it "
+        "starts with what has arrived; for all of it; or for all of it until --hicache-storage-prefetch-timeout.",
+        stability="beta",
+    )
+    hicache_storage_prefetch_timeout: float = option(
+        2.0, "Seconds that a request waits for its K/V under the policy timeout.", gt=0, le=3600, stability="beta"
+    )
 
 
 @hookimpl

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
+import time
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,6 +42,13 @@ class HierarchicalCache(PrefixCache):
         options: HierarchicalOptions = context.options or HierarchicalOptions()
         self._transfer: BlockTransfer = context.transfer
         self._writes_through = options.hicache_write_policy == "write_through"
+        policy = options.hicache_storage_prefetch_policy
+        self._patience = {"best_effort": 0.0, "wait_complete": math.inf}.get(
+            policy, options.hicache_storage_prefetch_timeout
+        )
+        self._is_near = policy != "wait_complete"
+        self._num_tickets = 0
+        self._deadlines: dict[int, float] = {}  # by ticket
         self._trie = RadixPrefixCache(context)
         self._key_of: dict[int, bytes] = {}  # of every block in the trie
         self._epoch = b""  # part of every key
@@ -84,13 +93,35 @@ class HierarchicalCache(PrefixCache):
         keys = self._keys(node, token_ids)
         if not keys:
             return 0
-        return self._transfer.find(self._take_before(), keys)
+        return self._transfer.find(self._take_before(), keys, self._is_near)
 
     def restore(self, node: Place, token_ids: Sequence[int], block_ids: Sequence[int]) -> tuple[Place, list[bool]]:
         keys = self._keys(node, token_ids)
-        count = self._transfer.load(self._take_before(), keys, block_ids)
+        count = self._transfer.load(self._take_before(), keys, block_ids, self._is_near)
         tokens = token_ids[: count * self.context.block_size]
         return self._insert(node, tokens, block_ids[:count], keys[:count])
+
+    def prepare(self, namespace: str, token_ids: Sequence[int]) -> int | None:
+        if not self._transfer.can_prefetch:
+            return None
+        match = self.match(namespace, token_ids, len(token_ids))
+        keys = self._keys(match.node, token_ids[match.num_tokens :])
+        self._num_tickets += 1
+        if not keys or not self._transfer.prefetch(self._num_tickets, keys):
+            return None
+        self._deadlines[self._num_tickets] = time.monotonic() + self._patience
+        return self._num_tickets
+
+    def are_prepared(self, tickets: Sequence[int]) -> list[bool]:
+        now = time.monotonic()
+        late = [now >= self._deadlines[ticket] for ticket in tickets]
+        if all(late):
+            return late
+        return [any(each) for each in zip(late, self._transfer.prefetched(tickets), strict=True)]
+
+    def leave(self, ticket: int) -> None:
+        del self._deadlines[ticket]
+        self._transfer.end_prefetch(ticket)
 
     def take_saves(self) -> BlockSaves | None:
         if not self._before and not self._after:

@@ -33,6 +33,10 @@ class HostTier(CacheTier):
         self._memory = np.empty((self.num_places, context.block_bytes), np.uint8)
         self._place_of: OrderedDict[bytes, int] = OrderedDict()  # the least recently used first
 
+    @property
+    def num_entries(self) -> int:
+        return self.num_places
+
     def contains(self, key: bytes) -> bool:
         if key not in self._place_of:
             return False
