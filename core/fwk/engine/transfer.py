@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from fwk.interfaces.executor import Executor
 from fwk.interfaces.prefix_cache import BlockTransfer
@@ -18,6 +17,7 @@ class WorkerTransfer(BlockTransfer):
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
+        self._can_prefetch: bool | None = None  # the workers are asked once
 
     def find(self, saves: Sequence[tuple[bytes, int]], keys: Sequence[bytes], is_near: bool = False) -> int:
         return min(self._executor.call("find_blocks", list(saves), list(keys), is_near))
@@ -31,9 +31,11 @@ class WorkerTransfer(BlockTransfer):
     ) -> int:
         return min(self._executor.call("load_blocks", list(saves), list(keys), list(block_ids), is_near))
 
-    @cached_property
+    @property
     def can_prefetch(self) -> bool:
-        return all(self._executor.call("can_prefetch"))
+        if self._can_prefetch is None:
+            self._can_prefetch = all(self._executor.call("can_prefetch"))
+        return self._can_prefetch
 
     def prefetch(self, number: int, keys: Sequence[bytes]) -> bool:
         return any(self._executor.call("prefetch_blocks", number, list(keys)))
