@@ -92,6 +92,9 @@ def truncate_batch(
 ) -> Tensor:
     """The same by one sort of all rows: what suits a GPU.
 
+    Masses are counted in units of 2**-40 of the largest one: integers, so that no order of summation, and hence no
+    batch, changes a cutoff.
+
     logits: [num_rows, vocab_size] float32, edited in place in ``rows`` [n] int64 only, which have these limits, [n]
     each. send: brings an array to the device.
     """
@@ -101,9 +104,10 @@ def truncate_batch(
     k, p, min_logits = (send(x[:, None]) for x in (top_k, limits.top_p, limits.min_logit.astype(np.float32)))
     ordered = asked.sort(dim=1, descending=True).values
     lowest = ordered.gather(1, k - 1)
-    mass = (ordered.double() - ordered[:, :1]).exp().masked_fill_(ordered < lowest, 0.0)
-    above = mass.cumsum(1).sub_(mass)  # the mass of the more likely entries
-    num_kept = (above < p * mass.sum(1, keepdim=True)).sum(1, keepdim=True).clamp_(min=1)
+    mass = (ordered.double() - ordered[:, :1]).exp_().masked_fill_(ordered < lowest, 0.0)
+    mass = mass.mul_(2.0**40).nan_to_num_(0.0).long()
+    upto = mass.cumsum(1)  # the mass of an entry and of the more likely ones
+    num_kept = (upto - mass < p * upto[:, -1:]).sum(1, keepdim=True).clamp_(min=1)
     lowest_p = ordered.gather(1, num_kept - 1).masked_fill_(p >= 1.0, -math.inf)
     lowest = torch.maximum(torch.maximum(lowest, lowest_p), ordered[:, :1] + min_logits)
     logits[index] = asked.masked_fill_(asked < lowest, -math.inf)
