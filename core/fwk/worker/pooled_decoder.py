@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from fwk.interfaces.model import Encoder, Model, ModelContext
+from fwk.layers import ReplicatedLinear
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,10 +29,10 @@ class PooledDecoder(Encoder):
         self._model = model
         self._has_labels = bool(labels)
         self._token_ids = torch.tensor(token_ids, device=context.device, dtype=torch.int64)
-        self._score: Tensor | None = None
+        self._score: ReplicatedLinear | None = None
         if labels and not token_ids:
-            score = context.weights.tensor("score.weight", (len(labels), context.config.hidden_size))
-            self._score = score.to(context.device, context.dtype)
+            plain, size = replace(context, lora=None), context.config.hidden_size
+            self._score = ReplicatedLinear(plain, "score", size, len(labels), method=context.plain)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         return self._model.forward(batch)
@@ -42,6 +43,6 @@ class PooledDecoder(Encoder):
             return None
         last = hidden.index_select(0, batch.query_start[1:].long() - 1)
         if self._score is not None:
-            return F.linear(last, self._score).float()
+            return self._score(last).float()
         logits = self._model.logits(last).float().index_select(1, self._token_ids)
         return logits[:, -1:] - logits[:, :1] if logits.shape[1] == 2 else logits

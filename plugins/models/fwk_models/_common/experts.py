@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
-from fwk.layers import GatedMLP, MoE, RMSNorm, RotaryEmbedding, Routing, VocabEmbedding
+from fwk.layers import GatedMLP, MoE, ReplicatedLinear, RMSNorm, RotaryEmbedding, Routing, VocabEmbedding
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.stack import Block, SelfAttention, Stack
 from fwk_models._common.weights import StackedExperts
@@ -62,17 +61,17 @@ class ExpertStack(Stack):
 class SharedExperts:
     """Routed experts, and others that every token passes through.
 
-    gate: [1, hidden_size]; its sigmoid is a factor on what the shared ones return. None: the factor is one.
+    gate: to one number, whose sigmoid is a factor on what the shared ones return. None: the factor is one.
     """
 
-    def __init__(self, routed: MoE, shared: GatedMLP, gate: Tensor | None = None) -> None:
+    def __init__(self, routed: MoE, shared: GatedMLP, gate: ReplicatedLinear | None = None) -> None:
         self.routed, self.shared, self.gate = routed, shared, gate
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
         shared = self.shared(x)
         if self.gate is not None:
-            shared = torch.sigmoid(F.linear(x, self.gate)) * shared
+            shared = torch.sigmoid(self.gate(x)) * shared
         return self.routed(x).add_(shared)
 
 
@@ -83,8 +82,9 @@ def gated_shared_experts(context: ModelContext, prefix: str, *, normalises: bool
     routed = MoE(context, prefix, routing, intermediate_size=config.integer("moe_intermediate_size"))
     inner = config.integer("shared_expert_intermediate_size")
     shared = GatedMLP(context, f"{prefix}.shared_expert", intermediate_size=inner)
-    gate = context.weights.tensor(f"{prefix}.shared_expert_gate.weight", (1, config.hidden_size))
-    return SharedExperts(routed, shared, gate.to(context.device, context.dtype))
+    plain = replace(context, lora=None)
+    gate = ReplicatedLinear(plain, f"{prefix}.shared_expert_gate", config.hidden_size, 1, method=context.plain)
+    return SharedExperts(routed, shared, gate)
 
 
 def granite_experts(context: ModelContext, prefix: str) -> MoE:
