@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fwk import AttentionBackendSpec, Needs, hookimpl, native
 from fwk.interfaces.declaration import Facts
+from fwk_attention._common.deterministic import why_not_deterministic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,12 +12,7 @@ class CpuBackendSpec(AttentionBackendSpec):
     """Needs a compiler besides what the declaration says."""
 
     def refusal(self, facts: Facts) -> str | None:
-        if facts.is_deterministic and "sliding_window" in facts.features:
-            return (
-                "reads a window's keys from the first that any token of a chunk sees, so that bits depend on the chunk "
-                "(--enable-deterministic-inference)"
-            )
-        return super().refusal(facts) or native.refusal()
+        return why_not_deterministic(facts) or super().refusal(facts) or native.refusal()
 
 
 @hookimpl
