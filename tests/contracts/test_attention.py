@@ -7,6 +7,7 @@ import pytest
 from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.plugins import Registered
 from fwk_kit.testing import AttentionSuite
+from fwk_kit.testing.attention_cases import KV_DTYPES
 
 
 class TestTorch(AttentionSuite):
@@ -27,6 +28,13 @@ class TestTriton(AttentionSuite):
     @pytest.mark.slow
     def test_serves_a_tiny_model(self, item: Registered) -> None:
         super().test_serves_a_tiny_model(item)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+    def test_bits_do_not_depend_on_chunks(self, item: Registered, kv_dtype: str, dtype: str) -> None:
+        """Slow in Triton's interpreter; a short one is in tests/plugins/attention."""
+        super().test_bits_do_not_depend_on_chunks(item, kv_dtype, dtype)
 
 
 class TestFA3(AttentionSuite):

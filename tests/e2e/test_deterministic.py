@@ -115,7 +115,7 @@ CANNOT = r"does not promise the same numbers whatever is computed alongside \(--
 @pytest.mark.parametrize(
     ("options", "error", "why"),
     [
-        ({"attention_backend": "torch"}, PluginError, rf"'torch' .* {CANNOT}; of its family cpu can"),
+        ({"attention_backend": "torch"}, PluginError, rf"'torch' .* {CANNOT}; of its family cpu and triton can"),
         (
             {"quantization": "fp8"},
             PluginError,
@@ -130,6 +130,11 @@ CANNOT = r"does not promise the same numbers whatever is computed alongside \(--
         ({"enable_lora": True}, PluginError, f"{CANNOT}; of its family none can"),
         ({"tensor_parallel_size": 2, "executor": "processes"}, ConfigError, "ranks add up their parts"),
         ({"decode_attention_backend": "torch"}, PluginError, "does not promise the same numbers"),
+        (
+            {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3},
+            PluginError,
+            "where they lie in the tree, so that bits depend on the other drafts: they hold for drafts in chains",
+        ),
     ],
 )
 def test_what_does_not_hold_it_is_refused(

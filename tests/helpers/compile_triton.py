@@ -1,8 +1,8 @@
 """Compile the Triton kernels for a GPU that need not be there; prints a line of JSON about the machine code of each.
 
 ``python -m tests.helpers.compile_triton CC DTYPE plain|int8|fp8 full|tree|latent short|long`` for attention,
-``python -m tests.helpers.compile_triton CC|gfx942 DTYPE operators|experts|sampler``, all without TRITON_INTERPRET: the
-interpreter takes the place of the compiler for good.
+``python -m tests.helpers.compile_triton CC|gfx942 DTYPE operators|experts|sampler|products``, all without
+TRITON_INTERPRET: the interpreter takes the place of the compiler for good.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from fwk_attention.triton_paged.rows import store_rows
 from fwk_moe.triton_fused import kernels as experts
 from fwk_moe.triton_fused.runner import tiling
 from fwk_operators.triton_ops import kernels as operators
+from fwk_quant.none import invariant as products
 from fwk_sampling.triton_sampler import kernels as sampler
 
 BLOCK_SIZE = 16
@@ -162,6 +163,17 @@ def compile_sampler(cc: int | str, dtype: str) -> None:
     report(sampler.mask_rows, cc, {**masks, "vocab_size": "i32", "num_words": "i32"}, shared, num_warps=16)
 
 
+def compile_products(cc: int | str, dtype: str) -> None:
+    """With a bias and without."""
+    number, tile = f"*{dtype}", products.tile_of(4 if dtype == "fp32" else 2)
+    given = {"x": number, "x_stride": "i32", "weight": number, "weight_stride": "i32", "bias": number, "out": number}
+    given |= {"num_rows": "i32", "out_features": "i32", "in_features": "i32"}
+    sizes = {"ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": tile.step, "IS_INTERPRETED": False}
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    for has_bias in (False, True):
+        report(products.linear_tiles, cc, given, {"HAS_BIAS": has_bias, **sizes}, **options)
+
+
 def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
     size, rest, group = (512, 64, 128) if kind == "latent" else (128, 0, 6)
     kv_heads, parts = (1, 1) if kind == "latent" else (4, 2)
@@ -214,7 +226,12 @@ def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
         report(join_parts, cc, {**work, "joins": "*i32"}, tile)
 
 
-COMPILED = {"operators": compile_operators, "experts": compile_experts, "sampler": compile_sampler}
+COMPILED = {
+    "operators": compile_operators,
+    "experts": compile_experts,
+    "sampler": compile_sampler,
+    "products": compile_products,
+}
 
 if __name__ == "__main__":
     target, number_type, *words = sys.argv[1:]

@@ -250,9 +250,13 @@ class InterpretedKernels(Declaration):
     interpreter: ClassVar[str]
 
     def refusal(self, facts: Facts) -> str | None:
+        return self.why_no_kernels(facts.host) or super().refusal(facts)
+
+    def why_no_kernels(self, host: Host) -> str | None:
+        """Why they do not run on ``host``; None where they do, perhaps in the interpreter."""
         device = self.on_device.device
-        if facts.host.device == device:
-            return self.on_device.refusal(facts.host) or super().refusal(facts)
+        if host.device == device:
+            return self.on_device.refusal(host)
         if os.environ.get(self.interpreter) != "1":
             return f"needs a {device} device, or {self.interpreter}=1 to run its kernels in a slow interpreter"
-        return super().refusal(facts)
+        return None

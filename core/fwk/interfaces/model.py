@@ -79,6 +79,7 @@ class ModelContext:
     state_dtype: torch.dtype | None = None  # ``--mamba-ssm-dtype``: of the part that is summed up; None: float32
     float32_head: QuantMethod | None = None  # computes LM heads in float32 (``--enable-fp32-lm-head``)
     weights_cache: WeightsCache = NO_WEIGHTS_CACHE  # what earlier starts packed
+    is_deterministic: bool = False  # a token's numbers must not depend on other tokens, to the bit
 
 
 class HiddenTap(Protocol):

@@ -82,7 +82,11 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class MoEContext:
-    """What a runner is built with, one per MoE layer. Sizes are this rank's. ``threads`` runs native operators."""
+    """What a runner is built with, one per MoE layer. Sizes are this rank's. ``threads`` runs native operators.
+
+    is_deterministic: a token's numbers must be the same to the bit whatever other tokens there are; only asked of
+        runners that offer ``deterministic``.
+    """
 
     num_experts: int
     top_k: int
@@ -93,6 +97,7 @@ class MoEContext:
     device: torch.device
     options: Any = None
     threads: NativeThreads = NO_THREADS
+    is_deterministic: bool = False
 
 
 class ExpertWeights(ABC):

@@ -83,6 +83,11 @@ def _router(context: ModelContext, prefix: str, routing: Routing, has_bias: bool
     if not routing.in_float32 or context.dtype == torch.float32:
         plain = replace(context, lora=None)
         return ReplicatedLinear(plain, prefix, hidden, routing.num_experts, bias=has_bias, method=context.plain)
+    if context.is_deterministic:
+        raise ModelLoadError(
+            f"{prefix}: torch multiplies this router in float32, adding up in an order that depends on the number of "
+            "tokens: take --dtype float32, or leave --enable-deterministic-inference out"
+        )
     shape = (routing.num_experts, hidden)
     weight = context.weights.tensor(f"{prefix}.weight", shape).to(context.device, torch.float32)
     bias = context.weights.tensor(f"{prefix}.bias", shape[:1]).to(context.device, torch.float32) if has_bias else None

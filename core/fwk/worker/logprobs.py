@@ -13,6 +13,10 @@ from fwk.interfaces.model import Model
 from fwk.types import Batch, ForwardBatch, TokenLogprobs
 from fwk.worker.sequence_table import SequenceTable
 
+ALIGNED = 16
+"""Numbers of which a row has a multiple on a device: torch's kernel adds up a row in an order that depends on where in
+its 16 bytes it begins, and so would depend on the rows before it."""
+
 ROWS_AT_ONCE = 256
 """Rows turned into float32 log-probabilities at a time: bounds the memory of a long prompt's."""
 
@@ -88,7 +92,10 @@ def packed_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
     logits: [n, vocab_size]; token_ids: [n] int64. Returns [n, 2 + 2 * num_top] int32: the bits of the token's
     log-probability, its rank from 1 on, the bits of the largest ones, and their tokens.
     """
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    logits = logits.float()
+    if not logits.is_cpu and logits.shape[1] % ALIGNED:
+        logits = torch.nn.functional.pad(logits, (0, -logits.shape[1] % ALIGNED), value=-torch.inf)
+    logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(1, token_ids.clamp(min=0).unsqueeze(1))
     ranks = (logprobs > chosen).sum(dim=1, keepdim=True, dtype=torch.int32) + 1
     values, indices = logprobs.topk(num_top, dim=1)

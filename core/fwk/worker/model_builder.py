@@ -270,6 +270,7 @@ class ModelBuilder:
             operators=self.operators,
             float32_head=method(unquantised, torch.float32) if is_wide else None,
             weights_cache=cache,
+            is_deterministic=facts.is_deterministic,
         )
 
     def _token_ids(self, text: Callable[[], ModelText]) -> tuple[int, ...]:
@@ -292,7 +293,8 @@ class ModelBuilder:
             self._chosen["moe"] = self._moe.name
             if settled is None:
                 self._reasons.extend(selection.reasons())
-        return self._factory.build(self._moe, partial(replace, context, threads=self._threads))
+        given = {"threads": self._threads, "is_deterministic": self._setup.facts.is_deterministic}
+        return self._factory.build(self._moe, partial(replace, context, **given))
 
     def _report_quantization(self, context: ModelContext) -> None:
         """Note how the layers were quantised in the end."""

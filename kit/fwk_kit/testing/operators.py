@@ -215,8 +215,16 @@ class OperatorsSuite(ServedSuite):
         x, residual, weight = (random(*shape, dtype=torch.bfloat16) for shape in ((200, 1152), (200, 1152), (1152,)))
         together = operators.add_rms_norm(x, residual.clone(), weight, EPS)
         gated = operators.gate(x, "silu")
+        heads, of_heads = x.view(200, 18, 64), random(18, 64, dtype=torch.bfloat16)
+        normed_heads, turned = operators.rms_norm(heads, of_heads, EPS), heads.clone()
+        angles = random(200, 1, 64, dtype=torch.bfloat16)
+        operators.rotate(turned, angles, angles)
         for row in (0, 77, 199):
             one = slice(row, row + 1)
+            assert torch.equal(operators.rms_norm(heads[one], of_heads, EPS), normed_heads[one])
+            alone = heads[one].clone()
+            operators.rotate(alone, angles[one], angles[one])
+            assert torch.equal(alone, turned[one])
             assert torch.equal(operators.add_rms_norm(x[one], residual[one].clone(), weight, EPS), together[one])
             assert torch.equal(operators.gate(x[one], "silu"), gated[one])
 

@@ -78,6 +78,7 @@ def triton_kernels() -> Iterator[None]:
     import fwk_attention.triton_paged.backend as attention
     import fwk_moe.triton_fused.runner as experts
     import fwk_operators.triton_ops.backend as operators
+    import fwk_quant.none.invariant as products
     import fwk_sampling.triton_sampler.sampler as sampler
 
     def launcher(real: Callable[..., None]) -> Callable[..., None]:
@@ -88,6 +89,6 @@ def triton_kernels() -> Iterator[None]:
         return launch
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention, experts, operators, sampler):
+        for module in (attention, experts, operators, products, sampler):
             patch.setattr(module, "_launch", launcher(module._launch))
         yield

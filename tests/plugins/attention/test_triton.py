@@ -175,6 +175,96 @@ def test_neighbours_do_not_change_a_bit() -> None:
     assert torch.equal(outputs[0][0], outputs[1][1])
 
 
+def bits(chunks: list[int], *, beside: int = 0) -> torch.Tensor:
+    """Of one sequence's tokens in a deterministic run, cut like that; ``beside``: tokens of another in each step."""
+    total = sum(chunks)
+    tables = block_tables([total, 100])
+    random = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(total + 100, n, 32, generator=random) for n in (8, 2, 2))
+    cached = Cached(TRITON, Shape(8, 2), 40, is_deterministic=True)
+    parts, past = [], 0
+    for n in chunks:
+        chosen = torch.tensor([*range(past, past + n), *range(total, total + beside)])
+        cached.tokens = lambda count, heads, given=q[chosen]: given  # type: ignore[method-assign]
+        new, pasts = ([n, beside], [past, 0]) if beside else ([n], [past])
+        parts.append(cached.step(pasts, new, tables[: len(new)], k[chosen], v[chosen])[1][:n])
+        past += n
+    return torch.cat(parts)
+
+
+@pytest.fixture
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's tiles, and parts of 32 keys of which a launch has few, so that a short prompt has several."""
+    monkeypatch.setattr(backend, "INTERPRETED", device_sizes(32, 32, 4))
+    monkeypatch.setattr(backend, "LayerKind", lambda *parts: LayerKind(*parts[:4], 32, *parts[5:]))
+    monkeypatch.setattr(plan, "MAX_PARTS", 24)
+
+
+WHOLE = 70
+
+
+@pytest.mark.usefixtures("short_parts")
+def test_bits_do_not_depend_on_chunks_or_neighbours() -> None:
+    whole = bits([WHOLE])
+    assert torch.equal(bits([17, 44, *[1] * 3, 6], beside=20), whole)
+    assert torch.equal(bits([40, 16, 14]), whole)
+
+
+@pytest.mark.usefixtures("short_parts")
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_one_kernel_computes_chunks_of_all_lengths(monkeypatch: pytest.MonkeyPatch, is_broken: bool) -> None:
+    """What the interpreter cannot show: it adds up tiles of two sizes alike, matrix units do not."""
+    compiled_for: set[tuple[Any, ...]] = set()
+
+    def watched(kernel: Any, grid: Any, *arguments: Any, **constants: Any) -> None:
+        if kernel is backend.attend_tiles:
+            compiled_for.add((*constants.items(), *(x.dtype for x in arguments if isinstance(x, torch.Tensor))))
+        launch(kernel, grid, *arguments, **constants)
+
+    launch = backend._launch
+    monkeypatch.setattr(backend, "_launch", watched)
+    if is_broken:
+        monkeypatch.setattr(backend, "deterministic", lambda sizes: sizes)
+        monkeypatch.setattr(backend, "INTERPRETED", Sizes(16, 16, 64, 16))
+    bits([40, 1, 16, 20], beside=30)
+    assert len(compiled_for) == (2 if is_broken else 1)
+
+
+@pytest.mark.usefixtures("short_parts")
+@pytest.mark.parametrize("broken", ["long chunks whole", "parts by neighbours"])
+def test_what_would_change_bits_is_noticed(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    if broken == "parts by neighbours":  # as many parts as fill a device
+        real = plan.cut
+
+        def by_neighbours(chosen: Any, *arrays: Any, split: int | None, **more: Any) -> Any:
+            return real(chosen, *arrays, split=None if split is None else split * len(chosen), **more)
+
+        monkeypatch.setattr(plan, "cut", by_neighbours)
+    else:
+        monkeypatch.setattr(backend, "LayerKind", lambda *parts: LayerKind(*parts[:4], 32, splits_all=False))
+    assert not torch.equal(bits([40, *[1] * 8], beside=1), bits([48]))
+
+
+@pytest.mark.parametrize("most", [1, 7, 64])
+def test_launches_of_few_parts(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Each has its own places from 0 on, and together they are all tiles and joins, in order."""
+    monkeypatch.setattr(plan, "MAX_PARTS", most)
+    new, pasts = np.array([40, 3, 90]), np.array([100, 0, 10])
+    starts = np.cumsum(new) - new
+    tiles, joins = cut(np.arange(3), starts, new, pasts, tokens_per_tile=8, window=None, is_tree=False, split=32)
+    launches = plan.apart(tiles, joins)
+    assert len(launches) > 1 or most == 64
+    assert np.array_equal(np.concatenate([some[:, :7] for some, _ in launches]), tiles[:, :7])
+    assert np.array_equal(np.concatenate([joined[:, [0, 1, 2, 4]] for _, joined in launches]), joins[:, [0, 1, 2, 4]])
+    for some, joined in launches:
+        places = some[some[:, 7] >= 0, 7].tolist()
+        assert places == list(range(int(joined[:, 4].sum())))
+        assert joined[:, 3].tolist() == (np.cumsum(joined[:, 4]) - joined[:, 4]).tolist()
+        assert len(joined) == 1 or len(places) <= most
+    (whole,) = plan.apart(tiles, joins[:0])
+    assert whole[0] is tiles
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_tiles_cover_each_key_once(seed: int) -> None:
     random = np.random.default_rng(seed)

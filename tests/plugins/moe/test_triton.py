@@ -216,6 +216,31 @@ def test_what_it_does_not_compute_is_refused(tmp_path: Path) -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_one_tile_size_in_deterministic_runs(monkeypatch: pytest.MonkeyPatch, is_deterministic: bool) -> None:
+    """And the same bits for a token alone; the interpreter adds up tiles of two sizes alike, matrix units do not."""
+    seen: set[int] = set()
+    real = runner._launch
+
+    def watched(kernel: Any, grid: Any, *arguments: Any, **constants: Any) -> None:
+        seen.add(constants.get("ROWS", 0))
+        real(kernel, grid, *arguments, **constants)
+
+    monkeypatch.setattr(runner, "_launch", watched)
+    experts = Experts()
+    experts.gate_up, experts.down = experts.gate_up.bfloat16(), experts.down.bfloat16()
+    context = MoEContext(EXPERTS, TOP_K, HIDDEN, INNER, "silu", torch.bfloat16, CPU, is_deterministic=is_deterministic)
+    found = TritonRunner(context)
+    found.load(experts)
+    x, ids, weights = routed(90)
+    together = found.apply(x.bfloat16(), ids, weights)
+    for row in (0, 50, 89):
+        one = slice(row, row + 1)
+        assert torch.equal(found.apply(x[one].bfloat16(), ids[one], weights[one]), together[one])
+    assert seen - {0} == ({FEW_ROWS} if is_deterministic else {FEW_ROWS, MANY_ROWS})
+
+
+@interpreted
 def test_inputs_whose_rows_stand_apart() -> None:
     found = made(Experts())
     x, ids, weights = routed(6)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fwk import AttentionBackendSpec, Needs, Options, hookimpl, option
-from fwk.interfaces.declaration import InterpretedKernels
+from fwk.interfaces.declaration import Facts, InterpretedKernels
+from fwk_attention._common.deterministic import why_not_deterministic
 
 
 class TritonOptions(Options):
@@ -12,7 +13,7 @@ class TritonOptions(Options):
     triton_attention_split_tile_size: int = option(
         256,
         "Keys that one program reads of a sequence with few new tokens: a longer past is split among several. The cut "
-        "depends on the sequence alone.",
+        "depends on the sequence alone. With --enable-deterministic-inference, of one with many, too.",
         stability="beta",
         ge=16,
         multiple_of=16,
@@ -25,6 +26,9 @@ class TritonSpec(InterpretedKernels, AttentionBackendSpec):
     on_device = Needs(device="cuda", compute_capability=(8, 0))
     interpreter = "TRITON_INTERPRET"
 
+    def refusal(self, facts: Facts) -> str | None:
+        return why_not_deterministic(facts) or super().refusal(facts)
+
 
 @hookimpl
 def attention_backends() -> list[AttentionBackendSpec]:
@@ -36,6 +40,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
             kv_dtypes=("auto", "int8", "fp8_e4m3"),
             features=frozenset({"graph_capture", "kv_groups", "sliding_window", "soft_cap", "tree_mask", "latent"}),
             kv_layouts={"auto": "rows", "int8": "rows", "fp8_e4m3": "rows"},
+            offers=frozenset({"deterministic"}),
             options=TritonOptions,
             rank=-10,  # below torch: the interpreter is for looking, and no GPU has timed the kernels yet
             summary="Own Triton kernels for CUDA; so far run in Triton's interpreter only (TRITON_INTERPRET=1).",

@@ -21,7 +21,15 @@ from fwk_attention._common.rows import block_format, move_rows, rows_of
 from fwk_attention._common.staging import PlanBuffers
 from fwk_attention.triton_paged.captured import CapturedDecodes
 from fwk_attention.triton_paged.kernels import attend_tiles, join_parts
-from fwk_attention.triton_paged.plan import INTERPRETED, Launch, LayerKind, device_sizes, plan_launches, power_of_two
+from fwk_attention.triton_paged.plan import (
+    INTERPRETED,
+    Launch,
+    LayerKind,
+    deterministic,
+    device_sizes,
+    plan_launches,
+    power_of_two,
+)
 from fwk_attention.triton_paged.rows import FP8, INT8, PLAIN, store_rows
 
 if TYPE_CHECKING:
@@ -110,8 +118,10 @@ class TritonBackend(AttentionBackend):
         sizes = INTERPRETED
         if not self._is_interpreted:
             sizes = device_sizes(layer.head_size, layer.value_head_size, self.context.dtype.itemsize)
+        if self.context.is_deterministic:
+            sizes = deterministic(sizes)
         group, split = layer.num_heads // layer.num_kv_heads, self.context.options.triton_attention_split_tile_size
-        return LayerKind(layer.kv_group, group, layer.sliding_window, sizes, split)
+        return LayerKind(layer.kv_group, group, layer.sliding_window, sizes, split, self.context.is_deterministic)
 
     def _state(self, layer: AttentionLayer) -> LayerState:
         state: LayerState | None = layer.state

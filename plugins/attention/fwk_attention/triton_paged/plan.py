@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 MAX_SHORT = 16
 """New tokens up to which a sequence's tiles are small, and its keys split among programs."""
 
+MAX_PARTS = 2048
+"""Parts of split tiles in a launch of a deterministic run's prompts, unless a tile has more: their outcomes take up
+memory. In bfloat16 with 8 KV heads of 128 these are 134 MB."""
+
 MAX_HEADS = 16
 """Query heads of one KV head that a program computes together."""
 
@@ -36,6 +40,11 @@ class Sizes:
 
 INTERPRETED = Sizes(tokens=128, short_rows=64, rows=128, keys=256)
 """An operation takes the interpreter the same time on many numbers as on few."""
+
+
+def deterministic(sizes: Sizes) -> Sizes:
+    """With tiles of one size, however many new tokens a sequence has: of another, matrix units add up otherwise."""
+    return replace(sizes, rows=sizes.short_rows)
 
 
 def device_sizes(head_size: int, value_head_size: int, element_size: int) -> Sizes:
@@ -57,6 +66,7 @@ class LayerKind:
     sliding_window: int | None
     sizes: Sizes
     split: int  # keys per part of a split tile, the same in every step: a sequence's neighbours must not matter
+    splits_all: bool = False  # long chunks, too, so that a token's keys are added up in one order in any chunk
 
     @property
     def heads(self) -> int:
@@ -98,12 +108,35 @@ def plan_launches(batch: ForwardBatch, kind: LayerKind, send: Send) -> list[Laun
             tokens_per_tile=rows // kind.heads,
             window=kind.sliding_window,
             is_tree=batch.tree_mask is not None,
-            split=kind.split if is_short else None,
+            split=kind.split if is_short or kind.splits_all else None,
         )
-        num_parts = int(joins[:, 4].sum())
-        joined = send(f"joins {kind} {is_short}", joins.astype(np.int32)) if num_parts else None
-        launches.append(Launch(rows, send(f"tiles {kind} {is_short}", tiles.astype(np.int32)), num_parts, joined))
+        for nth, (some, joined) in enumerate([(tiles, joins)] if is_short else apart(tiles, joins)):
+            num_parts, name = int(joined[:, 4].sum()), f"{kind} {is_short} {nth}"
+            sent = send(f"joins {name}", joined.astype(np.int32)) if num_parts else None
+            launches.append(Launch(rows, send(f"tiles {name}", some.astype(np.int32)), num_parts, sent))
     return launches
+
+
+def apart(tiles: Any, joins: Any) -> list[tuple[Any, Any]]:
+    """The tiles and joins of ``cut`` in launches of up to ``MAX_PARTS`` parts each, whose places begin at 0."""
+    ends = joins[:, 3] + joins[:, 4]
+    found: list[tuple[Any, Any]] = []
+    first = tile = 0
+    while first < len(joins):
+        begin = joins[first, 3]
+        last = max(int(np.searchsorted(ends, begin + MAX_PARTS, "right")), first + 1)
+        # Tiles that are not split go with the split ones before them.
+        stop = (
+            int(np.searchsorted(np.maximum.accumulate(tiles[:, 7]), ends[last - 1]))
+            if last < len(joins)
+            else len(tiles)
+        )
+        some, joined = tiles[tile:stop].copy(), joins[first:last].copy()
+        some[some[:, 7] >= 0, 7] -= begin
+        joined[:, 3] -= begin
+        found.append((some, joined))
+        first, tile = last, stop
+    return found or [(tiles, joins)]
 
 
 def decode_tiles(batch: ForwardBatch, kind: LayerKind) -> tuple[Any, Any]:

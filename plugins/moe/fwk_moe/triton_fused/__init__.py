@@ -20,6 +20,7 @@ def moe_runners() -> list[MoERunnerSpec]:
             name="triton",
             load="fwk_moe.triton_fused.runner:TritonRunner",
             needs=Needs(packages=("triton>=3.4",)),
+            offers=frozenset({"deterministic"}),
             rank=-10,  # below torch until a GPU has shown that the kernels are right
             summary="Tokens sorted by expert on the device and multiplied in groups, without a wait; plain, int8, int4 "
             "and fp8 weights. So far run in Triton's interpreter only.",

@@ -50,10 +50,14 @@ class Tiling:
     num_stages: int
 
 
-def tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
-    """By how many pairs an expert has on average. A matrix is read once for every tile of its expert."""
+def tiling(num_pairs: int, num_experts: int, itemsize: int, is_deterministic: bool = False) -> Tiling:
+    """By how many pairs an expert has on average. A matrix is read once for every tile of its expert.
+
+    is_deterministic: always one size, for matrix units add up tiles of another otherwise.
+    """
     # Sums of many rows in float32 do not fit the registers.
-    rows = FEW_ROWS if itemsize == 4 or num_pairs <= num_experts * FEW_ROWS else MANY_ROWS
+    has_few = is_deterministic or itemsize == 4 or num_pairs <= num_experts * FEW_ROWS
+    rows = FEW_ROWS if has_few else MANY_ROWS
     return Tiling(rows, columns=64, step=128 // itemsize, num_warps=4, num_stages=3)
 
 
@@ -95,7 +99,7 @@ class TritonRunner(MoERunner):
             return out
         x = x if x.stride(1) == 1 else x.contiguous()
         num_pairs = num_tokens * top_k
-        tile = tiling(num_pairs, num_experts, x.element_size())
+        tile = tiling(num_pairs, num_experts, x.element_size(), context.is_deterministic)
         pairs, tiles = self._sorted(expert_ids.contiguous(), num_pairs, tile.rows)
         shared = {"SIZE": size, "INNER": inner, "ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": tile.step}
         shared |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}

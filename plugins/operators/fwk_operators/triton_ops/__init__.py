@@ -20,6 +20,7 @@ def operators() -> list[OperatorsSpec]:
             name="triton",
             load="fwk_operators.triton_ops.backend:TritonOperators",
             needs=Needs(packages=("triton>=3.4",)),
+            offers=frozenset({"deterministic"}),
             rank=-10,  # below torch until a GPU has shown that they are right
             summary="One launch each by own Triton kernels for CUDA; so far run in Triton's interpreter only.",
         )

@@ -1,7 +1,8 @@
 """Weights as the checkpoint has them."""
 
-from fwk import QuantizerSpec, hookimpl
+from fwk import Needs, QuantizerSpec, hookimpl
 from fwk.config import Options, option
+from fwk.interfaces.declaration import Facts, InterpretedKernels
 from fwk_quant._common.declaration import NativeOnCpuSpec
 
 
@@ -21,10 +22,25 @@ class PlainOptions(Options):
     )
 
 
+class PlainSpec(InterpretedKernels, NativeOnCpuSpec):
+    """Deterministic on devices that Triton compiles for, too: by a kernel of our own in place of torch's products."""
+
+    on_device = Needs(device="cuda", compute_capability=(8, 0))
+    interpreter = "TRITON_INTERPRET"
+
+    def refusal(self, facts: Facts) -> str | None:
+        if not facts.is_deterministic or facts.host.device == "cpu":
+            return NativeOnCpuSpec.refusal(self, facts)
+        why = self.why_no_kernels(facts.host) or Needs(packages=("triton>=3.4",)).refusal(facts.host)
+        if why is not None:
+            return f"is deterministic on a device by a Triton kernel, which {why} (--enable-deterministic-inference)"
+        return QuantizerSpec.refusal(self, facts)
+
+
 @hookimpl
 def quantizers() -> list[QuantizerSpec]:
     return [
-        NativeOnCpuSpec(
+        PlainSpec(
             name="none",
             load="fwk_quant.none.method:PlainMethod",
             layouts=("plain",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +27,10 @@ all hints do equally well, in float32 a small one costs 8 tokens or more up to 1
 
 
 class PlainMethod(QuantMethod):
-    """``x @ weight.T``: on a CPU by the native kernel, else by oneDNN on weights packed beforehand, else by torch."""
+    """``x @ weight.T``: on a CPU by the native kernel, else by oneDNN on weights packed beforehand, else by torch.
+
+    On a device a deterministic run has a kernel of its own (``invariant``).
+    """
 
     def __init__(self, context: QuantContext) -> None:
         super().__init__(context)
@@ -37,6 +40,11 @@ class PlainMethod(QuantMethod):
         shortens = context.options is None or context.options.shorten_weights
         is_native = self.why_not_native is None
         self._kernel = FloatKernel(context.threads, shortens=shortens) if is_native else None
+        self._invariant: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+        if context.is_deterministic and not is_cpu:
+            from fwk_quant.none.invariant import linear  # noqa: PLC0415 - it needs Triton
+
+            self._invariant = linear
         self._screens = context.options is None or context.options.screen_head
         self.can_embed = self._kernel is not None or self.why_unpacked is not None
         if is_cpu and self.why_not_native is not None:
@@ -63,6 +71,8 @@ class PlainMethod(QuantMethod):
         if isinstance(weights, PackedMatrix):
             assert self._kernel is not None
             return self._kernel.apply(weights, x, bias)
+        if self._invariant is not None:
+            return self._invariant(x, weights, bias)
         if self.why_unpacked is not None:
             return F.linear(x, weights, bias)
         return torch.ops.mkldnn._linear_pointwise(x, weights, bias, "none", [], "")
