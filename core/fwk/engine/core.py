@@ -197,6 +197,7 @@ def _assemble(
         state_interval=options.mamba_track_interval,
         window=loaded.window,
         encoder=setup.opened.served.encoder,
+        runs_ahead=executor.launches_ahead and not options.disable_overlap_schedule,
     )
     scheduler = Scheduler(
         limits,

@@ -148,7 +148,8 @@ class KVBlockManager:
     def trim(self, sequence: Sequence) -> None:
         """Take back what no token after those computed sees: launched steps read it before any later one writes it."""
         if self._windows.num_groups:
-            end = self._windows.first_needed(sequence.num_computed_tokens)
+            known = min(sequence.num_computed_tokens, len(sequence.token_ids))  # drafts in flight may be rejected
+            end = self._windows.first_needed(known)
             self._give_back_windows(sequence, end, is_end=False)
 
     def _give_back_windows(self, sequence: Sequence, end: int, *, is_end: bool) -> None:

@@ -24,6 +24,7 @@ class Limits:
     ``state_interval`` generated tokens; None: the model has no such layers.
     ``num_window_groups``: block tables in addition to the first, for layers that see ``window`` tokens only.
     ``encoder``: one reads the prompts. ``max_model_len`` then has room for what ``encoder_prompt.placed`` adds.
+    ``runs_ahead``: steps may be planned while drafts of their sequences are being verified, if the worker says so.
     ``admission_interval``: steps between two looks at the waiting queue while sequences run.
     """
 
@@ -48,6 +49,7 @@ class Limits:
     num_state_places: int | None = None
     state_interval: int = 256
     encoder: EncoderInput | None = None
+    runs_ahead: bool = False
 
     @property
     def max_request_len(self) -> int:

@@ -243,13 +243,14 @@ class Scheduler:
             if sequence.status is not Status.RUNNING or sequence.num_preemptions != epoch:
                 continue  # ended or pre-empted while the step ran
             if scheduled.samples:
-                sequence.num_pending -= 1
+                sequence.num_pending -= 1 + len(scheduled.draft_token_ids)
                 sequence.has_drafts_in_flight = False
             made = results.get(scheduled.slot)
             if made is None:
                 if scheduled.samples:
                     raise AssertionError(f"step {result.step} has no result for slot {scheduled.slot}")
                 continue
+            sequence.runs_ahead |= made.runs_ahead and self.limits.runs_ahead
             event = plain_event(sequence, scheduled, made, self.limits.eos_token_ids, has_states=has_states)
             if event is not None:
                 self._counters.generation_tokens += len(event.token_ids)
@@ -299,7 +300,7 @@ class Scheduler:
         if len(set(slots)) != len(slots) or len(slots) + len(self._free_slots) != self.limits.max_running:
             raise AssertionError("slots do not balance")
         for sequence in self._running:
-            if not sequence.has_drafts_in_flight and sequence.num_computed_tokens >= sequence.num_tokens:
+            if sequence.num_computed_tokens >= sequence.num_tokens:
                 raise AssertionError(f"sequence {sequence.key} has nothing left to compute, and has not ended")
 
     # Inside a step.
@@ -326,7 +327,7 @@ class Scheduler:
         step = sequence.plain_step
         if known != sequence.num_computed_tokens + 1 or step is None or plan.budget <= 0:
             return False
-        if sequence.drafts or sequence.has_drafts_in_flight or (sequence.num_pending and self.limits.num_lookahead):
+        if sequence.drafts or (sequence.num_pending and self._waits_for_drafts(sequence)):
             return False
         sequence.num_computed_tokens = known
         sequence.num_pending += 1
@@ -347,16 +348,17 @@ class Scheduler:
             self._admit_waiting(plan, 0 if most is None else room - most, free)
 
     def _schedule_running(self, sequence: Sequence, plan: StepPlan) -> None:
-        if plan.budget <= 0 or sequence.has_drafts_in_flight or sequence.is_last_token_launched:
+        if plan.budget <= 0 or sequence.is_last_token_launched:
             return
-        if sequence.num_pending and (self.limits.num_lookahead or sequence.drafts):
-            return  # its drafts come with the result, and are worth more than a step's head start
+        if sequence.num_pending and (self._waits_for_drafts(sequence) or (sequence.drafts and not sequence.runs_ahead)):
+            return
         remaining = sequence.num_uncomputed_tokens
         drafts: list[int] = []
         if remaining == 1:
             num_new = 1
-            if sequence.drafts and not sequence.num_pending:
-                room = min(plan.budget, sequence.max_tokens - sequence.num_output_tokens) - 1
+            if sequence.drafts:
+                left = sequence.max_tokens - sequence.num_output_tokens - sequence.num_pending
+                room = min(plan.budget, left) - 1
                 drafts = sequence.drafts[: max(room, 0)]
                 num_new += len(drafts)
         else:
@@ -366,6 +368,10 @@ class Scheduler:
         blocks = self._make_room(sequence, num_new, plan)
         if blocks is not None:
             self._schedule(sequence, num_new, blocks, drafts, plan)
+
+    def _waits_for_drafts(self, sequence: Sequence) -> bool:
+        """Whether the result of its launched step is worth more than a step's head start, for the drafts in it."""
+        return not sequence.runs_ahead and (sequence.has_drafts_in_flight or self.limits.num_lookahead > 0)
 
     def _make_room(self, sequence: Sequence, num_new: int, plan: StepPlan) -> list[int] | None:
         """Blocks for ``num_new`` more tokens, taken from those behind it if need be; None when it has to wait.
@@ -499,7 +505,7 @@ class Scheduler:
     def _schedule(self, sequence: Sequence, num_new: int, blocks: list[int], drafts: list[int], plan: StepPlan) -> None:
         samples = sequence.num_computed_tokens + num_new - len(drafts) == sequence.num_tokens
         sequence.num_computed_tokens += num_new
-        sequence.num_pending += samples
+        sequence.num_pending += samples + len(drafts)
         sequence.has_drafts_in_flight = bool(drafts)
         sequence.drafts = []
         replaced, sequence.replaced_blocks = sequence.replaced_blocks, []

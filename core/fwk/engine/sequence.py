@@ -23,8 +23,9 @@ class Sequence:
     """One growing list of tokens, with its blocks.
 
     ``num_computed_tokens`` counts the tokens whose K/V exist once every launched step has run; ``num_pending`` the
-    tokens those steps will add, whose ids are not known here yet. Prompt chunks, decoding and verification are one
-    thing: a step computes the next of ``num_tokens - num_computed_tokens`` tokens.
+    tokens those steps will add, whose ids are not known here yet. Drafts that are being verified count in both as if
+    all were accepted, until their step has come back. Prompt chunks, decoding and verification are one thing: a step
+    computes the next of ``num_tokens - num_computed_tokens`` tokens.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class Sequence:
         "rank",
         "replaced_blocks",
         "request",
+        "runs_ahead",
         "slot",
         "state_saved",
         "state_source",
@@ -77,6 +79,7 @@ class Sequence:
         self.num_preemptions = 0
         self.drafts: list[int] = []
         self.has_drafts_in_flight = False
+        self.runs_ahead = False  # of which steps are planned while drafts are in flight
         self.slot = -1
         self.blocks: list[int] = []
         self.is_owned: list[bool] = []  # per block: ours to free (else the prefix cache's)

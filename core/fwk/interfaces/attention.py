@@ -248,6 +248,8 @@ class AttentionBackendSpec(Declaration):
         the verification of chains of drafts, can be captured on a device), ``tree_mask``, ``latent``, ``sinks``,
         ``alibi_slopes``, ``chunk_size``, ``distance_bias``, ``cross_attention``, ``kv_groups`` (it looks a layer's
         blocks up in ``batch.kv_groups[layer.kv_group]`` wherever it does; without, all layers share one block table),
+        ``late_lengths`` (it heeds ``batch.num_fewer``: lengths that only the device knows; without, no step is planned
+        while drafts are being verified),
         and any other word that a model's layers need (``AttentionLayer.needs``).
     kv_layouts: by K/V format (of ``kv_dtypes``), the name of a layout of blocks that it can keep to: two backends with
         the same name can share a cache, one for prompts and one for next tokens. ``rows`` is [K and V, or K alone in a

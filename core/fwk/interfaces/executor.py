@@ -106,6 +106,10 @@ class Executor(ABC):
     With ``--disable-overlap-schedule`` the engine keeps to 1.
     """
 
+    launches_ahead: bool = False
+    """Whether a worker is given the next step before the one before is collected. Where each step is executed in one
+    go, a worker cannot draft for the step after the next."""
+
     def __init__(self, context: ExecutorContext) -> None:
         self.context = context
 

@@ -74,6 +74,9 @@ class DraftView:
     max_drafts: np.ndarray  # [num_seqs] int64: most that may be proposed for each
     token_ids: np.ndarray  # [num_slots, max_model_len + 1] int32
     steps: DraftSteps
+    ahead: np.ndarray | int = 0
+    """[num_seqs] int64: tokens that a launched step may add, of a decoder that ``drafts_ahead``. A proposal then begins
+    with what these may be, and has so many tokens more than ``max_drafts`` allows; 0: there is no such step."""
 
 
 @dataclass(slots=True)
@@ -200,6 +203,10 @@ class SpeculativeDecoder(ABC):
 
     def __init__(self, context: SpeculativeContext) -> None:
         self.context = context
+
+    drafts_ahead: bool = False
+    """Whether its drafts are chains that follow from the known text alone, further than a step's drafts: then the next
+    step is planned while one with drafts is in flight (``DraftView.ahead``)."""
 
     @property
     def max_passes(self) -> int:

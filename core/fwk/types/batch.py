@@ -87,6 +87,7 @@ class SequenceResult(msgspec.Struct, array_like=True):
     is_refusal: bool = False  # ``error`` is due to what the request asks for
     hidden_states: list[bytes] | None = None  # of each of its tokens in the step, if wanted: float32, little-endian
     hidden_start: int = 0  # the first of these tokens: its place in the sequence
+    runs_ahead: bool = False  # from now on, steps of it may be planned while drafts of it are being verified
 
     @property
     def goes_on(self) -> bool:
@@ -155,6 +156,9 @@ class ForwardBatch:
     plan: Any = None  # what AttentionBackend.plan or .plan_static returned
     padding: int = 0  # sequences at the end that stand for nobody: the step has the size of a captured one
     is_static: bool = False  # inputs and plan are where captured steps of this size read them
+    num_fewer: Tensor | None = None
+    """[num_seqs] int64: so many tokens fewer than ``seq_lens_np`` says, which only the device knows; None: none. Of
+    attention backends with the feature ``late_lengths`` alone. Of a captured row ``positions`` are right already."""
     extras: dict[str, Any] = field(default_factory=dict[str, Any])  # pixel values and the like, by the processor's name
 
     @property

@@ -32,6 +32,7 @@ from fwk.text.grammars import Grammars
 from fwk.types import ForwardBatch
 from fwk.worker import kv_cache
 from fwk.worker.adapters import AdapterStore, NoAdapters
+from fwk.worker.attention_pair import AttentionPair
 from fwk.worker.cache_sizing import CacheSizing
 from fwk.worker.capturing import Capturing
 from fwk.worker.draft_store import DraftStore
@@ -479,7 +480,22 @@ class WorkerBuilder:
             for ring in self._rings:
                 ring.grow(decoder.max_passes)
         attention, layers = self._models.attention, self._models.layers
-        return Drafting(decoder, table, inputs, attention, layers, sampling, num_taps, store)
+        return Drafting(
+            decoder, table, inputs, attention, layers, sampling, num_taps, store, runs_ahead=self._runs_ahead(decoder)
+        )
+
+    def _runs_ahead(self, decoder: SpeculativeDecoder) -> bool:
+        """Whether steps are launched while drafts are being verified, so that only the device knows their lengths."""
+        attention = self._setup.factory.item("attention").declaration if self._models.layers else None
+        takes_lengths_late = isinstance(attention, AttentionBackendSpec) and "late_lengths" in attention.features
+        return (
+            decoder.drafts_ahead
+            and takes_lengths_late
+            and not isinstance(self._models.attention, AttentionPair)
+            and not self._setup.device.is_host
+            and not self._setup.opened.served.is_recurrent
+            and self._setup.opened.served.encoder is None
+        )
 
     def _forced_drafts(self, table: SequenceTable, num_slots: int) -> NoForcedDrafts:
         if self._config.engine.disable_jump_forward:

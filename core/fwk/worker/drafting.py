@@ -38,12 +38,16 @@ class NoDrafting:
     max_drafts = 0
     reads_hidden = False
     num_taps = 0
+    runs_ahead = False
+    """Whether it drafts for the step after one in flight (``SpeculativeDecoder.drafts_ahead``)."""
     forced = NoForcedDrafts()
     """What is drafted of text that must come, whatever the decoder says."""
 
-    def draft(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> None:
-        """Put drafts into the results of a step."""
-        self.propose(sampled, results)
+    def draft(
+        self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult], following: Batch | None = None
+    ) -> None:
+        """Put drafts into the results of a step. following: the one that was launched after it already."""
+        self.propose(sampled, results, following)
         if not self.forced.is_any:
             return
         for slot in self.forced.enter(sampled, results, self.parents):
@@ -101,14 +105,16 @@ class NoDrafting:
         Comes before the table takes the tokens in.
         """
 
-    def propose(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> None:
+    def propose(
+        self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult], following: Batch | None
+    ) -> None:
         """Tell the decoder what became of its drafts, and put new ones into the results."""
 
 
 class Drafting(NoDrafting):
     """A decoder, the drafts it has made that are not verified yet, and the steps of its own model."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a worker that drafts are made with
         self,
         decoder: SpeculativeDecoder,
         table: SequenceTable,
@@ -118,6 +124,8 @@ class Drafting(NoDrafting):
         sampling: SamplingPipeline,
         num_taps: int = 0,
         store: DraftStore | None = None,
+        *,
+        runs_ahead: bool = False,
     ) -> None:
         """num_taps: of the target that ``learn`` gets alongside its hidden states.
 
@@ -133,6 +141,7 @@ class Drafting(NoDrafting):
         self._made: dict[int, Proposal] = {}
         self.max_drafts = decoder.max_drafts
         self.reads_hidden = decoder.reads_hidden
+        self.runs_ahead = runs_ahead
 
     def enter(self, batch: Batch, forward: ForwardBatch) -> StoredDrafts | None:
         return None if self._store is None else self._store.enter(batch, forward)
@@ -227,7 +236,9 @@ class Drafting(NoDrafting):
             target = table.kv_slots(slot, first + np.arange(len(path)), group)
             self._attention.move(layers, send(source), send(target))
 
-    def propose(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> None:
+    def propose(
+        self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult], following: Batch | None
+    ) -> None:
         if not sampled:
             return
         table, made = self._table, self._made
@@ -245,11 +256,23 @@ class Drafting(NoDrafting):
             slots = np.array([slot for slot in slots.tolist() if slot not in undone], np.int64)
             if not len(slots):
                 return
-        num_tokens = table.num_tokens[slots]
+        coming: dict[int, list[int]] = {}  # what a step in flight verifies, by slot
+        if following is not None and self.runs_ahead:
+            coming = {s.slot: s.draft_token_ids for s in following.sequences}
+        num_tokens = table.num_tokens[slots] - table.unknown[slots]
         room = np.minimum(table.num_blocks[slots] * table.block_size, table.token_ids.shape[1] - 1) - num_tokens
         most = np.clip(room, 0, self._decoder.max_drafts)
         steps = Steps(self.plan, *self._steps, slots, num_tokens)
-        drafts = self._decoder.propose(DraftView(slots, num_tokens, most, table.token_ids, steps))
+        view = DraftView(slots, num_tokens, most, table.token_ids, steps)
+        if coming:
+            view.ahead = np.array([1 + len(coming[slot]) if slot in coming else 0 for slot in slots.tolist()], np.int64)
+        drafts = self._decoder.propose(view)
+        if coming:
+            assert isinstance(drafts.token_ids, list), "a decoder that drafts ahead does so on the host"
+            drafts.token_ids = [
+                _after(tokens, coming[slot]) if slot in coming else tokens
+                for slot, tokens in zip(slots.tolist(), drafts.token_ids, strict=True)
+            ]
         stays = isinstance(drafts.token_ids, Tensor) and self._may_stay(slots, num_tokens, drafts)
         if stays and self._store is not None:
             for slot, count in zip(slots.tolist(), self._store.put(slots, drafts, most), strict=True):
@@ -296,3 +319,14 @@ class Drafting(NoDrafting):
         """Make a batch ready for a forward pass."""
         forward.plan = self._attention.plan(forward, self._layers)
         return forward
+
+
+def _after(tokens: list[int], verified: list[int]) -> list[int]:
+    """The part of a continuation that follows a step in flight, if the continuation is right.
+
+    Of the drafts that the step verifies those are then accepted which agree with it, and one token comes after them.
+    """
+    same = 0
+    while same < min(len(tokens), len(verified)) and tokens[same] == verified[same]:
+        same += 1
+    return tokens[same + 1 :]

@@ -43,6 +43,10 @@ class Launched:
     prompts: Sequence[PromptLogprobs] = ()
     hidden_states: Sequence[HiddenStates] = ()
     stored: StoredDrafts | None = None
+    num_drafts: np.ndarray | None = None
+    """[num_seqs] int64: drafts of sequences that run ahead, 0 of others; None: of none."""
+    following: Batch | None = None
+    """The step that was launched before this one was settled, if any."""
 
 
 @dataclass(slots=True)
@@ -71,7 +75,8 @@ class InFlight:
 
     A sampled token is on the device at once (``newest``), where the next step's inputs find it; the table counts it
     (``SequenceTable.unknown``), and has it when its step is settled. Of a sequence with drafts even the number of new
-    tokens is unknown until then, so it has no part in another step.
+    tokens is unknown until then: it has no part in another step, unless it runs ahead (``SequenceTable.runs_ahead``).
+    Then the device counts what was rejected (``rejected``), and the next step's inputs are made with that.
 
     Where a logits processor reads the text, tokens are chosen when the step before is settled: nothing waits for that
     while the device is computing the model.
@@ -98,10 +103,15 @@ class InFlight:
         self._next = 0
         self._pending: deque[Pending] = deque()
         self.newest = torch.zeros(len(table.unknown), dtype=torch.int64, device=where)
+        # The last one is nobody's, and stays 0.
+        self.rejected = torch.zeros(len(table.unknown) + 1, dtype=torch.int64, device=where)
 
     def ready(self) -> None:
         """Before a step is launched: tokens are chosen in all those before it. Waits only where one was left out."""
-        while any(not pending.is_sampled for pending in self._pending):
+        while (
+            any(not pending.is_sampled for pending in self._pending)
+            or sum(pending.step.num_drafts is not None for pending in self._pending) > 1
+        ):  # ``rejected`` knows the drafts of one step
             self._settle_first()
 
     def leave(self, slots: set[int]) -> None:
@@ -117,15 +127,50 @@ class InFlight:
         prompts = [(asked, [self._sent(packed) for packed in asked.packed]) for asked in step.prompts]
         pending = Pending(step, number, host[: len(step.rows.slots)], event, prompts)
         waits = bool(self._pending) and step.logits is not None and self._sampler.reads_history(step.rows)
+        self._count_drafts(step)
         if not waits:
             self._sample(pending)
-        if step.rows.plan is not None and not step.rows.has_drafts:
-            self._table.launch(*step.rows.plan)
-        elif step.rows.plan is not None:
-            plain = np.array([not s.draft_token_ids for s in step.batch.sequences])
-            self._table.launch(*(each[plain] for each in step.rows.plan))
+        if step.rows.plan is not None:
+            slots, num_new, samples = step.rows.plan
+            num_drafts = np.zeros(len(slots), np.int64) if step.num_drafts is None else step.num_drafts
+            if step.rows.has_drafts:  # those of others count when they are verified
+                plain = np.array([not s.draft_token_ids for s in step.batch.sequences])
+                counts = plain | self._table.runs_ahead[slots]
+                slots, num_new = slots[counts], num_new[counts]
+                samples, num_drafts = samples[counts], num_drafts[counts]
+            self._table.launch(slots, num_new, samples, num_drafts)
         self._pending.append(pending)
         return pending
+
+    def _count_drafts(self, step: Launched) -> None:
+        if step.rows.has_drafts and step.rows.plan is not None:
+            counts = np.array([len(s.draft_token_ids) for s in step.batch.sequences], np.int64)
+            counts[~self._table.runs_ahead[step.rows.plan[0]]] = 0
+            step.num_drafts = counts if counts.any() else None
+
+    def _accept(self, step: Launched, picked: Tensor) -> None:
+        """Have the device count how many drafts of sequences that run ahead it accepts (``acceptance.accepted``)."""
+        assert step.num_drafts is not None
+        assert step.rows.plan is not None
+        chosen = np.flatnonzero(step.num_drafts)
+        counts = step.num_drafts[chosen]
+        most = int(counts.max())
+        numbers = np.empty((3 + 2 * most, len(chosen)), np.int64)
+        numbers[0], numbers[1] = step.rows.plan[0][chosen], counts
+        first = numbers[2] = np.searchsorted(step.rows.sequences, chosen)
+        nth = np.arange(most)[:, None]
+        numbers[3 : 3 + most] = np.minimum(first + nth, len(step.rows.slots) - 1)
+        drafts = np.full((len(chosen), most), -1, np.int64)  # is never picked where a token can be
+        drafts[counts[:, None] > nth.T] = np.concatenate(
+            [step.batch.sequences[i].draft_token_ids for i in chosen.tolist()]
+        )
+        numbers[3 + most :] = drafts.T
+        there = self._sampler.send(numbers)
+        slots = there[0]
+        agree = picked[there[3 : 3 + most]].eq_(there[3 + most :])
+        num_accepted = agree.cumprod_(0).sum(0)
+        self.newest.index_copy_(0, slots, picked.index_select(0, num_accepted + there[2]).clamp_(min=0))
+        self.rejected.index_copy_(0, slots, num_accepted.neg_().add_(there[1]))
 
     def settle(self, until: Pending | None = None) -> None:
         """Wait for the steps up to one, or for all, and take in their tokens."""
@@ -140,6 +185,8 @@ class InFlight:
             slots = step.rows.slots_on_device
             assert slots is not None
             self.newest.index_copy_(0, slots, picked.clamp(min=0))
+            if step.num_drafts is not None:
+                self._accept(step, picked)
             pending.tokens.copy_(picked, non_blocking=True)
             if step.rows.sampling_state(self._table).wants_logprobs:
                 most = max(int(self._table.logprobs[step.rows.slots].max()), 1)
@@ -169,6 +216,7 @@ class InFlight:
         if self._pending and not self._pending[0].is_sampled:
             self._sample(self._pending[0])
         step = pending.step
+        step.following = self._pending[0].step.batch if self._pending else None
         drafting = self._settled(step, results, pending.gone)
         total = step.seconds + drafting
         pending.result = StepResult(step.batch.step, list(results.values()), step.seconds, total, drafting)
@@ -242,7 +290,18 @@ class InFlight:
         drafts = np.concatenate([step.batch.sequences[i].draft_token_ids for i in drafted.tolist()])
         gained = count_gained(drafts, picked[_ranges(first[drafted], num_drafts)], num_drafts)
         tokens = picked[_ranges(first[drafted], gained)]
-        self._table.settle_chains(slots[drafted], num_new[drafted], num_drafts, gained, tokens)
+        if step.num_drafts is None:
+            self._table.settle_chains(slots[drafted], num_new[drafted], num_drafts, gained, tokens)
+        else:
+            ahead = self._table.runs_ahead[slots[drafted]]
+            of_each = np.repeat(ahead, gained)
+            if ahead.any():
+                self._table.settle_ahead(slots[drafted[ahead]], num_drafts[ahead], gained[ahead], tokens[of_each])
+            rest = drafted[~ahead]
+            if len(rest):
+                self._table.settle_chains(
+                    slots[rest], num_new[rest], num_drafts[~ahead], gained[~ahead], tokens[~of_each]
+                )
         stand = np.minimum(counts, 1)
         stand[drafted] = gained
         mine = picked.tolist()

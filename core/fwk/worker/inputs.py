@@ -51,6 +51,8 @@ class InputBuffers:
         """Brings what is in no buffer to the device."""
         self.newest: torch.Tensor | None = None
         """[num_slots] int64 on the device: the newest token of sequences, of which the host may know less."""
+        self.rejected: torch.Tensor | None = None
+        """[num_slots + 1] int64 on the device: those of ``SequenceTable.unverified`` that were rejected; lastly 0."""
         self.graph_sizes: GraphSizes | None = None
         """Steps of these sizes are captured: such a step's inputs are where they are read, padded if need be."""
         self._wide_tables: list[torch.Tensor] = []
@@ -132,6 +134,8 @@ class InputBuffers:
         else:
             step_rows.slots_on_device = self._ring.fill("row_slots", step_rows.slots)[1]
             self._send_with_newest(forward, step_rows, rows, positions)
+            if table.unverified[slots].any():
+                self._shorten(forward, slots, rows)
         if trees:
             forward.tree_mask = self.send(tree_mask(slots.tolist(), num_new.tolist(), trees))
         elif self._ring.is_host and is_decode and len(step_rows.slots) == len(slots):
@@ -169,6 +173,33 @@ class InputBuffers:
         self._send(forward)
         forward.token_ids.index_copy_(0, index[: len(places)], self.newest.index_select(0, index[len(places) :]))
         return None
+
+    def _shorten(self, forward: ForwardBatch, slots: np.ndarray, rows: np.ndarray) -> None:
+        """Take drafts off the lengths of sequences that the step before rejected: only the device knows how many.
+
+        slots: [num_seqs] int64; rows: [num_tokens] int64, the slot of each token, without padding.
+        """
+        assert self.rejected is not None, "steps run ahead only where they are in flight"
+        null, unverified = self.table.null_slot, self.table.unverified
+        own = np.full(forward.num_tokens, null)
+        own[: len(rows)] = np.where(unverified[rows] > 0, rows, null)
+        if forward.is_static:  # a row is a sequence, and its own
+            index = self.send(own)
+            fewer = forward.num_fewer = self.rejected.index_select(0, index)
+            sequence = torch.arange(len(own), device=index.device)
+        else:
+            places = np.repeat(np.arange(len(slots)), np.diff(forward.query_start_np))
+            both = self.send(np.concatenate((np.where(unverified[slots] > 0, slots, null), own, places)))
+            of_each, index, sequence = both.split((len(slots), len(own), len(own)))
+            forward.num_fewer, fewer = self.rejected.index_select(0, of_each), self.rejected.index_select(0, index)
+        forward.positions.sub_(fewer)
+        forward.seq_lens.sub_(forward.num_fewer)
+        size = self.table.block_size
+        nth = forward.positions // size
+        offsets = forward.positions - nth * size
+        for group in forward.kv_groups:
+            blocks = group.block_table[sequence, nth].long()
+            group.slot_mapping.copy_(blocks * size + offsets)
 
     def _send(self, forward: ForwardBatch) -> None:
         """What was filled is on its way to the device; captured steps find their block tables where they were."""

@@ -68,12 +68,13 @@ class ModelRunner:
         self._uploads = uploads
         self._in_flight = in_flight(self._sampler, self._settled) if in_flight is not None else None
         if self._in_flight is not None:
-            inputs.newest = self._in_flight.newest
+            inputs.newest, inputs.rejected = self._in_flight.newest, self._in_flight.rejected
+        self._to_tell: set[int] = set()  # slots of sequences that run ahead, and whose results have not said so
 
     @property
     def depth(self) -> int:
-        """Steps it gains from having in flight; with drafts, which come with the result of the step before, one."""
-        return 1 if self._in_flight is None or self._drafting.max_drafts else 2
+        """Steps it gains from having in flight; with drafts that follow from the result of the step before, one."""
+        return 1 if self._in_flight is None or (self._drafting.max_drafts and not self._drafting.runs_ahead) else 2
 
     def launch(self, batch: Batch) -> StepResult | Pending:
         """Begin a step; the result itself where nothing is gained from waiting for it later."""
@@ -143,7 +144,10 @@ class ModelRunner:
                     self._states.undo(scheduled.slot)
         if step.starts is not None and step.hidden is not None:
             self._drafting.learn(batch, step.starts, step.hidden, results, step.trees)
-        self._drafting.draft([s for s in sampled if results[s.slot].goes_on], results)
+        self._drafting.draft([s for s in sampled if results[s.slot].goes_on], results, step.following)
+        for slot in self._to_tell.intersection(results):
+            results[slot].runs_ahead = True
+            self._to_tell.discard(slot)
         return time.perf_counter() - started
 
     @torch.inference_mode()
@@ -224,6 +228,7 @@ class ModelRunner:
         """Apply the plan to the lasting state; returns the slots whose settings a logits processor refused, and why."""
         for slot in batch.freed_slots:
             self._sampling.remove(slot)
+        self._to_tell.difference_update(batch.freed_slots)
         self._drafting.forget(batch.freed_slots)
         self._table.begin(batch)
         self._adapters.begin(batch)
@@ -236,4 +241,16 @@ class ModelRunner:
             except BlameSequence as error:
                 self._sampling.remove(new.slot)
                 failed[new.slot] = error
+                continue
+            if self._drafting.runs_ahead and self._may_run_ahead(new.slot):
+                self._table.runs_ahead[new.slot] = True
+                self._to_tell.add(new.slot)
         return failed
+
+    def _may_run_ahead(self, slot: int) -> bool:
+        """Whether all that follows from the number of accepted drafts is done where that is known, on the device.
+
+        Where logits are changed or a token is drawn, its place in the text matters.
+        """
+        table = self._table
+        return bool(table.is_greedy[slot]) and not table.wants_hidden[slot] and self._sampling.leaves_alone(slot)

@@ -117,6 +117,10 @@ class SamplingPipeline:
         if is_over:
             self._arrange(self._active)
 
+    def leaves_alone(self, slot: int) -> bool:
+        """Whether no processor has anything to do for the sequence of a slot."""
+        return not any(slot in active.slots for active in self._active)
+
     def ends(self, slot: int, token_ids: list[int]) -> int | None:
         """How many of a step's tokens stand when the output is complete with them; None while it may continue."""
         for active in self._ending:

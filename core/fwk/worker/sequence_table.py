@@ -51,6 +51,8 @@ class SequenceTable:
         self.logprobs = np.full(num_slots, -1, np.int64)  # top tokens to report; -1: none at all
         self.prompt_logprobs = np.full(num_slots, -1, np.int64)
         self.wants_hidden = np.zeros(num_slots, bool)  # its tokens' hidden states are part of the reply
+        self.runs_ahead = np.zeros(num_slots, bool)  # steps are launched while drafts of it are being verified
+        self.unverified = np.zeros(num_slots + 1, np.int64)  # those drafts: counted as if all were accepted
 
     def add(self, new: NewSequence) -> None:
         """A sequence takes its slot."""
@@ -58,6 +60,8 @@ class SequenceTable:
         self.token_ids[slot, : len(tokens)] = tokens
         self.num_tokens[slot] = len(tokens)
         self.unknown[slot] = 0
+        self.runs_ahead[slot] = False
+        self.unverified[slot] = 0
         self.num_prompt[slot] = new.num_prompt_tokens
         self.num_computed[slot] = new.num_computed_tokens
         self.num_blocks[slot] = 0
@@ -128,26 +132,51 @@ class SequenceTable:
 
     def finish(self, scheduled: ScheduledSequence, token_ids: list[int]) -> None:
         """Take in what a step made of a sequence: its K/V, less rejected drafts, and its new tokens."""
-        slot = scheduled.slot
-        rejected = len(scheduled.draft_token_ids) + 1 - len(token_ids) if scheduled.draft_token_ids else 0
+        slot, num_drafts = scheduled.slot, len(scheduled.draft_token_ids)
+        if num_drafts and self.runs_ahead[slot]:
+            only, gained = np.array([slot]), np.array([len(token_ids)])
+            return self.settle_ahead(only, np.array([num_drafts]), gained, np.array(token_ids))
+        rejected = num_drafts + 1 - len(token_ids) if num_drafts else 0
         if not self.is_undone(scheduled, token_ids):
             self.num_computed[slot] += scheduled.num_new_tokens - rejected
         end = int(self.num_tokens[slot])
         if token_ids:
             self.token_ids[slot, end : end + len(token_ids)] = token_ids
             self.num_tokens[slot] = end + len(token_ids)
+        return None
 
-    def launch(self, slots: np.ndarray, num_new: np.ndarray, samples: np.ndarray) -> None:
-        """Count a step without drafts, whose tokens only the device knows, as ``finish`` does: [num_seqs] each."""
+    def launch(self, slots: np.ndarray, num_new: np.ndarray, samples: np.ndarray, num_drafts: np.ndarray) -> None:
+        """Count a step whose tokens only the device knows, as ``finish`` does: [num_seqs] each.
+
+        num_drafts: of sequences that run ahead, chains; they count as accepted until ``settle_ahead``.
+        """
         self.num_computed[slots] += num_new
         self.token_ids[slots, self.num_tokens[slots]] = 0  # past the end of those that do not sample: nobody's
-        self.num_tokens[slots] += samples
-        self.unknown[slots] += samples
+        coming = samples + num_drafts
+        self.num_tokens[slots] += coming
+        self.unknown[slots] += coming
+        self.unverified[slots] += num_drafts
 
     def settle(self, slots: np.ndarray, token_ids: np.ndarray) -> None:
         """Take in tokens that only the device knew, the oldest of each slot: [num_rows] each."""
         self.token_ids[slots, self.num_tokens[slots] - self.unknown[slots]] = token_ids
         self.unknown[slots] -= 1
+
+    def settle_ahead(
+        self, slots: np.ndarray, num_drafts: np.ndarray, gained: np.ndarray, token_ids: np.ndarray
+    ) -> None:
+        """Take in what became of drafts of sequences that run ahead, each one's oldest step: as ``settle_chains``."""
+        rejected = num_drafts + 1 - gained
+        self._write(slots, self.num_tokens[slots] - self.unknown[slots], gained, token_ids)
+        self.num_computed[slots] -= rejected
+        self.num_tokens[slots] -= rejected
+        self.unknown[slots] -= num_drafts + 1
+        self.unverified[slots] -= num_drafts
+
+    def _write(self, slots: np.ndarray, ends: np.ndarray, counts: np.ndarray, token_ids: np.ndarray) -> None:
+        """``counts`` [num_seqs] of the tokens [sum of counts] for each of ``slots``, from place ``ends`` on."""
+        offsets = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.token_ids[np.repeat(slots, counts), np.repeat(ends, counts) + offsets] = token_ids
 
     def settle_chains(
         self, slots: np.ndarray, num_new: np.ndarray, num_drafts: np.ndarray, gained: np.ndarray, token_ids: np.ndarray
@@ -161,6 +190,5 @@ class SequenceTable:
         stands = rejected == 0 if self.has_states else np.ones(len(slots), bool)
         self.num_computed[slots[stands]] += (num_new - rejected)[stands]
         ends = self.num_tokens[slots]
-        offsets = np.arange(len(token_ids)) - np.repeat(np.cumsum(gained) - gained, gained)
-        self.token_ids[np.repeat(slots, gained), np.repeat(ends, gained) + offsets] = token_ids
+        self._write(slots, ends, gained, token_ids)
         self.num_tokens[slots] = ends + gained

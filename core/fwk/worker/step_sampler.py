@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence
+from fwk.interfaces.device import Upload
 from fwk.types import Batch, ScheduledSequence, SequenceResult
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.logprobs import token_logprobs
@@ -55,6 +56,11 @@ class StepSampler:
         if asked and logits is not None:
             self._add_logprobs(asked, logits)
         return results
+
+    @property
+    def send(self) -> Upload:
+        """``SamplingPipeline.send``."""
+        return self._sampling.send
 
     def reads_history(self, rows: StepRows) -> bool:
         """Whether the tokens of rows can only be chosen when the host has seen every token before them."""

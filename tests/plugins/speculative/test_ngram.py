@@ -13,7 +13,7 @@ from fwk.errors import ConfigError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, Verified
 from fwk_speculative._common import DraftDepth
 from fwk_speculative._common.corpus import Corpus
-from fwk_speculative._common.matches import longest_match
+from fwk_speculative._common.matches import longest_match, newest_matches
 from fwk_speculative.ngram import NgramOptions, speculative_decoders
 from fwk_speculative.ngram.decoder import NgramDecoder
 
@@ -199,3 +199,15 @@ def test_a_missing_corpus_is_told(tmp_path: Path) -> None:
         decoder(speculative_ngram_external_corpus_path=str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="external-sam-budget is of a corpus: give"):
         decoder(speculative_ngram_external_sam_budget=3)
+
+
+def test_many_texts_are_looked_up_as_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    table = rng.integers(0, 3, (40, 300)).astype(np.int32)
+    lengths = rng.integers(1, 300, 40)
+    slots = rng.permutation(40)
+    places, matched = newest_matches(table, slots, lengths, 6)
+    for slot, length, place, count in zip(slots, lengths, places, matched, strict=True):
+        text = table[slot, :length]
+        found, most = longest_match(text, text[-6:])
+        assert (place, count) == ((max(found), most) if most else (0, 0))

@@ -96,7 +96,12 @@ def test_what_repeats_is_found_without_rows_and_then_drafted(name: str) -> None:
 def test_a_sequence_that_does_not_pay_is_looked_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(NgramDecoder, NgramOptions(), [free_text(seed) for seed in range(32)])
     found: list[int] = []
-    look = loop.decoder._branches
-    monkeypatch.setattr(loop.decoder, "_branches", lambda tokens, most: found.append(most) or look(tokens, most))
+    look = loop.decoder._follow_newest
+
+    def counted(view: DraftView, longest: Any, rows: Any, token_ids: list[list[int]]) -> Any:
+        found.extend(rows.tolist())
+        return look(view, longest, rows, token_ids)
+
+    monkeypatch.setattr(loop.decoder, "_follow_newest", counted)
     loop.run(100)
     assert 0 < len(found) <= 32 * (100 / PAUSE + 1)

@@ -38,7 +38,9 @@ def attention_backends() -> list[AttentionBackendSpec]:
             load="fwk_attention.triton_paged.backend:TritonBackend",
             needs=Needs(packages=("triton>=3.4",)),
             kv_dtypes=("auto", "int8", "fp8_e4m3"),
-            features=frozenset({"graph_capture", "kv_groups", "sliding_window", "soft_cap", "tree_mask", "latent"}),
+            features=frozenset(
+                {"graph_capture", "kv_groups", "late_lengths", "sliding_window", "soft_cap", "tree_mask", "latent"}
+            ),
             kv_layouts={"auto": "rows", "int8": "rows", "fp8_e4m3": "rows"},
             offers=frozenset({"deterministic"}),
             options=TritonOptions,

@@ -29,6 +29,7 @@ from fwk_attention.triton_paged.plan import (
     device_sizes,
     plan_launches,
     power_of_two,
+    shortened,
 )
 from fwk_attention.triton_paged.rows import FP8, INT8, PLAIN, store_rows
 
@@ -73,7 +74,7 @@ class TritonBackend(AttentionBackend):
         kinds = dict.fromkeys(self._state(layer).kind for layer in layers)
         plan = {kind: plan_launches(batch, kind, self._buffers.send) for kind in kinds}
         self._buffers.sent()
-        return plan
+        return shortened(plan, batch)
 
     def init_capture(self, layers: list[AttentionLayer], sizes: CaptureSizes) -> None:
         kinds: dict[LayerKind, tuple[int, int]] = {}
@@ -91,7 +92,8 @@ class TritonBackend(AttentionBackend):
 
     def plan_static(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> dict[LayerKind, list[Launch]] | None:
         assert self._captured is not None, "init_capture comes first"
-        return self._captured.plan(batch)
+        plan = self._captured.plan(batch)
+        return None if plan is None else shortened(plan, batch)
 
     def forward(
         self,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,6 +138,27 @@ def apart(tiles: Any, joins: Any) -> list[tuple[Any, Any]]:
         found.append((some, joined))
         first, tile = last, stop
     return found or [(tiles, joins)]
+
+
+def shortened(plan: dict[LayerKind, list[Launch]], batch: ForwardBatch) -> dict[LayerKind, list[Launch]]:
+    """The same plan, once the device has taken ``ForwardBatch.num_fewer`` off the lengths that it was made for.
+
+    A tile keeps its part of the keys, so that a sequence is cut as ever; keys past the end are none's. What a window
+    begins with moves with it.
+    """
+    if batch.num_fewer is None:
+        return plan
+    fewer = batch.num_fewer.int()
+    for kind, launches in plan.items():
+        for launch in launches:
+            tiles = launch.tiles
+            by = fewer.index_select(0, tiles[:, 0])
+            tiles[:, 3].sub_(by)
+            if kind.sliding_window is not None:
+                tiles[:, 5].sub_(by).clamp_(min=0)
+                tiles[:, 6].sub_(by)
+            tiles[:, 6].copy_(torch.minimum(tiles[:, 6], tiles[:, 3] + tiles[:, 2]))
+    return plan
 
 
 def decode_tiles(batch: ForwardBatch, kind: LayerKind) -> tuple[Any, Any]:

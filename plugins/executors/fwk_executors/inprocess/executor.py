@@ -22,7 +22,7 @@ class InProcessExecutor(Executor):
 
     def load(self) -> WorkerInfo:
         loaded = self._worker.load()
-        self.depth = loaded.depth
+        self.depth, self.launches_ahead = loaded.depth, loaded.depth > 1
         return loaded
 
     def launch(self, batch: Batch) -> Any:

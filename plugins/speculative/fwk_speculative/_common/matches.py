@@ -7,6 +7,9 @@ import numpy as np
 MAX_PLACES = 1024
 """Most places of a match that are counted: the newest."""
 
+AT_ONCE = 1 << 16
+"""Tokens compared at once: more of them leave a core's cache."""
+
 
 def longest_match(text: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, int]:
     """Places right after the longest match of a suffix of ``end`` [matched] in ``text`` [length], and its length.
@@ -17,6 +20,36 @@ def longest_match(text: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, int]:
     if last < 1 or not len(end):
         return np.zeros(0, np.int64), 0
     return longer_matches(text, end, np.flatnonzero(text[:last] == end[-1]), 1)
+
+
+def newest_matches(
+    token_ids: np.ndarray, slots: np.ndarray, lengths: np.ndarray, longest: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each sequence, the newest of the longest matches of its end in its own text: [num_seqs] int64 each.
+
+    token_ids: [num_slots, max_len] int32, of which ``lengths`` [num_seqs] tokens of ``slots`` are text. Returns the
+    places right after the matches, and their lengths, at most ``longest``; 0 and 0 where there is none.
+    """
+    places, matched = np.zeros(len(slots), np.int64), np.zeros(len(slots), np.int64)
+    width = int(lengths.max(initial=0))
+    for begin in range(0, len(slots), max(AT_ONCE // max(width, 1), 1)):
+        some = slice(begin, begin + max(AT_ONCE // max(width, 1), 1))
+        texts, last = token_ids[slots[some], :width], lengths[some] - 1
+        ends = texts[np.arange(len(last)), last]
+        rows, at = np.nonzero((texts == ends[:, None]) & (np.arange(width) < last[:, None]))
+        if not len(rows):
+            continue
+        depths, left = np.ones(len(rows), np.int64), np.arange(len(rows))
+        for depth in range(1, longest):
+            left = left[at[left] >= depth]
+            left = left[texts[rows[left], at[left] - depth] == texts[rows[left], last[rows[left]] - depth]]
+            if not len(left):
+                break
+            depths[left] += 1
+        found, first = np.unique(rows, return_index=True)
+        best = np.maximum.reduceat(depths * width + at, first)
+        places[some][found], matched[some][found] = best % width + 1, best // width
+    return places, matched
 
 
 def longer_matches(text: np.ndarray, end: np.ndarray, found: np.ndarray, matched: int) -> tuple[np.ndarray, int]:

@@ -10,7 +10,7 @@ from fwk.errors import ConfigError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, SpeculativeDecoder, Verified
 from fwk_speculative._common import DraftDepth
 from fwk_speculative._common.corpus import Corpus, read_corpus
-from fwk_speculative._common.matches import longest_match
+from fwk_speculative._common.matches import longest_match, newest_matches
 from fwk_speculative._common.outputs import Outputs
 from fwk_speculative._common.worth import Worth
 from fwk_speculative.ngram import NgramOptions
@@ -51,6 +51,7 @@ class NgramDecoder(SpeculativeDecoder):
             )
         self.max_drafts = options.chain_length()
         self.acceptance = options.acceptance()
+        self.drafts_ahead = self._breadth == 1
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
         is_on = context.is_host and options.speculative_adaptive and self._breadth == 1
         self._worth = Worth(context.num_slots, self.max_drafts, is_on=is_on)
@@ -69,11 +70,38 @@ class NgramDecoder(SpeculativeDecoder):
         most = self._worth.counts(view, np.minimum(view.max_drafts, self._depth.of(view.slots)))
         token_ids: list[list[int]] = [[] for _ in view.slots]
         parents: list[list[int]] = [[] for _ in view.slots]
-        for i in np.flatnonzero(most > 0).tolist():
-            branches = self._branches(view.token_ids[view.slots[i], : view.num_tokens[i]], int(most[i]))
+        longest = most + view.ahead
+        left = np.flatnonzero(most > 0)
+        if self._breadth == 1 and not self._by_frequency:
+            left = self._follow_newest(view, longest, left, token_ids)
+        for i in left.tolist():
+            branches = self._branches(view.token_ids[view.slots[i], : view.num_tokens[i]], int(longest[i]))
             if branches:
-                token_ids[i], parents[i] = _merged(branches, int(most[i]))
+                token_ids[i], parents[i] = _merged(branches, int(longest[i]))
         return Drafts(self._worth.kept(view, token_ids), parents if self._breadth > 1 else None)
+
+    def _follow_newest(
+        self, view: DraftView, longest: np.ndarray, rows: np.ndarray, token_ids: list[list[int]]
+    ) -> np.ndarray:
+        """``_branches`` of many sequences at once, where one continuation is followed.
+
+        longest: [num_seqs]; rows: of the sequences to look up. Those that have a match get ``token_ids``; the others
+        are returned, where there is other text to look at.
+        """
+        slots, lengths = view.slots[rows], view.num_tokens[rows]
+        places, matched = newest_matches(view.token_ids, slots, lengths, self._longest)
+        is_found = matched >= self._shortest
+        most = np.minimum(np.minimum(longest[rows], self._branch), lengths - places)
+        for row, slot, place, count in zip(
+            rows[is_found].tolist(),
+            slots[is_found].tolist(),
+            places[is_found].tolist(),
+            most[is_found].tolist(),
+            strict=True,
+        ):
+            token_ids[row] = view.token_ids[slot, place : place + count].tolist()
+        has_others = len(self._outputs.text) > 0 or self._corpus is not None
+        return rows[~is_found] if has_others else rows[:0]
 
     def _branches(self, tokens: np.ndarray, most: int) -> list[list[int]]:
         """Continuations of ``tokens`` [length] int32, of at most ``most`` tokens.

@@ -38,6 +38,7 @@ class SuffixDecoder(SpeculativeDecoder):
         self._least = options.speculative_suffix_min_probability
         self.max_drafts = options.chain_length()
         self.acceptance = options.acceptance()
+        self.drafts_ahead = True
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
         is_on = context.is_host and options.speculative_adaptive
         self._worth = Worth(context.num_slots, self.max_drafts, is_on=is_on)
@@ -56,8 +57,9 @@ class SuffixDecoder(SpeculativeDecoder):
         self._outputs.follow(view)
         most = self._worth.counts(view, np.minimum(view.max_drafts, self._depth.of(view.slots)))
         drafts: list[list[int]] = [[] for _ in view.slots]
+        longest = most + view.ahead
         for i in np.flatnonzero(most > 0).tolist():
-            drafts[i] = self._draft(view.token_ids[view.slots[i], : view.num_tokens[i]], int(most[i]))
+            drafts[i] = self._draft(view.token_ids[view.slots[i], : view.num_tokens[i]], int(longest[i]))
         return Drafts(self._worth.kept(view, drafts))
 
     def _draft(self, tokens: np.ndarray, most: int) -> list[int]:
