@@ -86,6 +86,8 @@ class HierarchicalCache(PrefixCache):
         block_ids = self._trie.drop()
         for block in block_ids:
             del self._key_of[block]
+        self._before.clear()  # copies not made yet: the caller may write to the blocks
+        self._after.clear()
         self._epoch = secrets.token_bytes(32)  # what the tiers hold is never asked for again
         return block_ids
 
