@@ -94,10 +94,17 @@ class LoRABackend(ABC):
     def __init__(self, context: LoRAContext) -> None:
         self.context = context
         self.layers: list[LoRALayer] = []
+        self._by_parts: dict[tuple[LoRAPart, ...], LoRALayer] = {}
 
     def register(self, parts: Sequence[LoRAPart]) -> LoRALayer:
-        """Called once for each layer that can be adapted, while the model is built."""
-        layer = LoRALayer(len(self.layers), tuple(parts))
+        """Called once for each layer that can be adapted, while the model is built.
+
+        The layers of a model that is built anew, with other weights, are those of before.
+        """
+        known = self._by_parts.get(tuple(parts))
+        if known is not None:
+            return known
+        layer = self._by_parts[tuple(parts)] = LoRALayer(len(self.layers), tuple(parts))
         self.layers.append(layer)
         return layer
 

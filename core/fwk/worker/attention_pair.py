@@ -64,21 +64,21 @@ class Side:
     def __init__(self, backend: AttentionBackend) -> None:
         self.backend = backend
         self._layers: list[AttentionLayer] = []
-        self._own: dict[int, AttentionLayer] = {}
+        self._own: dict[int, tuple[AttentionLayer, AttentionLayer]] = {}  # by id, which a layer has while it is here
         self._of: list[AttentionLayer] | None = None
 
     def layers(self, layers: list[AttentionLayer]) -> list[AttentionLayer]:
         """Its twins of these."""
         if layers is not self._of or len(layers) != len(self._layers):
             self._of = layers
-            self._layers = [self._own.setdefault(id(layer), replace(layer, state=None)) for layer in layers]
+            self._layers = [self._own.setdefault(id(layer), (layer, replace(layer, state=None)))[1] for layer in layers]
         for layer, twin in zip(layers, self._layers, strict=True):
             twin.kv_cache, twin.kv_group = layer.kv_cache, layer.kv_group
         return self._layers
 
     def layer(self, layer: AttentionLayer) -> AttentionLayer:
         """Its twin of one that was planned for."""
-        return self._own[id(layer)]
+        return self._own[id(layer)][1]
 
 
 class AttentionPair(AttentionBackend):
