@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, pretended, triton_kernels
 from tests.helpers.pretend_cuda.graphs import Recording
+from tests.helpers.tiny import save_llama
 
 import fwk
 from fwk import SamplingParams
@@ -457,3 +458,23 @@ def test_on_a_cpu_one_capture_serves_all_sizes(folder: Path) -> None:
 def test_an_attention_that_plans_anew_says_so(folder: Path) -> None:
     served = Served(folder, attention_backend="torch")
     assert served.how == "eager (attention torch plans each step anew)"
+
+
+@pytest.mark.parametrize("options", [{}, {"speculative_algorithm": "ngram"}], ids=["next tokens", "drafts"])
+def test_other_weights_are_captured_anew(tmp_path: Path, options: dict[str, Any]) -> None:
+    first, second = (save_llama(tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    options = options | {"load_format": "auto"}
+    wanted = {path: on_cpu(path, **options) for path in (first, second)}
+    assert wanted[first] != wanted[second]
+    settings = OPTIONS | options
+    with (
+        flashinfer_stand_in(),
+        pretended() as plugins,
+        fwk.LLM(str(first), plugins=plugins, device="pretended", **settings) as llm,
+    ):
+        for path in (first, second, first):
+            llm.update_weights(str(path))
+            JOURNAL.clear()
+            assert [done.token_ids for done in llm.generate(PROMPTS, GREEDY)] == wanted[path]
+            assert JOURNAL.launches["graph"] > 0
+    assert JOURNAL.faults == []

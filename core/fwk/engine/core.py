@@ -100,6 +100,31 @@ class Engine:
         """Run an operation on every worker; the answers by rank. Raises ``FwkError`` when one refuses."""
         return self.executor.call(name, *arguments)
 
+    def prepare_weights(self, model: str, load_format: str) -> str:
+        """Have every worker read another checkpoint of the served model's kind; returns a fingerprint of its files.
+
+        What serves goes on serving. Raises ``InvalidRequest`` when it does not fit, with nothing kept of it.
+        """
+        answers: list[dict[str, str]] = self.executor.call("prepare_weights", model, load_format)
+        errors = [answer["error"] for answer in answers if "error" in answer]
+        found = {answer["fingerprint"] for answer in answers if "fingerprint" in answer}
+        if not errors and len(found) != 1:
+            errors = [f"the files of {model} changed while they were read"]
+        if errors:
+            self.discard_weights()
+            raise InvalidRequest(f"the weights stay as they are: {errors[0]}", "model_path")
+        return found.pop()
+
+    def use_weights(self) -> None:
+        """Serve what was prepared, and forget the K/V of before. No sequence may be running."""
+        assert not self.scheduler.num_running, "running sequences would go on with other weights"
+        self.executor.call("use_weights")
+        self.scheduler.drop_cache()
+
+    def discard_weights(self) -> None:
+        """Forget what was prepared, if anything was."""
+        self.executor.call("discard_weights")
+
     def check(self) -> None:
         """Raise ``EngineDead`` when the workers are gone: without a step it would go unnoticed."""
         self.executor.check()

@@ -249,6 +249,13 @@ class KVBlockManager:
             self._states.give_back(sequence.state_saved[1])
             sequence.state_saved = None
 
+    def drop(self) -> None:
+        """Forget what the prefix cache holds and no sequence uses: its K/V are those of other weights."""
+        self.free_duplicate_blocks()
+        self.allocator.free(self._windows.drop())
+        if self._states is not None:
+            self._states.commit()
+
     def take_saves(self) -> BlockSaves | None:
         """Copies that the next batch must make of blocks the cache has given up."""
         return self._cache.take_saves()

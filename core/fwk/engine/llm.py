@@ -104,6 +104,18 @@ class LLM:
         """Stop the workers."""
         self.engine.close()
 
+    def update_weights(self, model: str, load_format: str | None = None) -> None:
+        """Serve the weights of another checkpoint of the same architecture: a folder, a file or what a source knows.
+
+        They are read as at the start, alongside the ones that serve; the tokenizer, the chat template and the tokens
+        that end a text stay. load_format: None for that of the start. Raises ``InvalidRequest`` while prompts are under
+        way, and when the checkpoint does not fit: then the model is as it was.
+        """
+        if self.engine.has_work:
+            raise InvalidRequest("prompts are under way: update the weights when they have ended", "model_path")
+        self.engine.prepare_weights(model, load_format or self.config.model.load_format)
+        self.engine.use_weights()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

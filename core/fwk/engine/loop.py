@@ -16,6 +16,7 @@ from fwk.types import (
     AdapterAnswer,
     AddRequest,
     CallWorkers,
+    ChangeWeights,
     EngineFailed,
     EngineReady,
     EngineStats,
@@ -110,7 +111,7 @@ class EngineLoop:
         self._num_dropped += 1
         log.warning("dropped a message that %s", why)
 
-    def _handle(self, message: ToEngine) -> None:
+    def _handle(self, message: ToEngine) -> None:  # noqa: C901 - a case for each message
         match message:
             case AddRequest(request) if self._engine.scheduler.knows(request.request_id):
                 self._drop("adds a request that is here already")
@@ -126,6 +127,8 @@ class EngineLoop:
                 self._send(SwitchAnswer(number, self._switch(message)))
             case CallWorkers(number, name, arguments):
                 self._send(self._call_workers(number, name, arguments))
+            case ChangeWeights():
+                self._send(self._change_weights(message))
             case Ping():
                 self._pong(message)
             case Shutdown():
@@ -159,6 +162,22 @@ class EngineLoop:
             raise
         except FwkError as error:
             return WorkersAnswer(number, error=str(error))
+
+    def _change_weights(self, message: ChangeWeights) -> WorkersAnswer:
+        results: list[str] = []
+        try:
+            match message.action:
+                case "prepare":
+                    results.append(self._engine.prepare_weights(message.model, message.load_format))
+                case "use":
+                    self._engine.use_weights()
+                    log.info("the weights were exchanged")
+                case "discard":
+                    self._engine.discard_weights()
+        except InvalidRequest as error:
+            return WorkersAnswer(message.number, error=str(error))
+        self._heap.trim()
+        return WorkersAnswer(message.number, results)
 
     def _change_adapter(self, message: LoadAdapter | UnloadAdapter) -> None:
         adapters, number = self._engine.adapters, message.number

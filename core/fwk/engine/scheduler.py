@@ -194,6 +194,13 @@ class Scheduler:
             if sequence.status is Status.RUNNING:
                 self._preempt(sequence)
 
+    def drop_cache(self) -> None:
+        """Forget the K/V of everything that was computed so far. No sequence may be running."""
+        assert not self._running, "the K/V of running sequences are those of the weights they started with"
+        self._kv_blocks.drop()
+        if self.limits.check_blocks:
+            self.check()
+
     def fail(self, sequence: Sequence, error: str, is_refusal: bool = False) -> TokenEvent:
         """End a sequence that could not be served; its siblings continue."""
         return self._finish(sequence, "error", error, is_refusal)

@@ -81,6 +81,17 @@ class WindowCache:
             freed += self._forget(next(iter(self._ends)))
         return freed
 
+    def drop(self) -> list[int]:
+        """Forget every block that no sequence uses, and hand them all to the caller."""
+        freed: list[int] = []
+        for block in self._cache.drop():
+            if self._forget_state is not None:
+                self._forget_state(block)
+            freed += [block, *self._forget(block)]
+        for key in [*self._passed, *self._ends]:
+            freed += self._forget(key)
+        return freed
+
     def _forget(self, key: int) -> list[int]:
         found = self._by_block.pop(key, None)
         self._passed.pop(key, None)

@@ -348,6 +348,14 @@ class Frontend(ABC):
         """Load the LoRA adapter that a LoRA source knows as ``source``. Raises ``InvalidRequest``."""
         raise InvalidRequest("this server loads no LoRA adapters while it runs", "lora_name")
 
+    async def update_weights(self, model: str, load_format: str | None = None, *, aborts: bool = False) -> int:
+        """Serve the weights of another checkpoint of the same kind, in all engines or in none.
+
+        Requests under way end before, by themselves or aborted (``aborts``); returns how many waited meanwhile.
+        load_format: None for that of the start. Raises ``InvalidRequest`` for a checkpoint that does not fit.
+        """
+        raise InvalidRequest("this server takes no other weights while it runs", "model_path")
+
     async def unload_adapter(self, name: str) -> None:
         """Take no more requests for an adapter; those under way finish. Raises ``InvalidRequest``."""
         raise InvalidRequest("this server unloads no LoRA adapters while it runs", "lora_name")

@@ -29,6 +29,7 @@ from fwk.types import (
     AdapterInfo,
     AddRequest,
     CallWorkers,
+    ChangeWeights,
     EngineFailed,
     EngineReady,
     EngineStats,
@@ -45,6 +46,7 @@ from fwk.types import (
     ToEngine,
     TokenEvent,
     UnloadAdapter,
+    WeightsAction,
     WorkersAnswer,
 )
 
@@ -71,6 +73,7 @@ class EngineClient:
         self._receivers: dict[str, Receiver] = {}
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._num_asked = 0
+        self._num_changing = 0  # parts of updates of weights, during which it is silent
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._folder = Path(tempfile.mkdtemp(prefix="fwk-"))  # mode 0700: the socket is ours alone
@@ -127,13 +130,18 @@ class EngineClient:
     def is_ready(self) -> bool:
         return self._ready is not None and self._ready.done() and self._dead is None
 
+    @property
+    def _silent(self) -> float:
+        """Seconds that the engine should have answered in, and has not."""
+        return 0.0 if self._num_changing else time.monotonic() - self._last_pong
+
     def trouble(self) -> str | None:
         """Why the engine cannot serve now: dead, starting, or not answering; None when it can."""
         if self._dead is not None:
             return str(self._dead)
         if not self.is_ready:
             return f"{self._name} is starting"
-        silent = time.monotonic() - self._last_pong
+        silent = self._silent
         if silent > self._config.server.ping_timeout:
             return f"{self._name} has not answered for {silent:.0f} seconds"
         return None
@@ -177,11 +185,23 @@ class EngineClient:
         """Run an operation on the engine's workers; the answers by rank. Raises ``InvalidRequest`` with a refusal."""
         return await self._ask(CallWorkers(self._next_number(), name, list(arguments)))
 
+    async def change_weights(self, action: WeightsAction, model: str = "", load_format: str = "auto") -> str:
+        """Do a part of an update (``ChangeWeights``); the fingerprint of what was prepared, else nothing.
+
+        The engine answers nothing else meanwhile, as when it starts. Raises ``InvalidRequest`` with its words.
+        """
+        self._num_changing += 1
+        try:
+            found = await self._ask(ChangeWeights(self._next_number(), action, model, load_format))
+        finally:
+            self._num_changing -= 1
+        return found[0] if found else ""
+
     def _next_number(self) -> int:
         self._num_asked += 1
         return self._num_asked
 
-    async def _ask(self, message: LoadAdapter | UnloadAdapter | SwitchPlugin | CallWorkers) -> Any:
+    async def _ask(self, message: LoadAdapter | UnloadAdapter | SwitchPlugin | CallWorkers | ChangeWeights) -> Any:
         if self._dead is not None:
             raise self._dead
         if not self.is_ready:
@@ -298,7 +318,7 @@ class EngineClient:
             self._send(Ping(number))
             number += 1
             await asyncio.sleep(PING_SECONDS)
-            silent = time.monotonic() - self._last_pong
+            silent = self._silent
             if self.is_ready and silent > self._config.server.watchdog_timeout:
                 assert self._process is not None
                 self._process.kill()  # also ends one that is stopped

@@ -145,6 +145,30 @@ class EngineSleep:
                 await self._sleep()
             return self.is_asleep
 
+    @asynccontextmanager
+    async def quiet(self, on_look: Callable[[], None]) -> AsyncIterator[None]:
+        """They run and nobody uses them: uses under way have ended, and those that come wait until this is left.
+
+        on_look: called now and then while uses end. Raises ``EngineDead`` when they sleep.
+        """
+        async with self._lock:
+            if self.is_asleep:
+                raise EngineDead(RELEASED if self.is_released else "the engines sleep: try again")
+            self.is_held = True
+            try:
+                while not self.is_idle:
+                    on_look()
+                    await asyncio.sleep(0.01)
+                yield
+            finally:
+                self.is_held = False
+                self.note_use()
+
+    @property
+    def num_waiting(self) -> int:
+        """Uses that wait until they may begin."""
+        return len(self._waiting)
+
     async def release(self) -> None:
         """Stop them until ``resume``, and refuse all uses. Raises ``InvalidRequest`` while there are any."""
         async with self._lock:

@@ -224,6 +224,11 @@ class ServerFrontend(Frontend):
             raise InvalidRequest(f"no LoRA adapter {name[:128]!r} is loaded", "lora_name")
         await self._client.unload_adapter(name)
 
+    async def update_weights(self, model: str, load_format: str | None = None, *, aborts: bool = False) -> int:
+        # A client that goes away meanwhile does not leave some engines with it and others without.
+        work = self._client.update_weights(model, load_format, aborts=aborts)
+        return await asyncio.shield(asyncio.ensure_future(work))
+
     async def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
         arrived = time.monotonic()
         async with self._client.sleep.awake():

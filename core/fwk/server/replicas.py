@@ -52,6 +52,15 @@ EngineSwitching = tuple[str, str, Mapping[str, object], bool]
 """Family and name of a plugin, its options, and whether it is used from now on or no more."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewWeights:
+    """A checkpoint that is served in place of that of the start. fingerprint: of its files, when they were read."""
+
+    model: str
+    load_format: str
+    fingerprint: str
+
+
 class Replicas:
     """One or more engine processes. They share nothing; a replica that dies takes only its own requests with it."""
 
@@ -75,6 +84,8 @@ class Replicas:
         self._deaths: list[list[float]] = [[] for _ in self._clients]
         self._adapters: dict[str, str] = {}  # loaded while serving: name -> path
         self._switched: dict[tuple[str, str], EngineSwitching] = {}
+        self._weights: NewWeights | None = None  # in place of those of the start
+        self._updating = asyncio.Lock()
         self._reviving: dict[int, asyncio.Task[None]] = {}
         self._is_closing = False
         self.given_up = asyncio.Event()
@@ -268,6 +279,59 @@ class Replicas:
             raise refusal or (wrong[0] if wrong else EngineDead(self.trouble() or "no engine lives"))
         return [result for result in results if not isinstance(result, BaseException)]
 
+    async def update_weights(self, model: str, load_format: str | None, *, aborts: bool) -> int:
+        """Serve another checkpoint of the same kind in every engine that lives, or in none: as ``ChangeWeights``.
+
+        Engines read it while they serve, each between two of its steps. Then requests under way end, by themselves or
+        aborted (``aborts``), and those that come meanwhile wait; returns how many did. Engines to come get it before
+        they serve. Raises ``InvalidRequest`` with an engine's words, ``EngineDead``; then nothing has changed.
+        """
+        load_format = load_format or self._config.model.load_format
+        async with self._updating:
+            async with self.sleep.awake():
+                clients = [client for client in self._clients if not client.is_dead]
+                found = await self._prepare(clients, model, load_format)
+            aborted: set[str] = set()
+            try:
+                async with self.sleep.quiet(partial(self._abort_open, aborted) if aborts else lambda: None):
+                    if clients != [client for client in self._clients if not client.is_dead]:
+                        raise EngineDead("an engine has ended or started meanwhile: the weights stay as they are")
+                    self._weights = NewWeights(model, load_format, found)  # also of engines that die from here on
+                    results = await asyncio.gather(*(c.change_weights("use") for c in clients), return_exceptions=True)
+                    for client, result in zip(clients, results, strict=True):
+                        if isinstance(result, BaseException):
+                            log.error("an engine died when it was given other weights: %s", client.trouble())
+                    log.info("the weights are those of %s", model)
+                    return self.sleep.num_waiting
+            except BaseException:
+                await self._discard(clients)
+                raise
+
+    async def _prepare(self, clients: list[EngineClient], model: str, load_format: str) -> str:
+        """Have engines read a checkpoint; its fingerprint. Raises the first refusal, with nothing kept of it."""
+        calls = (client.change_weights("prepare", model, load_format) for client in clients)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        wrong = [result for result in results if isinstance(result, BaseException)]
+        found = {result for result in results if isinstance(result, str)}
+        if not wrong and len(found) == 1:
+            return found.pop()
+        await self._discard(clients)
+        if wrong:
+            raise next((error for error in wrong if isinstance(error, InvalidRequest)), wrong[0])
+        if not found:
+            raise EngineDead(self.trouble() or "no engine lives")
+        raise InvalidRequest(f"the weights stay as they are: the files of {model} changed meanwhile", "model_path")
+
+    async def _discard(self, clients: list[EngineClient]) -> None:
+        calls = (client.change_weights("discard") for client in clients if not client.is_dead)
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _abort_open(self, aborted: set[str]) -> None:
+        """End all requests that are not ``aborted`` yet."""
+        for request_id in self._placed.keys() - aborted:
+            aborted.add(request_id)
+            self.abort(request_id)
+
     async def close(self) -> None:
         """Stop the processes."""
         self._is_closing = True
@@ -304,10 +368,17 @@ class Replicas:
         return ready
 
     async def _make_like_the_last(self, client: EngineClient) -> None:
-        """Give a new engine the adapters and plugins that were changed since the start."""
+        """Give a new engine the adapters, plugins and weights that were changed since the start."""
         await self._reload_adapters(client)
         for switching in list(self._switched.values()):
             await client.switch(*switching)
+        given: NewWeights | None = None
+        while (wanted := self._weights) is not given and wanted is not None:  # last: nothing is awaited after it
+            found = await client.change_weights("prepare", wanted.model, wanted.load_format)
+            if found != wanted.fingerprint:
+                raise InvalidRequest(f"the files of {wanted.model} have changed since they were read", "model_path")
+            await client.change_weights("use")
+            given = wanted
 
     def _take_over(self, index: int, stats: EngineStats) -> None:
         """From now on an engine's numbers are these; what the one before it had done stays counted."""

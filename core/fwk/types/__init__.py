@@ -19,6 +19,7 @@ from fwk.types.messages import (
     AdapterAnswer,
     AddRequest,
     CallWorkers,
+    ChangeWeights,
     EngineFailed,
     EngineReady,
     EngineStats,
@@ -34,6 +35,7 @@ from fwk.types.messages import (
     ToEngine,
     TokenEvent,
     UnloadAdapter,
+    WeightsAction,
     WorkersAnswer,
 )
 from fwk.types.model_config import ModelConfig, PoolingConfig, RopeConfig
@@ -58,6 +60,7 @@ __all__ = [
     "Batch",
     "BlockSaves",
     "CallWorkers",
+    "ChangeWeights",
     "EngineFailed",
     "EngineReady",
     "EngineStats",
@@ -89,6 +92,7 @@ __all__ = [
     "TokenEvent",
     "TokenLogprobs",
     "UnloadAdapter",
+    "WeightsAction",
     "WorkersAnswer",
     "cache_namespace",
     "tenant_of",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from fwk.types.request import AdapterInfo, FinishReason, Request, TokenLogprobs
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised with every incompatible change; an engine refuses a client that speaks another one."""
 
 
@@ -63,6 +63,22 @@ class CallWorkers(msgspec.Struct, tag=True, frozen=True):
     number: int
     name: str
     arguments: list[Any] = []
+
+
+WeightsAction = Literal["prepare", "use", "discard"]
+
+
+class ChangeWeights(msgspec.Struct, tag=True, frozen=True):
+    """A part of a change to the weights of another checkpoint, between two steps. Answered by ``WorkersAnswer``.
+
+    prepare: read a checkpoint (``model`` and ``load_format``, as the options of these names) alongside what serves; the
+    only result is a fingerprint of its files. use: serve what was prepared; nothing may be running. discard: forget it.
+    """
+
+    number: int
+    action: WeightsAction
+    model: str = ""
+    load_format: str = "auto"
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
@@ -162,7 +178,7 @@ class SwitchAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 class WorkersAnswer(msgspec.Struct, tag=True, frozen=True):
-    """What became of ``CallWorkers``: the results by rank, or why a worker refused."""
+    """What became of ``CallWorkers`` (the results by rank) or ``ChangeWeights``, or why it was refused."""
 
     number: int
     results: list[Any] = []
@@ -199,5 +215,16 @@ class EngineFailed(msgspec.Struct, tag=True, frozen=True):
     exit_code: int | None = None
 
 
-ToEngine = AddRequest | Abort | Pause | LoadAdapter | UnloadAdapter | SwitchPlugin | CallWorkers | Ping | Shutdown
+ToEngine = (
+    AddRequest
+    | Abort
+    | Pause
+    | LoadAdapter
+    | UnloadAdapter
+    | SwitchPlugin
+    | CallWorkers
+    | ChangeWeights
+    | Ping
+    | Shutdown
+)
 FromEngine = StepOutputs | Pong | AdapterAnswer | SwitchAnswer | WorkersAnswer | EngineReady | EngineFailed

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.interfaces.attention import AttentionBackendSpec, AttentionLayer
-from fwk.interfaces.device import MemoryInfo
+from fwk.interfaces.device import CacheMemory, MemoryInfo
 from fwk.interfaces.executor import WorkerInfo
 from fwk.interfaces.lora import LoRASourceContext
 from fwk.interfaces.model import Encoder, Model
@@ -39,6 +40,7 @@ from fwk.worker.draft_store import DraftStore
 from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.forced import ForcedDrafts, NoForcedDrafts
 from fwk.worker.grammar import GrammarMasks, GrammarStore
+from fwk.worker.graphs import StepModel
 from fwk.worker.in_flight import InFlight, Settled
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_builder import ModelBuilder
@@ -55,6 +57,7 @@ from fwk.worker.states import StateStore
 from fwk.worker.step_sampler import StepSampler
 from fwk.worker.transfer import BlockStore, open_store
 from fwk.worker.uploads import Uploads
+from fwk.worker.weight_update import WeightUpdate
 
 MAX_IN_FLIGHT = 2
 """Steps that a device may be given before the first of them is collected."""
@@ -196,6 +199,7 @@ class WorkerBuilder:
             cache = self._sizing(groups, others, num_null).size(self.parts.runner, self._largest(groups, 0))
             self._open_store(cache.num_blocks)
             observers.model_loaded(model)
+            self._offer_update(is_greedy, partial(self._serve_pooled, self.parts.runner))
             return info(cache.num_blocks, reasons=tuple(self._reasons), memory=cache.memory)
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
         sampling = self._sampling(table)
@@ -231,6 +235,13 @@ class WorkerBuilder:
             done.wait()  # what loading has given the device to do is no request's affair
         self._chosen["step"] = self._capturing.how(runner.model)
         observers.model_loaded(model)
+        step_model = partial(
+            self._capturing.step_model,
+            is_greedy=is_greedy,
+            max_tokens=inputs.max_tokens,
+            max_drafts=drafting.max_drafts,
+        )
+        self._offer_update(is_greedy, partial(self._serve, runner, drafting, step_model, cache.tensors))
         self.parts.grammars.begin(self._compiler.build)
         return info(
             cache.num_blocks,
@@ -239,6 +250,34 @@ class WorkerBuilder:
             depth=runner.depth,
             memory=cache.memory,
         )
+
+    def _offer_update(self, is_greedy: Tensor | None, serve: Callable[[Model | Encoder], None]) -> None:
+        update = WeightUpdate(self._config, self._setup, self._models, is_greedy, self._text, serve)
+        self.parts.operations |= update.operations()
+
+    def _serve(
+        self,
+        runner: ModelRunner,
+        drafting: NoDrafting,
+        step_model: Callable[[Model], StepModel],
+        memory: CacheMemory | None,
+        model: Model | Encoder,
+    ) -> None:
+        """Run steps with a model that was built anew; captured ones read the weights they were captured with."""
+        assert isinstance(model, Model)
+        if isinstance(drafting, Drafting):
+            drafting.layers = self._models.layers
+        runner.model = step_model(model)
+        with kv_cache.scratch_kv_cache(memory, self._models.layers):
+            runner.warm_up()
+        if self.parts.observers is not None:
+            self.parts.observers.model_loaded(model)
+
+    def _serve_pooled(self, runner: PoolingRunner, model: Model | Encoder) -> None:
+        assert isinstance(model, Encoder)
+        runner.model = model
+        if self.parts.observers is not None:
+            self.parts.observers.model_loaded(model)
 
     def _observers(self) -> WorkerObservers:
         context = partial(

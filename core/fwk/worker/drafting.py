@@ -136,7 +136,7 @@ class Drafting(NoDrafting):
         self.num_taps = num_taps
         self._table = table
         self._attention = attention
-        self._layers = layers
+        self.layers = layers
         self._steps = (inputs, sampling)
         self._made: dict[int, Proposal] = {}
         self.max_drafts = decoder.max_drafts
@@ -231,7 +231,7 @@ class Drafting(NoDrafting):
         first = int(table.num_tokens[slot])
         send = self._steps[1].send
         for group in range(len(table.block_tables)):
-            layers = [layer for layer in self._layers if layer.kv_group == group]
+            layers = [layer for layer in self.layers if layer.kv_group == group]
             source = table.kv_slots(slot, first + np.array(path, np.int64), group)
             target = table.kv_slots(slot, first + np.arange(len(path)), group)
             self._attention.move(layers, send(source), send(target))
@@ -317,7 +317,7 @@ class Drafting(NoDrafting):
 
     def plan(self, forward: ForwardBatch) -> ForwardBatch:
         """Make a batch ready for a forward pass."""
-        forward.plan = self._attention.plan(forward, self._layers)
+        forward.plan = self._attention.plan(forward, self.layers)
         return forward
 
 

@@ -86,6 +86,11 @@ def _version(plugins: PluginSet, family: str, name: str) -> str:
     return f"{item.package} {item.version} {item.declaration.load}" if item is not None else ""
 
 
+def fingerprint(path: Path) -> str:
+    """The same for the same files of a model, as far as ``known_files`` knows them."""
+    return hashlib.blake2b(json.dumps(known_files(path)).encode(), digest_size=16).hexdigest()
+
+
 def known_files(path: Path) -> list[tuple[str, int, int, str]]:
     """Name, size, time of change and samples of every file of a model."""
     path = path.resolve()

@@ -23,7 +23,7 @@ from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
 from fwk.interfaces.state import RecurrentState
-from fwk.interfaces.weights_cache import WeightsCache
+from fwk.interfaces.weights_cache import NO_WEIGHTS_CACHE, WeightsCache
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered, choose, find
 from fwk.setup.checkpoint import OpenedModel, open_head, open_model
@@ -78,7 +78,7 @@ class ModelBuilder:
         self._setup = setup
         self._factory = setup.factory
         self._tp = tp
-        self._device = device
+        self._device = self.device = device
         self._dtype: torch.dtype = getattr(torch, setup.facts.dtype)
         self._threads = threads
         self._chosen = chosen
@@ -89,6 +89,10 @@ class ModelBuilder:
         self.layers: list[AttentionLayer] = []  # of all models that were built
         self.caches: list[WeightsCache] = []
         self.recurrent_states: list[RecurrentState] = []  # of the served model
+        self.has_heads = False
+        """Whether what drafts is built on the served model, or of its checkpoint."""
+        self._num_own_layers = 0  # of ``layers``: the served model's, which come first
+        self._served_cache: WeightsCache = NO_WEIGHTS_CACHE
         self.wanted_taps: list[HiddenTap] = []  # of the served model, in the order heads asked for them
         self._taps: dict[int, HiddenTap] = {}
 
@@ -133,10 +137,74 @@ class ModelBuilder:
 
         Raises ``FwkError`` when a layer or the weights are not what the configuration promised.
         """
+        model, context = self._served(self._setup, self.layers, is_greedy, text)
+        self._num_own_layers, self._served_cache = len(self.layers), context.weights_cache
+        self.recurrent_states = context.recurrent_states
+        self._taps = context.taps
+        self._report_quantization(context)
+        _check_all_read(self._setup.opened, self._factory.item("models").name, context)
+        self._check_moe()
+        check_layers(self.layers, self._factory.item("attention"), self._setup.facts)
+        return model
+
+    def rebuild_served(
+        self, opened: OpenedModel, is_greedy: Tensor | None, text: Callable[[], ModelText]
+    ) -> tuple[Model | Encoder, ModelContext]:
+        """The served model with the weights of another checkpoint, alongside the one that serves, for ``adopt``.
+
+        What it packs is not kept for later starts: checkpoints of a training run come and go. Raises ``FwkError`` when
+        the checkpoint is not what this run could serve; nothing has changed then.
+        """
+        if self.has_heads:
+            raise ConfigError(
+                f"--speculative-algorithm {self._config.engine.speculative_algorithm} drafts with a head on the "
+                "model's weights, which would stay the old one: serve without it, or with one that needs no head"
+            )
+        known, layers = list(self.caches), list[AttentionLayer]()
+        try:
+            model, context = self._served(replace(self._setup, opened=opened), layers, is_greedy, text)
+            _check_all_read(opened, self._factory.item("models").name, context)
+            assert isinstance(context.quant, ChosenQuantization)
+            quant = context.quant.chosen()
+        finally:
+            self.caches[:] = known
+        if quant != self._chosen["quant"]:
+            raise ModelLoadError(
+                f"its layers would be computed by {quant}; this server computes {self._chosen['quant']}"
+            )
+        own = self.layers[: self._num_own_layers]
+        if list(map(_seen, layers)) != list(map(_seen, own)):
+            raise ModelLoadError("its layers of attention are others than those of the model that serves")
+        states = [(state.shapes, state.dtypes) for state in context.recurrent_states]
+        if states != [(state.shapes, state.dtypes) for state in self.recurrent_states]:
+            raise ModelLoadError("its recurrent layers are others than those of the model that serves")
+        return model, context
+
+    def adopt(self, context: ModelContext) -> None:
+        """From now on the layers of a model that was built anew are the served model's, with its K/V and states.
+
+        ``layers`` is another list then: backends know a list by its identity.
+        """
+        layers = context.attention_layers
+        for old, new in zip(self.layers, layers, strict=False):
+            new.kv_group, new.kv_cache = old.kv_group, old.kv_cache
+        self.layers, self._num_own_layers = [*layers, *self.layers[len(layers) :]], len(layers)
+        context.attention_layers[:] = self.layers
+        for old, new in zip(self.recurrent_states, context.recurrent_states, strict=True):
+            new.tensors = old.tensors
+        self.recurrent_states[:] = context.recurrent_states  # the list is the states' store's, too
+        self._taps = context.taps
+        self.caches[:] = [cache for cache in self.caches if cache is not self._served_cache]  # it holds the old weights
+
+    def _served(
+        self, setup: ModelSetup, layers: list[AttentionLayer], is_greedy: Tensor | None, text: Callable[[], ModelText]
+    ) -> tuple[Model | Encoder, ModelContext]:
+        """Build the served model of ``setup.opened``."""
         item = self._factory.item("models")
-        opened, served = self._setup.opened, self._setup.opened.served
+        opened, served = setup.opened, setup.opened.served
         context = self._context(opened, self._config.engine, "served")
-        memory_need.check(self._setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.size)
+        context.attention_layers = layers
+        memory_need.check(setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.size)
         context.lora = self.lora
         if served.runner == "generate":
             context.is_greedy = is_greedy
@@ -144,15 +212,9 @@ class ModelBuilder:
             # No logits are wanted, and there may be no head: one that is tied costs nothing.
             context.config = replace(context.config, tie_word_embeddings=True)
         model: Model | Encoder = self._factory.build(item, partial(replace, context))
-        self.recurrent_states = context.recurrent_states
-        self._taps = context.taps
         if served.runner == "pool" and isinstance(model, Model):
             model = PooledDecoder(model, context, served.labels, self._token_ids(text) if served.labels else ())
-        self._report_quantization(context)
-        _check_all_read(opened, item.name, context)
-        self._check_moe()
-        check_layers(self.layers, self._factory.item("attention"), self._setup.facts)
-        return model
+        return model, context
 
     def build_draft(self, name: str) -> Model:
         """A model that drafts for the served one; its layers join the served model's in the KV cache.
@@ -183,6 +245,7 @@ class ModelBuilder:
     def build_head(self, model: Model, make: Callable[[ModelContext], T], checkpoint: str | None) -> T:
         """What ``make`` builds for the served model: ``SpeculativeContext.build``."""
         opened = self._setup.opened
+        self.has_heads = True
         self._check_decoder_only(checkpoint or "of the checkpoint")
         if checkpoint is None:
             return make(self._context(opened, self._config.engine, "head"))
@@ -312,6 +375,12 @@ class ModelBuilder:
         name = self._config.engine.moe_runner_backend
         if name != AUTO:
             raise ConfigError(f"--moe-runner-backend {name}: this model has no layers of experts")
+
+
+def _seen(layer: AttentionLayer) -> tuple[object, ...]:
+    """What backends, blocks and plans were settled by."""
+    sizes = layer.num_heads, layer.num_kv_heads, layer.kv_spec, layer.soft_cap
+    return (*sizes, layer.index, layer.is_pruned, layer.features)
 
 
 def _as_stored(options: EngineOptions) -> EngineOptions:

@@ -33,7 +33,7 @@ class PoolingRunner:
         table: SequenceTable,
         inputs: InputBuffers,
     ) -> None:
-        self._model = model
+        self.model = model
         self._pooling = pooling or PoolingConfig()
         self._plan_attention = plan_attention
         self._states = states
@@ -70,10 +70,10 @@ class PoolingRunner:
         starts = [int(self._table.segment_start[s.slot]) for s in batch.sequences]
         forward.extras["segment_start"] = starts
         launched = time.perf_counter()
-        hidden = self._model.forward(forward)
+        hidden = self.model.forward(forward)
         if self._states is not None:
             self._states.save(batch)
-        pooled = self._model.pool(hidden, forward)
+        pooled = self.model.pool(hidden, forward)
         if pooled is None:
             pooled = pool(hidden, forward, self._pooling)
         computed = time.perf_counter()

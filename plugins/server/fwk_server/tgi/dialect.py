@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -25,7 +26,7 @@ from fwk_server._common.replies import (
     unless_disconnected,
     unless_gone,
 )
-from fwk_server.tgi import lightllm, sglang
+from fwk_server.tgi import lightllm, sglang, weights
 from fwk_server.tgi.reply import complete, events
 from fwk_server.tgi.request import Call, GenerateRequest, NotJSON, checked, prepare
 
@@ -65,6 +66,14 @@ class NativeInfo(Reply):
     is_generation: bool
 
 
+class UpdateBody(Reply):
+    """What became of an update of the weights, in SGLang's words."""
+
+    success: bool
+    message: str
+    num_paused_requests: int
+
+
 class Failure(Reply):
     """Every error."""
 
@@ -81,7 +90,10 @@ class EitherFailure(Reply):
 class TGIDialect(Dialect):
     """TGI's API over the served model."""
 
-    requests = dict.fromkeys(("/generate", "/generate_stream", "/"), GenerateRequest)
+    requests: ClassVar[Mapping[str, type[BaseModel]]] = {
+        **dict.fromkeys(("/generate", "/generate_stream", "/"), GenerateRequest),
+        "/update_weights_from_disk": weights.UpdateRequest,
+    }
     invalid_status = 422
     request_notes = body.NOTES
 
@@ -102,6 +114,17 @@ class TGIDialect(Dialect):
         asked = documented(NativeInfo, Failure, works=False)
         for path in ("/get_model_info", "/model_info"):
             app.add_api_route(path, self.model_info, methods=["GET"], response_model=None, responses=asked)
+
+    def admin_routes(self, app: FastAPI) -> None:
+        content = {"application/json": {"schema": weights.UpdateRequest.model_json_schema()}}
+        app.add_api_route(
+            "/update_weights_from_disk",
+            self.update_weights,
+            methods=["POST"],
+            response_model=None,
+            responses=documented(UpdateBody, UpdateBody),
+            openapi_extra={"requestBody": {"required": True, "content": content}},
+        )
 
     def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
         """TGI's shape. A key that is missing or a body that is too large it does not know; they are validation too."""
@@ -211,6 +234,21 @@ class TGIDialect(Dialect):
                 "weight_version": self._weight_version,
             }
         )
+
+    async def update_weights(self, request: Request) -> Response:
+        """Serve the weights of another checkpoint, as SGLang does. For administrators."""
+        try:
+            asked = weights.read(await body.read(request))
+            num_waited = await self._frontend.update_weights(
+                asked.model_path, asked.load_format, aborts=asked.abort_all_requests
+            )
+        except InvalidRequest as error:
+            return json_response({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
+        message = "Succeeded to update model weights."
+        if asked.weight_version is not None:
+            self._weight_version = asked.weight_version
+            message += f" Weight version updated to {asked.weight_version}."
+        return json_response({"success": True, "message": message, "num_paused_requests": num_waited})
 
     async def _read(self, request: Request, stream: bool | None) -> Call:
         data, caller = await body.read(request), caller_of(request)
