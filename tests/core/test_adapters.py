@@ -9,6 +9,7 @@ import pytest
 
 from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.core import Engine
+from fwk.engine.gate import Gate
 from fwk.types import Request, SamplingParams
 from fwk_kit.testing.fake_engine import make_engine, reference
 
@@ -34,7 +35,7 @@ def with_adapters(num_slots: int, names: str, **options: Any) -> tuple[Engine, W
     scheduler = engine.scheduler
     scheduler.adapters = Adapters(num_slots, None, workers.call)
     gate = AdapterGate(scheduler.adapters, scheduler.limits.max_running)
-    scheduler._gates = (scheduler._gate, gate)
+    scheduler._gates = (Gate(), gate)
     for name in names:
         scheduler.adapters.load(name, "1")
     return engine, workers
