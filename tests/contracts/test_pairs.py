@@ -152,6 +152,7 @@ def test_the_core_contains_no_features_name() -> None:
     # Not compilers' words for instructions, such as "-mamx-int8", nor the core's own options: of captured steps, and
     # --max-mamba-cache-size, SGLang's name; and a module of torch is no plugin.
     other = r"(?<!-mamx-)(?<!--disable-)(?<!--enable-profile-)(?<!--(?=cuda-graph))(?<!--max-)(?<!torch\.(?=profiler))"
+    other += r"(?<!--enable-piecewise-)(?<!--piecewise-)"
     pattern = re.compile(rf"{other}\b({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
     found = [
         f"{path.relative_to(ROOT)}: {name}"

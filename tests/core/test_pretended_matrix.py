@@ -265,6 +265,8 @@ def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     settings |= {"disable_cuda_graph": not case.graphs, "disable_overlap_schedule": not case.overlap}
     if case.attention == "triton":
         settings["sampling_backend"] = "triton"
+    if case.graphs and case.overlap:
+        settings |= {"enable_piecewise_cuda_graph": True, "piecewise_cuda_graph_tokens": (4, 16)}
     path = str(models.path(case.served))
     refusal = refusal_of(case)
     if refusal is not None:

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from fwk.types import ForwardBatch
 
+Cut = Callable[[], None]
+"""Ends a piece of a step that is captured, and begins the next."""
+
 StepOutput = tuple[Tensor, Tensor | None]
 """Hidden states [num_hidden, hidden_size], and logits [num_logits, vocab_size] if ``batch.logits_indices`` has any.
 
@@ -62,3 +65,14 @@ class GraphCapture(ABC):
 
         Raises ``NotCapturable``.
         """
+
+    def capture_pieces(self, step: Callable[[Cut | None], Tensor]) -> tuple[list[Callable[[], None]], Tensor]:
+        """Capture a step in pieces, between which something else is computed each time.
+
+        ``step`` computes one on inputs that mean nothing, and calls what it is given where a piece ends; with None,
+        some times before the capture, it has nothing to call. Returns what replays each piece, in order, and what
+        ``step`` returned, valid until the next replay of anything that this object has captured.
+
+        Raises ``NotCapturable``.
+        """
+        raise NotCapturable("this device captures no pieces of steps")

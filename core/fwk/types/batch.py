@@ -159,6 +159,7 @@ class ForwardBatch:
     num_fewer: Tensor | None = None
     """[num_seqs] int64: so many tokens fewer than ``seq_lens_np`` says, which only the device knows; None: none. Of
     attention backends with the feature ``late_lengths`` alone. Of a captured row ``positions`` are right already."""
+    piece_tokens: int = 0  # tokens, and zeros behind them up to a size captured in pieces; 0: not replayed
     extras: dict[str, Any] = field(default_factory=dict[str, Any])  # pixel values and the like, by the processor's name
 
     @property

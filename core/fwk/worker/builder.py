@@ -225,6 +225,7 @@ class WorkerBuilder:
             adapters,
             partial(self._capturing.prepare, inputs),
             partial(self._capturing.on_trial, model, is_greedy),
+            partial(self._capturing.pieces_on_trial, model, is_greedy),
         )
         self._open_store(cache.num_blocks)
         self._capturing.prepare(inputs, cache.num_blocks + num_null, cache.num_blocks)
@@ -439,6 +440,7 @@ class WorkerBuilder:
             others=others.total - others.free,
             num_null=num_null,
             graph_sizes=self._capturing.sizes.sizes if num_null else (),
+            piece_sizes=self._capturing.piece_sizes.sizes,
         )
 
     def _memory_before(self) -> MemoryInfo:

@@ -57,9 +57,11 @@ class CacheSizing:
         others: int,
         num_null: int,
         graph_sizes: Sequence[int],
+        piece_sizes: Sequence[int] = (),
     ) -> None:
         """groups: layers by block table. others: bytes in use before anything was loaded. num_null: blocks that no
-        sequence holds. graph_sizes: of decode steps that are captured, smallest first."""
+        sequence holds. graph_sizes: of decode steps that are captured, smallest first; piece_sizes: of steps in pieces.
+        """
         self._options = config.engine
         self._setup = setup
         self._attention = attention
@@ -70,6 +72,7 @@ class CacheSizing:
         self._others = others
         self._num_null = num_null
         self._graph_sizes = graph_sizes
+        self._piece_sizes = piece_sizes
 
     def size(
         self,
@@ -78,6 +81,7 @@ class CacheSizing:
         adapters: AdapterStore | NoAdapters | None = None,
         bind: BindCapture = lambda num_blocks, null_block: None,
         on_trial: TrialCaptures | None = None,
+        pieces_on_trial: TrialCaptures | None = None,
     ) -> SizedCache:
         """Give every layer its K/V: what was asked for, or all that the largest step and the captures leave.
 
@@ -87,7 +91,9 @@ class CacheSizing:
         if not device.is_host:
             most, every = self._most(use)
             seq_len = min(largest.seq_len, every // len(self._groups) * self._options.page_size)
-            use = self._measured(runner, replace(largest, seq_len=seq_len), most, adapters, bind, on_trial)
+            use = self._measured(
+                runner, replace(largest, seq_len=seq_len), most, adapters, bind, on_trial, pieces_on_trial
+            )
         memory = self._memory()
         num_blocks = self._count(use)
         tensors = self._allocate(num_blocks + self._num_null)
@@ -161,6 +167,7 @@ class CacheSizing:
         adapters: AdapterStore | NoAdapters | None,
         bind: BindCapture,
         on_trial: TrialCaptures | None,
+        pieces_on_trial: TrialCaptures | None,
     ) -> MemoryUse:
         """What the largest step and the captures take, with a cache of one block. most: blocks there can be."""
         profile = MemoryProfile(self._setup.device, self._device, self._memory)
@@ -179,6 +186,8 @@ class CacheSizing:
             step = found or 0
         if isinstance(runner, ModelRunner) and on_trial is not None:
             graphs = profile.of_graphs(self._graph_sizes, partial(_captured, runner, on_trial))
+        if isinstance(runner, ModelRunner) and pieces_on_trial is not None:
+            graphs += profile.of_graphs(self._piece_sizes, partial(_captured_pieces, runner, pieces_on_trial))
         del cache
         for layer in (layer for group in self._groups for layer in group):
             layer.kv_cache = None
@@ -194,5 +203,17 @@ def _captured(
     try:
         with torch.inference_mode():
             return runner.model, runner.capture_decodes()
+    finally:
+        runner.model = served
+
+
+def _captured_pieces(
+    runner: ModelRunner, on_trial: TrialCaptures, sizes: Sequence[int]
+) -> tuple[StepModel, GraphSizes | None]:
+    """As ``_captured``, in pieces."""
+    served, runner.model = runner.model, on_trial(sizes)
+    try:
+        with torch.inference_mode():
+            return runner.model, runner.capture_pieces()
     finally:
         runner.model = served

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from contextlib import AbstractContextManager
+from functools import cached_property
 
 from torch import Tensor
 
 from fwk.config import Config
+from fwk.errors import ConfigError
 from fwk.interfaces.attention import AttentionBackendSpec, CaptureSizes
 from fwk.interfaces.graphs import GraphCapture
 from fwk.interfaces.model import Model
@@ -15,10 +17,11 @@ from fwk.interfaces.speculative import SpeculativeDecoder
 from fwk.setup.resolve import ModelSetup
 from fwk.worker.around_captures import around_captures
 from fwk.worker.attention_pair import AttentionPair
-from fwk.worker.graph_sizes import GraphSizes, graph_sizes
+from fwk.worker.graph_sizes import GraphSizes, graph_sizes, piece_sizes
 from fwk.worker.graphs import CapturedStepModel, DecodeGraphs, StepModel, StepSize
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_builder import ModelBuilder
+from fwk.worker.pieces import PromptPieces
 
 
 class Capturing:
@@ -31,6 +34,8 @@ class Capturing:
         self._models = models
         self._num_ranks = num_ranks
         self._asked = graph_sizes(config, setup.device)
+        self.piece_sizes = piece_sizes(config, setup.device, setup.max_step_tokens)
+        models.has_seam = bool(self.piece_sizes.sizes)
         self.decoder: SpeculativeDecoder | None = None
         self.reader = ""
 
@@ -57,7 +62,12 @@ class Capturing:
 
     @cached_property
     def refusal(self) -> str:
-        """Why steps are not even tried to be captured; empty when they are."""
+        """Why steps are not even tried to be captured whole; empty when they are."""
+        return self._refusal or ("" if self._setup.device.is_host else self._device_refusal())
+
+    @cached_property
+    def _refusal(self) -> str:
+        """The same of whole steps and of pieces."""
         if self._options.disable_cuda_graph:
             return "--disable-cuda-graph"
         if self.reader:
@@ -73,7 +83,7 @@ class Capturing:
         if self._capture is None:
             is_host, chosen = self._setup.device.is_host, self._setup.resolution.chosen
             return f"the operators {chosen['operators']} are not captured" if is_host else "the device captures none"
-        return "" if self._setup.device.is_host else self._device_refusal()
+        return ""
 
     def _device_refusal(self) -> str:
         if self._models.layers:
@@ -102,24 +112,54 @@ class Capturing:
         operators, taps = self._models.operators, self._models.wanted_taps
         return DecodeGraphs(model, is_greedy, operators, capture, GraphSizes(tuple(sizes), self.sizes.pads), taps)
 
+    def pieces_on_trial(self, model: Model, is_greedy: Tensor | None, sizes: Sequence[int]) -> StepModel:
+        """As ``on_trial``, of steps in pieces."""
+        made = StepModel(model, is_greedy, self._models.operators, self._models.wanted_taps)
+        capture, seam = self._setup.device.graph_capture(), self._models.seam
+        assert capture is not None, "refused otherwise"
+        assert seam is not None, "has_seam was set"
+        made.pieces = PromptPieces(capture, seam, GraphSizes(tuple(sizes)))
+        return made
+
     def step_model(self, model: Model, is_greedy: Tensor | None, max_tokens: int, max_drafts: int) -> StepModel:
-        """What runs the steps."""
+        """What runs the steps. Raises ``ConfigError`` where pieces are asked for and cannot be captured."""
+        made = self._step_model(model, is_greedy, max_tokens, max_drafts)
+        if not self.piece_sizes.sizes:
+            return made
+        seam = self._models.seam
+        refusal = self._refusal or ("" if seam is not None and self._models.layers else "the model has no attention")
+        if refusal:
+            raise ConfigError(f"--enable-piecewise-cuda-graph: {refusal}; leave it out")
+        assert self._capture is not None, "refused otherwise"
+        assert seam is not None, "refused otherwise"
+        made.pieces = PromptPieces(self._capture, seam, self.piece_sizes, self._around)
+        return made
+
+    def _around(self) -> AbstractContextManager[None]:
+        return around_captures(
+            collects_garbage=self._options.enable_cudagraph_gc,
+            is_profiled=self._options.enable_profile_cuda_graph,
+        )
+
+    def _step_model(self, model: Model, is_greedy: Tensor | None, max_tokens: int, max_drafts: int) -> StepModel:
         operators, taps = self._models.operators, self._models.wanted_taps
         if self._capture is None or self.refusal:
             return StepModel(model, is_greedy, operators, taps)
         if self._captures_decodes:
-            around = partial(
-                around_captures,
-                collects_garbage=self._options.enable_cudagraph_gc,
-                is_profiled=self._options.enable_profile_cuda_graph,
-            )
-            return DecodeGraphs(model, is_greedy, operators, self._capture, self.sizes, taps, around)
+            return DecodeGraphs(model, is_greedy, operators, self._capture, self.sizes, taps, self._around)
         max_seqs = self._options.cuda_graph_max_bs
         most = StepSize(max_tokens, max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
         return CapturedStepModel(model, is_greedy, operators, self._capture, most, taps)
 
     def how(self, model: StepModel) -> str:
-        """``captured``, for a device with the numbers of sequences of decode steps, or ``eager`` and why."""
+        """``captured``, on a device with the numbers of sequences of decode steps, or ``eager`` and why; pieces."""
+        if model.pieces is None:
+            return self._how(model)
+        sizes, refusal = self.piece_sizes.sizes, model.pieces.refusal
+        how = f"eager ({refusal})" if refusal else f"in pieces ({len(sizes)} numbers of tokens up to {sizes[-1]})"
+        return f"{self._how(model)}; prompts {how}"
+
+    def _how(self, model: StepModel) -> str:
         captured = isinstance(model, CapturedStepModel | DecodeGraphs)
         refusal = model.refusal if captured else self.refusal
         if refusal:

@@ -13,6 +13,7 @@ from fwk.interfaces.model import HiddenTap, Model
 from fwk.interfaces.operators import Operators
 from fwk.types import ForwardBatch
 from fwk.worker.graph_sizes import GraphSizes
+from fwk.worker.pieces import PromptPieces
 
 
 class StepModel:
@@ -30,6 +31,8 @@ class StepModel:
         self._is_greedy = is_greedy
         self._operators = operators
         self._taps = taps
+        self.pieces: PromptPieces | None = None
+        """What replays steps with ``ForwardBatch.piece_tokens``."""
 
     def run(self, batch: ForwardBatch) -> StepOutput:
         """Compute one step; attention is planned already."""
@@ -42,10 +45,25 @@ class StepModel:
             self._is_greedy.fill_(0)
 
     def _run(self, batch: ForwardBatch) -> StepOutput:
-        hidden = self.model.forward(batch)
+        if self.pieces is not None and batch.piece_tokens and not batch.extras:
+            hidden, kept = self.pieces.run(batch)
+        else:
+            hidden = self.model.forward(batch)
+            kept = self._with_taps(hidden)
         if not len(batch.logits_indices):
-            return self._with_taps(hidden), None
-        return self._with_taps(hidden), self.model.logits(hidden.index_select(0, batch.logits_indices))
+            return kept, None
+        return kept, self.model.logits(hidden.index_select(0, batch.logits_indices))
+
+    def prepare_pieces(self, blank: Callable[[int], ForwardBatch]) -> GraphSizes | None:
+        """Capture steps of some numbers of tokens in pieces; these numbers, or None where nothing was captured.
+
+        ``blank`` makes a batch of so many tokens, whose numbers mean nothing.
+        """
+        return None if self.pieces is None else self.pieces.prepare(self._hidden, blank)
+
+    def _hidden(self, batch: ForwardBatch) -> tuple[Tensor, int]:
+        hidden = self.model.forward(batch)
+        return self._with_taps(hidden), hidden.shape[1]
 
     def _all_of(self, batch: ForwardBatch) -> StepOutput:
         """As ``_run``, by the model's operators alone."""

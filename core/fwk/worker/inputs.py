@@ -55,6 +55,8 @@ class InputBuffers:
         """[num_slots + 1] int64 on the device: those of ``SequenceTable.unverified`` that were rejected; lastly 0."""
         self.graph_sizes: GraphSizes | None = None
         """Steps of these sizes are captured: such a step's inputs are where they are read, padded if need be."""
+        self.piece_sizes: GraphSizes | None = None
+        """Other steps of so many tokens are replayed in pieces: rows of zeros follow their tokens."""
         self._wide_tables: list[torch.Tensor] = []
         self._last: DecodeStep | None = None  # whose inputs are in the buffers
         self._members: StepMembers | None = None  # of the step before
@@ -83,7 +85,7 @@ class InputBuffers:
         """Tokens that a sequence may have."""
         return self.table.token_ids.shape[1] - 1
 
-    def prepare(
+    def prepare(  # noqa: C901, PLR0912 - kinds of steps
         self, batch: Batch, trees: Mapping[int, DraftTree] | None = None, *, has_trees: bool = False
     ) -> tuple[ForwardBatch, StepRows]:
         """Fill the buffers for a batch whose sequences the table already knows.
@@ -118,14 +120,18 @@ class InputBuffers:
             slot_mappings = self._slot_mappings(rows, positions)
             if trees:  # a draft's K/V has a place of its own, whatever its depth: no two share one
                 positions = positions_in_trees(positions, slots, starts, seq_lens, trees)
+            more = None if has_adapters or self.piece_sizes is None else self.piece_sizes.padding(len(token_ids))
             hidden_indices, logits_indices = self._wanted(
                 logits_indices,
                 len(token_ids),
-                has_adapters or step_rows.wants_prompt_logprobs or step_rows.wants_hidden,
+                has_adapters or more is not None or step_rows.wants_prompt_logprobs or step_rows.wants_hidden,
             )
+            wanted = hidden_indices, logits_indices
             forward = self._filled(
-                slots, token_ids, positions, slot_mappings, starts, seq_lens, hidden_indices, logits_indices
+                slots, token_ids, positions, slot_mappings, starts, seq_lens, *wanted, padding=more or 0
             )
+            if more is not None:  # the last layer's pieces are of as many rows as those before
+                forward.piece_tokens, forward.hidden_indices = len(token_ids) + more, None
         if has_adapters:  # they are told apart by token, in the last layer, too
             forward.adapter_ids_np, forward.adapter_ids = self._ring.fill("adapter_ids", table.adapter[rows])
             forward.hidden_indices = None
@@ -380,7 +386,7 @@ class InputBuffers:
         self._ring.sent()
         return forward
 
-    def _filled(
+    def _filled(  # noqa: PLR0913 - the inputs of a step
         self,
         slots: np.ndarray,
         token_ids: np.ndarray | torch.Tensor,
@@ -390,15 +396,23 @@ class InputBuffers:
         seq_lens: np.ndarray,
         hidden_indices: np.ndarray,
         logits_indices: np.ndarray,
+        *,
+        padding: int = 0,
     ) -> ForwardBatch:
-        """Fill the buffers, which are not on the device before ``_send``."""
+        """Fill the buffers, which are not on the device before ``_send``. padding: zeros after tokens and positions."""
         self._last = None
         ring = self._ring
         ring.turn()
         # What captured steps read comes first: with as many tokens it must be at the same addresses each time. What
         # there is one of for each token comes before what there is one of for each sequence.
-        tokens = self._fill_tokens(token_ids)
-        where = ring.fill("positions", positions)[1]
+        if padding:
+            assert isinstance(token_ids, np.ndarray)
+            count = len(token_ids)
+            tokens = self._fill_tokens(np.pad(token_ids, (0, padding)))[:count]
+            where = ring.fill("positions", np.pad(positions, (0, padding)))[1][:count]
+        else:
+            tokens = self._fill_tokens(token_ids)
+            where = ring.fill("positions", positions)[1]
         stored = [ring.fill(f"slot_mapping.{i}", slot_mapping) for i, slot_mapping in enumerate(slot_mappings)]
         wanted = ring.fill("logits_indices", logits_indices)[1]
         hidden = ring.fill("hidden_indices", hidden_indices)[1] if self._prunes_last_layer else None

@@ -32,6 +32,7 @@ from fwk.text import ModelText
 from fwk.types import ModelConfig
 from fwk.worker import memory_need
 from fwk.worker.attention_pair import build_attention
+from fwk.worker.pieces import Seam
 from fwk.worker.pooled_decoder import PooledDecoder
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.weights import BaseModelWeights, TrackedWeights
@@ -95,6 +96,8 @@ class ModelBuilder:
         self._served_cache: WeightsCache = NO_WEIGHTS_CACHE
         self.wanted_taps: list[HiddenTap] = []  # of the served model, in the order heads asked for them
         self._taps: dict[int, HiddenTap] = {}
+        self.has_seam = False
+        """Whether models call attention through ``seam``; to be set before they are built."""
 
     @cached_property
     def attention(self) -> AttentionBackend:
@@ -109,6 +112,11 @@ class ModelBuilder:
             upload=self._upload,
             is_deterministic=self._setup.facts.is_deterministic,
         )
+
+    @cached_property
+    def seam(self) -> Seam | None:
+        """Where steps that are captured in pieces are cut."""
+        return Seam(self.attention) if self.has_seam else None
 
     @cached_property
     def operators(self) -> Operators:
@@ -324,7 +332,7 @@ class ModelBuilder:
             device=self._device,
             quant=ChosenQuantization(options, plugins, facts, weights, plain, method),
             plain=plain,
-            attention=attention,
+            attention=self.seam or attention,
             tp=self._tp,
             max_model_len=self._setup.max_model_len,
             attention_layers=self.layers,

@@ -208,6 +208,7 @@ class ModelRunner:
         """Capture steps, and run a decode step of one token on blocks that no sequence holds yet."""
         self.model.prepare(lambda size: self._planned(self._inputs.blank(*size)))
         self._inputs.graph_sizes = self.capture_decodes()
+        self._inputs.piece_sizes = self.capture_pieces()
         first = np.zeros(1, np.int64)
         self.model.run(self._planned(self._inputs.prepare_one(first, first, first)))
 
@@ -217,6 +218,16 @@ class ModelRunner:
             return None
         blank = self._inputs.capture_decodes(self._num_captured)
         return self.model.prepare_decodes(lambda count: self._planned(blank(count)))
+
+    def capture_pieces(self) -> GraphSizes | None:
+        """Have the model capture steps with prompts, where it does that: ``StepModel.prepare_pieces``."""
+        return self.model.prepare_pieces(self._blank_tokens)
+
+    def _blank_tokens(self, count: int) -> ForwardBatch:
+        forward = self._inputs.blank(count, 1, 1, 1)
+        forward.hidden_indices = None
+        self._adapters.plan(forward)
+        return forward
 
     def _planned(self, forward: ForwardBatch) -> ForwardBatch:
         """The same batch, with adapters and attention planned."""

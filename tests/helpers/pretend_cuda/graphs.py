@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fwk.interfaces.graphs import Graph, GraphCapture, NotCapturable, StepOutput, StepSize
+from fwk.interfaces.graphs import Cut, Graph, GraphCapture, NotCapturable, StepOutput, StepSize
 from tests.helpers.pretend_cuda import tensors
 from tests.helpers.pretend_cuda.tensors import JOURNAL, inner, outer
 
@@ -48,6 +48,29 @@ class Recording(GraphCapture):
             raise NotCapturable(str(error)) from error
         finally:
             tensors.NODES = None
+
+    def capture_pieces(self, step: Callable[[Cut | None], Tensor]) -> tuple[list[Callable[[], None]], Tensor]:
+        step(None)
+        pieces: list[list[Callable[[], None]]] = []
+
+        def cut() -> None:
+            tensors.NODES = []
+            pieces.append(tensors.NODES)
+
+        cut()
+        try:
+            output = step(cut)
+        except tensors.WhileCapturing as error:
+            raise NotCapturable(str(error)) from error
+        finally:
+            tensors.NODES = None
+        return [partial(_replay, nodes) for nodes in pieces], output
+
+
+def _replay(nodes: list[Callable[[], None]]) -> None:
+    JOURNAL.launch("graph")
+    for node in nodes:
+        node()
 
 
 def kernel(launch: Callable[..., Any], name: str, *arguments: Any, **settings: Any) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
-from fwk.interfaces.graphs import Graph, GraphCapture, NotCapturable, StepOutput, StepSize
+from fwk.interfaces.graphs import Cut, Graph, GraphCapture, NotCapturable, StepOutput, StepSize
 
 WARM_UPS = 2
 """Runs before a capture: kernels are compiled and chosen, and libraries take their memory, outside of it."""
@@ -34,12 +35,7 @@ class CudaCapture(GraphCapture):
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, step: Callable[[StepSize], StepOutput], most: StepSize) -> Graph:
-        current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            for _ in range(WARM_UPS):
-                step(most)
-        current.wait_stream(self._stream)
+        self._warm_up(lambda: step(most))
         graph = torch.cuda.CUDAGraph()
         try:
             # Only this thread's calls may spoil a capture: grammars and downloads continue in others.
@@ -49,3 +45,36 @@ class CudaCapture(GraphCapture):
             reason = str(error).strip().partition("\n")[0]
             raise NotCapturable(f"a step of {most.num_seqs} sequences: {reason}") from error
         return CudaGraph(graph, output)
+
+    def capture_pieces(self, step: Callable[[Cut | None], Tensor]) -> tuple[list[Callable[[], None]], Tensor]:
+        self._warm_up(lambda: step(None))
+        torch.cuda.synchronize()
+        graphs: list[torch.cuda.CUDAGraph] = []
+
+        def begin() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].capture_begin(self._pool, capture_error_mode="thread_local")
+
+        def cut() -> None:
+            graphs[-1].capture_end()
+            begin()
+
+        try:
+            with torch.cuda.stream(self._stream):
+                begin()
+                try:
+                    output = step(cut)
+                finally:
+                    graphs[-1].capture_end()
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise NotCapturable(f"a piece of a step: {reason}") from error
+        return [graph.replay for graph in graphs], output
+
+    def _warm_up(self, run: Callable[[], object]) -> None:
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UPS):
+                run()
+        current.wait_stream(self._stream)
