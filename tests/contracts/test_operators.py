@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import pytest
 from tests.helpers.isas import isa_params
 
@@ -34,3 +36,12 @@ class TestCpu(OperatorsSuite):
         isa, _, threads = request.param.partition(", ")
         self.num_threads = 3 if threads else 1
         monkeypatch.setenv(native.ISA_VARIABLE, isa)
+
+
+@pytest.mark.slow
+class TestInductor(OperatorsSuite):
+    """Every size and layout is a kernel to compile, for seconds."""
+
+    plugin = "inductor"
+    options: ClassVar[dict[str, Any]] = {"torch_compile_max_bs": 256}  # all rows of the suite
+    sizes = [17]

@@ -35,8 +35,19 @@ class Operators(ABC):
     Where it is said that a number is rounded, it becomes one of ``x``'s dtype; all else is computed in float32.
     """
 
+    compiles: ClassVar[bool] = False
+    """Whether first calls take so long that no request is to wait for one: steps of all kinds then run before any."""
+
     def __init__(self, context: OperatorContext) -> None:
         self.context = context
+
+    def ready(self) -> str:
+        """What these operators made for the run (`compiled` at /server_info); empty: nothing.
+
+        Called once, before the first request; where it ``compiles``, after steps of all kinds. Raises ``ConfigError``
+        where that came to nothing that the run asked for.
+        """
+        return ""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, rounds_last: bool = False) -> Tensor:

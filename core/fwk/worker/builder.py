@@ -198,6 +198,7 @@ class WorkerBuilder:
             self._chosen["step"] = "eager (the model does not generate)"
             cache = self._sizing(groups, others, num_null).size(self.parts.runner, self._largest(groups, 0))
             self._open_store(cache.num_blocks)
+            self._operators_ready()
             observers.model_loaded(model)
             self._offer_update(is_greedy, partial(self._serve_pooled, self.parts.runner))
             return info(cache.num_blocks, reasons=tuple(self._reasons), memory=cache.memory)
@@ -230,10 +231,7 @@ class WorkerBuilder:
         self._open_store(cache.num_blocks)
         self._capturing.prepare(inputs, cache.num_blocks + num_null, cache.num_blocks)
         with kv_cache.scratch_kv_cache(cache.tensors, self._models.layers):
-            runner.warm_up()
-            done = self._setup.device.event()
-            done.record()
-            done.wait()  # what loading has given the device to do is no request's affair
+            self._warm_up(runner, self._largest(groups, drafting.max_drafts))
         self._chosen["step"] = self._capturing.how(runner.model)
         observers.model_loaded(model)
         step_model = partial(
@@ -279,6 +277,26 @@ class WorkerBuilder:
         runner.model = model
         if self.parts.observers is not None:
             self.parts.observers.model_loaded(model)
+
+    def _warm_up(self, runner: ModelRunner, largest: LargestStep) -> None:
+        opened = self._setup.opened
+        if self._models.operators.compiles:
+            if opened.served.encoder is not None:
+                raise ConfigError(
+                    f"--operator-backend {self._factory.item('operators').name} compiles in a rehearsal of steps, and "
+                    f"{opened.name} has an encoder, whose steps are not rehearsed: choose other operators"
+                )
+            largest.small().rehearse(runner)
+        runner.warm_up()
+        done = self._setup.device.event()
+        done.record()
+        done.wait()  # what loading has given the device to do is no request's affair
+        self._operators_ready()
+
+    def _operators_ready(self) -> None:
+        made = self._models.operators.ready()
+        if made:
+            self._chosen["compiled"] = made
 
     def _observers(self) -> WorkerObservers:
         context = partial(

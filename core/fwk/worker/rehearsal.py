@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -57,6 +57,12 @@ class LargestStep:
     num_window_groups: int = 0
     generates: bool = True
     needs_whole_prompts: bool = False
+
+    def small(self) -> LargestStep:
+        """Steps of the same kinds, and as short as they can be."""
+        num_tokens = min(self.num_tokens, 8 * (1 + self.max_drafts))
+        seq_len = min(self.seq_len, num_tokens + 2 * self.max_drafts + 2)
+        return replace(self, num_seqs=min(self.num_seqs, 2), num_tokens=num_tokens, seq_len=seq_len)
 
     def rehearse(self, runner: Rehearsed, adapters: Sequence[AdapterPlace] = ()) -> None:
         """Run the largest steps: many prompts, a token and drafts of each after them, the end of the longest prompt.

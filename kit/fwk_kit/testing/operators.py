@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -68,10 +69,14 @@ def normed(x: Tensor, weight: Tensor, dtype: torch.dtype, rounds_last: bool) -> 
 
 
 class OperatorsSuite(ServedSuite):
-    """Every operator against float64, in both precisions, on rows that lie together and on rows that stand apart."""
+    """Every operator against float64, in both precisions, on rows that lie together and on rows that stand apart.
+
+    sizes: numbers in a row.
+    """
 
     family = "operators"
     interface = Operators
+    sizes: ClassVar[list[int]] = SIZES
     num_threads = 1
 
     def operators(self, item: Registered, dtype: torch.dtype) -> Operators:
@@ -89,7 +94,7 @@ class OperatorsSuite(ServedSuite):
     @pytest.mark.parametrize("rounds_last", [False, True])
     def test_rms_norm(self, item: Registered, dtype: torch.dtype, rounds_last: bool) -> None:
         operators = self.operators(item, dtype)
-        for size in SIZES:
+        for size in self.sizes:
             weight = random(size, dtype=torch.float32 if rounds_last else dtype, seed=1)
             for n in NUM_ROWS:
                 x = random(n, size, dtype=dtype)
@@ -122,7 +127,7 @@ class OperatorsSuite(ServedSuite):
     @pytest.mark.parametrize("rounds_last", [False, True])
     def test_add_rms_norm(self, item: Registered, dtype: torch.dtype, rounds_last: bool) -> None:
         operators = self.operators(item, dtype)
-        for size in SIZES:
+        for size in self.sizes:
             weight = random(size, dtype=torch.float32 if rounds_last else dtype, seed=1)
             for n in NUM_ROWS:
                 x, residual = random(n, size, dtype=dtype), random(n, size, dtype=dtype, seed=7)
@@ -160,7 +165,7 @@ class OperatorsSuite(ServedSuite):
     @pytest.mark.parametrize("name", ACTIVATIONS)
     def test_gate(self, item: Registered, dtype: torch.dtype, name: str) -> None:
         operators = self.operators(item, dtype)
-        for size in SIZES:
+        for size in self.sizes:
             for n in NUM_ROWS:
                 x = random(n, 2 * size, dtype=dtype, scale=4.0)
                 gate, up = x.double().split(size, -1)

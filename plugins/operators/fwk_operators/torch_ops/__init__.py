@@ -8,7 +8,7 @@ def operators() -> list[OperatorsSpec]:
     return [
         OperatorsSpec(
             name="torch",
-            load="fwk_operators.torch_ops.backend:TorchOperators",
+            load="fwk_operators._common.torch_operators:TorchOperators",
             summary="torch's own operators, on every device: the reference.",
         )
     ]

@@ -1,0 +1,1 @@
+"""What sets of operators share."""
