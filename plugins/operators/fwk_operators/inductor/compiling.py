@@ -87,7 +87,8 @@ def compiled(signature: Signature, num_rows: int, device: torch.device, num_thre
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of parts of torch
-            made = torch.compile(call, fullgraph=True, options=OPTIONS).aot_compile((examples, {}))
+            compiler: Any = torch.compile(call, fullgraph=True, options=OPTIONS)
+            made = compiler.aot_compile((examples, {}))
         made.disable_guard_check()  # the signature is what it would find, and other threads or a row alone no reason
         made(*examples)
     finally:
