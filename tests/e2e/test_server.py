@@ -27,7 +27,10 @@ KEY = "sk-the-key-of-the-tests"
 ADMIN_KEY = "sk-the-key-of-the-administrator"
 PAGE = {"/", "/docs"} | {f"/playground/{name}" for name in PAGE_FILES}
 PUBLIC = {"/health", "/ready"} | PAGE
-ADMIN = {f"{start}/{verb}_lora_adapter" for start in ("/v1", "") for verb in ("load", "unload")} | {"/plugins/switch"}
+ADMIN = {f"{start}/{verb}_lora_adapter" for start in ("/v1", "") for verb in ("load", "unload")} | {
+    "/plugins/switch",
+    "/update_weights_from_disk",
+}
 NUM_STREAMS = 64
 
 
