@@ -12,7 +12,7 @@ import pytest
 from fwk import SamplingParams
 from fwk.config import Config, EngineOptions
 from fwk.engine.core import build_engine
-from fwk.errors import EngineDead
+from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.balance import BalanceContext, LoadBalancer, Replica
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
@@ -35,6 +35,7 @@ class Client:
         self.problem: str | None = None
         self.has_started = True
         self.is_dead = False
+        self.prepared: str | Exception = "files"
 
     def trouble(self) -> str | None:
         return self.problem
@@ -53,6 +54,12 @@ class Client:
 
     def forget(self, request_id: str) -> None:
         self.sent.append(("forget", request_id))
+
+    async def change_weights(self, action: str, model: str = "", load_format: str = "auto") -> str:
+        self.sent.append((action,))
+        if action == "prepare" and isinstance(self.prepared, Exception):
+            raise self.prepared
+        return str(self.prepared) if action == "prepare" else ""
 
     def die(self) -> None:
         self.problem = "dead"
@@ -214,3 +221,21 @@ def test_engines_give_different_seeds_to_requests_without_one(tiny_folder: Path)
     seeds = [build_engine(config, plugins, setup, replica).scheduler.limits.seed for replica in (0, 1, 2)]
     assert seeds[0] == 5
     assert len({seed % 2**64 for seed in seeds}) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(InvalidRequest("it does not fit", "model_path"), "does not fit"), ("other files", "changed meanwhile")],
+)
+async def test_weights_that_one_engine_refuses_are_forgotten_by_all(
+    three: tuple[Replicas, list[Client]], answer: str | Exception, words: str
+) -> None:
+    engines, clients = three
+    clients[1].prepared = answer
+    engines.sleep.note_ready()
+    with pytest.raises(InvalidRequest, match=words):
+        await engines.update_weights("new", None, aborts=False)
+    assert [client.sent for client in clients] == [[("prepare",), ("discard",)]] * 3
+    clients[1].prepared = "files"
+    assert await engines.update_weights("new", None, aborts=False) == 0
+    assert [client.sent[2:] for client in clients] == [[("prepare",), ("use",)]] * 3

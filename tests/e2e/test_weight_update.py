@@ -18,7 +18,7 @@ from fwk import SamplingParams
 from fwk.errors import InvalidRequest
 from tests.helpers.adapters import make_adapter
 from tests.helpers.checkpoints import make_checkpoint
-from tests.helpers.client import connect
+from tests.helpers.client import Streamed, connect
 from tests.helpers.gguf_converted import written
 from tests.helpers.http import NO_TLS
 from tests.helpers.rig import Server
@@ -264,11 +264,13 @@ def test_a_server_takes_other_weights(server: Server, pair: Pair, tmp_path: Path
 async def test_requests_end_or_are_aborted_and_those_that_come_wait(server: Server, pair: Pair, aborts: bool) -> None:
     first, second = pair()
     wanted = fresh(second)
+    with started(first) as llm:
+        (old,) = llm.generate([PROMPTS[0]], SamplingParams(max_tokens=300, temperature=0, ignore_eos=True))
     post(server, model_path=str(first))
     async with connect(server) as client:
-        running = asyncio.create_task(client.stream(prompt="a", max_tokens=300, ignore_eos=True))
-        while not server.metric("fwk:num_requests_running"):
-            await asyncio.sleep(0.02)
+        stream = Streamed()
+        running = asyncio.create_task(client.stream(stream, prompt=PROMPTS[0], max_tokens=300, ignore_eos=True))
+        await stream.has_begun.wait()
         body = {"model_path": str(second), "abort_all_requests": aborts}
         updating = asyncio.create_task(asyncio.to_thread(post, server, **body))
         await asyncio.sleep(0.2)
@@ -276,7 +278,8 @@ async def test_requests_end_or_are_aborted_and_those_that_come_wait(server: Serv
             *(client.stream(prompt=p, max_tokens=8, temperature=0, ignore_eos=True) for p in PROMPTS)
         )
         assert (await updating)["success"]
-        stream = await running
+        await running
     assert [one.token_ids[0] for one in late] == wanted
     assert (len(stream.token_ids[0]) == 300) is not aborts
+    assert stream.token_ids[0] == old.token_ids[: len(stream.token_ids[0])], "those under way keep the old weights"
     assert server.health() == 200
