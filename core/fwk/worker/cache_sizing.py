@@ -185,9 +185,10 @@ class CacheSizing:
                 log.warning("the memory of the largest step was not measured: the device counts none")
             step = found or 0
         if isinstance(runner, ModelRunner) and on_trial is not None:
-            graphs = profile.of_graphs(self._graph_sizes, partial(_captured, runner, on_trial))
+            graphs = profile.of_graphs(self._graph_sizes, partial(_captured, runner, on_trial, runner.capture_decodes))
         if isinstance(runner, ModelRunner) and pieces_on_trial is not None:
-            graphs += profile.of_graphs(self._piece_sizes, partial(_captured_pieces, runner, pieces_on_trial))
+            capture = partial(_captured, runner, pieces_on_trial, runner.capture_pieces)
+            graphs += profile.of_graphs(self._piece_sizes, capture)
         del cache
         for layer in (layer for group in self._groups for layer in group):
             layer.kv_cache = None
@@ -196,24 +197,15 @@ class CacheSizing:
 
 
 def _captured(
-    runner: ModelRunner, on_trial: TrialCaptures, sizes: Sequence[int]
+    runner: ModelRunner,
+    on_trial: TrialCaptures,
+    capture: Callable[[], GraphSizes | None],
+    sizes: Sequence[int],
 ) -> tuple[StepModel, GraphSizes | None]:
-    """Captures of some sizes, which are never replayed."""
+    """Captures of some sizes, which are never replayed. capture: the runner's, of whole steps or of pieces."""
     served, runner.model = runner.model, on_trial(sizes)
     try:
         with torch.inference_mode():
-            return runner.model, runner.capture_decodes()
-    finally:
-        runner.model = served
-
-
-def _captured_pieces(
-    runner: ModelRunner, on_trial: TrialCaptures, sizes: Sequence[int]
-) -> tuple[StepModel, GraphSizes | None]:
-    """As ``_captured``, in pieces."""
-    served, runner.model = runner.model, on_trial(sizes)
-    try:
-        with torch.inference_mode():
-            return runner.model, runner.capture_pieces()
+            return runner.model, capture()
     finally:
         runner.model = served

@@ -103,7 +103,7 @@ class InFlight:
         self._next = 0
         self._pending: deque[Pending] = deque()
         self.newest = torch.zeros(len(table.unknown), dtype=torch.int64, device=where)
-        # The last one is nobody's, and stays 0.
+        # The last entry belongs to no slot and stays 0.
         self.rejected = torch.zeros(len(table.unknown) + 1, dtype=torch.int64, device=where)
 
     def ready(self) -> None:
@@ -132,12 +132,12 @@ class InFlight:
             self._sample(pending)
         if step.rows.plan is not None:
             slots, num_new, samples = step.rows.plan
-            num_drafts = np.zeros(len(slots), np.int64) if step.num_drafts is None else step.num_drafts
+            num_drafts = step.num_drafts
             if step.rows.has_drafts:  # those of others count when they are verified
                 plain = np.array([not s.draft_token_ids for s in step.batch.sequences])
                 counts = plain | self._table.runs_ahead[slots]
-                slots, num_new = slots[counts], num_new[counts]
-                samples, num_drafts = samples[counts], num_drafts[counts]
+                slots, num_new, samples = slots[counts], num_new[counts], samples[counts]
+                num_drafts = None if num_drafts is None else num_drafts[counts]
             self._table.launch(slots, num_new, samples, num_drafts)
         self._pending.append(pending)
         return pending

@@ -145,17 +145,20 @@ class SequenceTable:
             self.num_tokens[slot] = end + len(token_ids)
         return None
 
-    def launch(self, slots: np.ndarray, num_new: np.ndarray, samples: np.ndarray, num_drafts: np.ndarray) -> None:
+    def launch(
+        self, slots: np.ndarray, num_new: np.ndarray, samples: np.ndarray, num_drafts: np.ndarray | None = None
+    ) -> None:
         """Count a step whose tokens only the device knows, as ``finish`` does: [num_seqs] each.
 
-        num_drafts: of sequences that run ahead, chains; they count as accepted until ``settle_ahead``.
+        num_drafts: of sequences that run ahead, chains, which count as accepted until ``settle_ahead``; None: of none.
         """
         self.num_computed[slots] += num_new
         self.token_ids[slots, self.num_tokens[slots]] = 0  # past the end of those that do not sample: nobody's
-        coming = samples + num_drafts
+        coming = samples if num_drafts is None else samples + num_drafts
         self.num_tokens[slots] += coming
         self.unknown[slots] += coming
-        self.unverified[slots] += num_drafts
+        if num_drafts is not None:
+            self.unverified[slots] += num_drafts
 
     def settle(self, slots: np.ndarray, token_ids: np.ndarray) -> None:
         """Take in tokens that only the device knew, the oldest of each slot: [num_rows] each."""
