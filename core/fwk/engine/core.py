@@ -103,7 +103,7 @@ class Engine:
     def prepare_weights(self, model: str, load_format: str) -> str:
         """Have every worker read another checkpoint of the served model's kind; returns a fingerprint of its files.
 
-        What serves goes on serving. Raises ``InvalidRequest`` when it does not fit, with nothing kept of it.
+        The current weights keep serving. Raises ``InvalidRequest`` when it does not fit, with nothing kept of it.
         """
         answers: list[dict[str, str]] = self.executor.call("prepare_weights", model, load_format)
         errors = [answer["error"] for answer in answers if "error" in answer]
@@ -122,7 +122,7 @@ class Engine:
         self.scheduler.drop_cache()
 
     def discard_weights(self) -> None:
-        """Forget what was prepared, if anything was."""
+        """Discard the prepared weights, if there are any."""
         self.executor.call("discard_weights")
 
     def check(self) -> None:

@@ -84,7 +84,7 @@ class Routing:
 class MoEContext:
     """What a runner is built with, one per MoE layer. Sizes are this rank's. ``threads`` runs native operators.
 
-    is_deterministic: a token's numbers must be the same to the bit whatever other tokens there are; only asked of
+    is_deterministic: a token's numbers must be the same to the bit, independent of the other tokens; only asked of
         runners that offer ``deterministic``.
     """
 

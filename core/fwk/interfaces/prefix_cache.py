@@ -223,7 +223,7 @@ class CacheTier(ABC):
 
     @property
     def num_entries(self) -> int | None:
-        """The most it keeps; None: nobody knows."""
+        """Its capacity in entries; None: unknown."""
         return None
 
     def reader(self) -> Callable[[bytes, memoryview], bool] | None:

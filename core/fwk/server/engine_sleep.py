@@ -147,7 +147,7 @@ class EngineSleep:
 
     @asynccontextmanager
     async def quiet(self, on_look: Callable[[], None]) -> AsyncIterator[None]:
-        """They run and nobody uses them: uses under way have ended, and those that come wait until this is left.
+        """The engines run and no request uses them: open uses have ended, and new ones wait until this is left.
 
         on_look: called now and then while uses end. Raises ``EngineDead`` when they sleep.
         """

@@ -26,7 +26,7 @@ class _Job:
     """Entries of its path that the fast tier has, or is about to be given."""
 
     ended: threading.Event = field(default_factory=threading.Event)
-    """Nobody waits for it any more, or it has read all it could."""
+    """Set when the job is cancelled, or has read all it could."""
 
 
 class Prefetcher:
@@ -98,7 +98,7 @@ class Prefetcher:
             job.ended.set()
 
     def _may_hold(self, job: _Job) -> bool:
-        """Wait until the fast tier has room for one more entry; False: it never will, or nobody wants it any more."""
+        """Wait until the fast tier has room for one more entry; False: it never will, or the job was cancelled."""
         with self._changed:
             while not (job.ended.is_set() or self._is_closing):
                 others = sum(other.num_held for other in self._open.values() if other is not job)

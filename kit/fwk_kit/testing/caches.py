@@ -222,7 +222,7 @@ class CacheTierSuite(ServedSuite):
                 assert tier.contains(key(number))
 
     def test_another_thread_reads_ahead(self, item: Registered) -> None:
-        """The same entries as ``get`` gives, while this thread goes on."""
+        """The same entries as ``get`` gives, while this thread continues."""
         with self.tier(item) as tier:
             reader = tier.reader()
             if reader is None:

@@ -175,8 +175,8 @@ def test_neighbours_do_not_change_a_bit() -> None:
     assert torch.equal(outputs[0][0], outputs[1][1])
 
 
-def bits(chunks: list[int], *, beside: int = 0) -> torch.Tensor:
-    """Of one sequence's tokens in a deterministic run, cut like that; ``beside``: tokens of another in each step."""
+def bits(chunks: list[int], *, alongside: int = 0) -> torch.Tensor:
+    """Of one sequence's tokens in a deterministic run, cut like that; ``alongside``: tokens of another in each step."""
     total = sum(chunks)
     tables = block_tables([total, 100])
     random = torch.Generator().manual_seed(1)
@@ -184,9 +184,9 @@ def bits(chunks: list[int], *, beside: int = 0) -> torch.Tensor:
     cached = Cached(TRITON, Shape(8, 2), 40, is_deterministic=True)
     parts, past = [], 0
     for n in chunks:
-        chosen = torch.tensor([*range(past, past + n), *range(total, total + beside)])
+        chosen = torch.tensor([*range(past, past + n), *range(total, total + alongside)])
         cached.tokens = lambda count, heads, given=q[chosen]: given  # type: ignore[method-assign]
-        new, pasts = ([n, beside], [past, 0]) if beside else ([n], [past])
+        new, pasts = ([n, alongside], [past, 0]) if alongside else ([n], [past])
         parts.append(cached.step(pasts, new, tables[: len(new)], k[chosen], v[chosen])[1][:n])
         past += n
     return torch.cat(parts)
@@ -206,7 +206,7 @@ WHOLE = 70
 @pytest.mark.usefixtures("short_parts")
 def test_bits_do_not_depend_on_chunks_or_neighbours() -> None:
     whole = bits([WHOLE])
-    assert torch.equal(bits([17, 44, *[1] * 3, 6], beside=20), whole)
+    assert torch.equal(bits([17, 44, *[1] * 3, 6], alongside=20), whole)
     assert torch.equal(bits([40, 16, 14]), whole)
 
 
@@ -226,7 +226,7 @@ def test_one_kernel_computes_chunks_of_all_lengths(monkeypatch: pytest.MonkeyPat
     if is_broken:
         monkeypatch.setattr(backend, "deterministic", lambda sizes: sizes)
         monkeypatch.setattr(backend, "INTERPRETED", Sizes(16, 16, 64, 16))
-    bits([40, 1, 16, 20], beside=30)
+    bits([40, 1, 16, 20], alongside=30)
     assert len(compiled_for) == (2 if is_broken else 1)
 
 
@@ -242,7 +242,7 @@ def test_what_would_change_bits_is_noticed(monkeypatch: pytest.MonkeyPatch, brok
         monkeypatch.setattr(plan, "cut", by_neighbours)
     else:
         monkeypatch.setattr(backend, "LayerKind", lambda *parts: LayerKind(*parts[:4], 32, splits_all=False))
-    assert not torch.equal(bits([40, *[1] * 8], beside=1), bits([48]))
+    assert not torch.equal(bits([40, *[1] * 8], alongside=1), bits([48]))
 
 
 @pytest.mark.parametrize("most", [1, 7, 64])

@@ -60,7 +60,7 @@ class FileTier(CacheTier):
             return False
 
     def reader(self) -> Callable[[bytes, memoryview], bool]:
-        return self.get  # it changes nothing here, and files may be read by anybody
+        return self.get  # it changes nothing here, and files can be read from any thread
 
     def put(self, key: bytes, data: memoryview) -> bool:
         return self._writer.put(key, data)

@@ -74,8 +74,8 @@ class InductorOperators(TorchOperators):
     ) -> Callable[..., Any] | None:
         """The compiled function for these arguments; None where torch's own is to be called.
 
-        rows: the tensors that have a row for each row of the step. Before ``ready`` it is compiled whatever their
-        number is.
+        rows: the tensors that have a row for each row of the step. Before ``ready`` it is compiled for
+        any number.
         """
         count = len(rows[0])
         if not count or (self._is_ready and count > self._max_rows):

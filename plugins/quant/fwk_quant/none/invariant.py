@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows of x and outputs of a program, and how many inputs it multiplies at once: the same whatever x is."""
+    """Rows of x and outputs of a program, and how many inputs it multiplies at once: independent of the shape of x."""
 
     rows: int
     columns: int
