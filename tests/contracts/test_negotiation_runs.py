@@ -230,7 +230,7 @@ def test_a_few(case: Case, tiny_folder: Path, loads: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(QUICK, max_examples=1500)
+@settings(QUICK, max_examples=600)
 @given(case=cases())
 def test_many(case: Case, tiny_folder: Path, loads: list[str]) -> None:
     check(case, tiny_folder, loads)

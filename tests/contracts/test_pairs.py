@@ -115,7 +115,7 @@ OTHER_TRIPLES = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(names=st.lists(st.sampled_from(list(BY_NAME)), min_size=3, max_size=3, unique=True))
 def test_random_triples(places: Places, names: list[str]) -> None:
     ordered = tuple(name for name in BY_NAME if name in names)

@@ -20,6 +20,7 @@ class TestTriton(SamplerSuite):
     """In Triton's interpreter."""
 
     plugin = "triton"
+    num_picks = 2000
 
     @pytest.mark.slow
     @pytest.mark.timeout(900)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -44,6 +44,8 @@ class SamplerSuite(ServedSuite):
 
     family = "samplers"
     interface = Sampler
+    num_picks: ClassVar[int] = 8000
+    """Drawn of each distribution; fewer where a pick takes an interpreter a hundredth of a second."""
 
     def sample(self, item: Registered, logits: Tensor, rows: SamplingRows) -> Tensor:
         """Pick with a sampler that has seen nothing before."""
@@ -67,10 +69,10 @@ class SamplerSuite(ServedSuite):
 
     def test_picks_follow_the_distribution(self, item: Registered) -> None:
         for logits in (torch.randn(7, generator=torch.Generator().manual_seed(1)), torch.zeros(64)):
-            seeds, positions = np.divmod(np.arange(8000), 100)
-            picks = self.sample(item, logits.expand(8000, -1).contiguous(), rows_of(seeds, positions))
+            seeds, positions = np.divmod(np.arange(self.num_picks), 100)
+            picks = self.sample(item, logits.expand(self.num_picks, -1).contiguous(), rows_of(seeds, positions))
             counts = np.bincount(picks.numpy(), minlength=len(logits))
-            assert chi_square_is_plausible(counts, logits.double().softmax(0).numpy() * 8000), counts
+            assert chi_square_is_plausible(counts, logits.double().softmax(0).numpy() * self.num_picks), counts
 
     def test_what_was_truncated_is_never_picked(self, item: Registered) -> None:
         logits = torch.full((2000, 500), -INF)
