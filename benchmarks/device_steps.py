@@ -28,10 +28,12 @@ from tests.helpers.pretend_cuda import JOURNAL, device, pretended, tensors
 import fwk
 import fwk_attention.triton_paged.backend as triton_attention
 import fwk_operators.triton_ops.backend as triton_operators
+import fwk_sampling.triton_sampler.sampler as triton_sampler
 from fwk import GrammarRequest, SamplingParams
 from fwk.types import ForwardBatch, Request
 from fwk.worker.graphs import DecodeGraphs
 from fwk.worker.worker import LocalWorker
+from fwk_sampling.triton_sampler import kernels
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -126,6 +128,22 @@ def measured(forward_seconds: float, vocab_size: int, hidden_size: int) -> Itera
     def launch(function: Any, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:
         JOURNAL.launch(function.fn.__name__)
 
+    newest: list[torch.Tensor] = []  # logits that are being sampled from
+
+    def sample(function: Any, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:
+        """What the sampler's kernels do, but that all rows are greedy: a grammar has to find its own tokens."""
+        with clock.pretending():
+            given = [tensors.inner(x) for x in arguments]
+            if function is kernels.mask_rows:
+                logits, _, rows, masks, size, _ = given
+                is_allowed = (masks.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32)) & 1
+                logits[rows] = logits[rows].masked_fill_(is_allowed.view(len(rows), -1)[:, :size] == 0, -torch.inf)
+            elif function is kernels.chunk_tops:
+                newest[:] = [given[0]]
+            else:
+                given[4].copy_(newest[0].argmax(1))
+            JOURNAL.launch(function.fn.__name__)
+
     noise: list[torch.Tensor] = []
 
     def run(model: DecodeGraphs, batch: ForwardBatch) -> Any:
@@ -153,6 +171,7 @@ def measured(forward_seconds: float, vocab_size: int, hidden_size: int) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         for module in (triton_attention, triton_operators):
             patch.setattr(module, "_launch", launch)
+        patch.setattr(triton_sampler, "_launch", sample)
         patch.setattr(DecodeGraphs, "run", run)
         patch.setattr(device, "PretendedEvent", TimedEvent)
         patch.setattr(tensors, "run", clock.timed(tensors.run))
@@ -167,7 +186,7 @@ def options_of(batch: int, context: int, steps: int, **more: Any) -> dict[str, A
         "max_total_tokens": batch * (context + steps + 200),
         "attention_backend": "triton",
         "operator_backend": "triton",
-        "sampling_backend": "torch",
+        "sampling_backend": "triton",
         "cuda_graph_bs": (batch,),
         "cuda_graph_max_bs": batch,
         **more,
@@ -196,7 +215,8 @@ def launches(folder: Path) -> dict[str, int]:
             patch.setattr(module, "_launch", launch)
         patch.setattr(DecodeGraphs, "run", counted)
         for without in (False, True):
-            more = {"cuda_graph_bs": (3,), "disable_cuda_graph_padding": True} if without else {}
+            more = {"sampling_backend": "torch"}  # whose tokens are right, though no kernel computes anything
+            more |= {"cuda_graph_bs": (3,), "disable_cuda_graph_padding": True} if without else {}
             options = options_of(4, 16, 8, **more)
             with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, **options) as llm:
                 prompts = [[5 + n, 6, 7] for n in range(4)]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 
+import numpy as np
 import pytest
+import torch
 
-from fwk.errors import InvalidRequest
+from fwk.errors import BlameSequence, FwkError, InvalidRequest
 from fwk.interfaces.grammar import Grammar
-from fwk.types import GrammarRequest
-from fwk.worker.grammar import GrammarStore
+from fwk.interfaces.sampling import SamplingContext
+from fwk.types import GrammarRequest, SamplingParams
+from fwk.worker.grammar import GrammarMasks, GrammarStore
+from fwk.worker.sequence_table import SequenceTable
 
 
 def test_a_backend_is_built_while_others_go_on() -> None:
@@ -44,3 +48,66 @@ def test_a_backend_that_cannot_be_built_is_told_and_the_model_served(caplog: pyt
 
 def _never(request: GrammarRequest) -> Grammar:
     raise InvalidRequest("never")
+
+
+EOS = 7
+
+
+class Written(Grammar):
+    """One text, in tokens below ``EOS``; it cannot continue at token 6."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._left = tokens
+
+    def fill_mask(self, row: np.ndarray) -> None:
+        row[:] = sum(1 << token for token in self._left[:1]) or 1 << EOS
+
+    def accept(self, token_id: int) -> bool:
+        if token_id == 6:
+            raise FwkError("too complex")
+        if token_id != (self._left[0] if self._left else EOS):
+            return False
+        self._left = self._left[1:]
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        raise NotImplementedError
+
+    def fork(self) -> Written:
+        return Written(self._left)
+
+    @property
+    def is_finished(self) -> bool:
+        return self._left == [5]
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_outputs_end_together_as_they_do_one_by_one(ignore_eos: bool) -> None:
+    """Of eight sequences some continue, end, are complete already, and go wrong in three ways."""
+    texts = [[1, 2, 3], [1, 5], [5], [1, 2], [1, 2], [], [], [1, 2, 3]]
+    picked = [1, 1, 4, 3, 6, EOS, 2, 1]
+
+    def told(together: bool) -> list[str]:
+        store = GrammarStore(lambda request: Written(texts[int(request.source)]))
+        context = SamplingContext(EOS + 1, len(texts), torch.device("cpu"), (EOS,))
+        masks = GrammarMasks(context, store, SequenceTable(len(texts), 16, 16), lambda *_: None)
+        for slot in range(len(texts)):
+            params = SamplingParams(grammar=GrammarRequest("regex", str(slot)), ignore_eos=ignore_eos)
+            assert masks.add(slot, params)
+        found = []
+        for tokens in (picked, [2] * len(texts)):  # the second time after what the first did
+            ended: dict[int, int | Exception | None] = {}
+            if together:
+                ended |= masks.ends_each(list(range(len(texts))), tokens)
+            else:
+                for slot, token in enumerate(tokens):
+                    try:
+                        ended[slot] = masks.ends(slot, [token])
+                    except BlameSequence as error:
+                        ended[slot] = error
+            found += [f"{slot}: {ended.get(slot)!s} {type(ended.get(slot))}" for slot in range(len(texts))]
+        store.close()
+        return found
+
+    assert told(together=True) == told(together=False)
+    assert len({line.partition(": ")[2] for line in told(together=True)}) >= 4

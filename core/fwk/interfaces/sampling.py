@@ -100,6 +100,19 @@ class LogitsProcessor(ABC):
         """
         return None
 
+    def ends_each(self, slots: Sequence[int], token_ids: Sequence[int]) -> dict[int, int | Exception]:
+        """``ends`` of slots [n] that gained a token each: by slot, what it returned but None, or raised."""
+        found: dict[int, int | Exception] = {}
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            try:
+                stand = self.ends(slot, [token_id])
+            except Exception as error:
+                found[slot] = error
+                continue
+            if stand is not None:
+                found[slot] = stand
+        return found
+
     def close(self) -> None:
         """No sequence asks it any more, and none will."""
 
@@ -159,11 +172,16 @@ class Sampler(ABC):
         [n, ceil(vocab_size / 32)] int32, contiguous, where bit b of word w stands for token 32 * w + b and is set for
         what is allowed.
         """
-        import torch  # noqa: PLC0415 - declarations import this module, and are light
+        import numpy as np  # noqa: PLC0415 - declarations import this module, and are light
+        import torch  # noqa: PLC0415
 
-        packed, index = self.context.send(masks), self.context.send(rows)
+        packed = self.context.send(masks)
         places = torch.arange(32, dtype=torch.int32, device=packed.device)
         forbidden = ((packed.unsqueeze(-1) >> places) & 1).eq(0).view(len(masks), -1)[:, : logits.shape[1]]
+        if len(rows) == len(logits) and np.array_equal(rows, np.arange(len(rows))):
+            logits.masked_fill_(forbidden, -torch.inf)
+            return
+        index = self.context.send(rows)
         logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(forbidden, -torch.inf))
 
 

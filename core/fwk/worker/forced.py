@@ -50,10 +50,11 @@ class ForcedDrafts(NoForcedDrafts):
         longest = self._table.token_ids.shape[1] - 1
         for scheduled in sampled:
             slot = scheduled.slot
-            if slot >= self._num_slots or self._table.is_undone(scheduled, results[slot].token_ids):
+            tokens = self._masks.forced(slot) if slot < self._num_slots else []
+            if not tokens or self._table.is_undone(scheduled, results[slot].token_ids):
                 continue
             num_coming = int(self._table.unknown[slot])  # tokens that a launched step chooses
-            tokens = self._masks.forced(slot)[: longest - int(self._table.num_tokens[slot]) + num_coming]
+            tokens = tokens[: longest - int(self._table.num_tokens[slot]) + num_coming]
             if len(tokens) <= num_coming:  # that step's result is not worth waiting for
                 continue
             drafts = results[slot].draft_token_ids

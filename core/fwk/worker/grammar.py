@@ -196,19 +196,57 @@ class GrammarMasks(LogitsProcessor):
             return 0
         for i, token_id in enumerate(token_ids):
             if not _accept(slot, state, token_id):
-                bits = np.empty((1, len(self._not_eos)), np.int32)
-                _fill_mask(slot, state, bits[0])
-                if not self._limit(bits, [state.may_end]).any():  # complete, which only its mask told
-                    state.is_complete = True
-                    return i
-                raise BlameSequence(slot, f"token {token_id} was chosen, which the grammar forbids", is_refusal=True)
-            state.num_tokens += 1
+                self._reject(slot, state, token_id)
+                return i
+            self._take(state, token_id)
+            if state.is_complete:
+                return i + 1
             if token_id in self.context.eos_token_ids:
                 return None
-            if state.grammar.is_finished:
-                state.is_complete = True
-                return i + 1
         return None
+
+    def ends_each(self, slots: Sequence[int], token_ids: Sequence[int]) -> dict[int, int | Exception]:
+        states = [self._states[slot] for slot in slots]
+        found: dict[int, int | Exception] = {
+            slot: 0 for slot, state in zip(slots, states, strict=True) if state.is_complete
+        }
+        kinds: dict[type[Grammar], list[int]] = {}
+        for i, state in enumerate(states):
+            if not state.is_complete:
+                kinds.setdefault(type(state.grammar), []).append(i)
+        for kind, places in kinds.items():
+            told = kind.accept_each([states[i].grammar for i in places], [token_ids[i] for i in places])
+            for i, is_accepted in zip(places, told, strict=True):
+                slot, state, token_id = slots[i], states[i], token_ids[i]
+                try:
+                    if isinstance(is_accepted, Exception):
+                        found[slot] = _cannot_continue(slot, is_accepted)
+                    elif not is_accepted:
+                        self._reject(slot, state, token_id)
+                        found[slot] = 0
+                    else:
+                        self._take(state, token_id)
+                        if state.is_complete:
+                            found[slot] = 1
+                except BlameSequence as error:
+                    found[slot] = error
+        return found
+
+    def _take(self, state: _State, token_id: int) -> None:
+        """A grammar has accepted a token of the output, which may be complete with it."""
+        state.num_tokens += 1
+        state.is_complete = token_id not in self.context.eos_token_ids and state.grammar.is_finished
+
+    def _reject(self, slot: int, state: _State, token_id: int) -> None:
+        """A grammar did not accept a token, for the output is complete without it, which only its mask tells.
+
+        Raises ``BlameSequence`` where that is not so.
+        """
+        bits = np.empty((1, len(self._not_eos)), np.int32)
+        _fill_mask(slot, state, bits[0])
+        if self._limit(bits, [state.may_end]).any():
+            raise BlameSequence(slot, f"token {token_id} was chosen, which the grammar forbids", is_refusal=True)
+        state.is_complete = True
 
     def forced(self, slot: int) -> list[int]:
         """Drafts of what must come next in a slot's sequence, all of whose tokens ``ends`` was told of."""

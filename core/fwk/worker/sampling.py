@@ -135,16 +135,12 @@ class SamplingPipeline:
         blames."""
         found: dict[int, int | BlameSequence] = {}
         for active in self._ending:
-            for slot, token_id in zip(slots, token_ids, strict=True) if active.slots else ():
-                if slot not in active.slots or slot in found:
-                    continue
-                try:
-                    stand = _ends(active.processor, slot, [token_id])
-                except BlameSequence as error:
-                    found[slot] = error
-                    continue
-                if stand is not None:
-                    found[slot] = stand
+            if not active.slots:
+                continue
+            asked = [i for i, slot in enumerate(slots) if slot in active.slots and slot not in found]
+            ended = active.processor.ends_each([slots[i] for i in asked], [token_ids[i] for i in asked])
+            for slot, end in ended.items():
+                found[slot] = end if isinstance(end, int) else _blamed(active.processor, slot, end)
         return found
 
     def may_end(self, slots: frozenset[int]) -> bool:
@@ -325,8 +321,15 @@ def _ends(processor: LogitsProcessor, slot: int, token_ids: list[int]) -> int | 
     except BlameSequence:
         raise
     except Exception as error:
-        _tell(processor, error)
-        raise BlameSequence(slot, f"logits processor {type(processor).__name__} failed") from error
+        raise _blamed(processor, slot, error) from error
+
+
+def _blamed(processor: LogitsProcessor, slot: int, error: Exception) -> BlameSequence:
+    """What a processor raised for a slot, as that sequence's fault."""
+    if isinstance(error, BlameSequence):
+        return error
+    _tell(processor, error)
+    return BlameSequence(slot, f"logits processor {type(processor).__name__} failed")
 
 
 def _culprit(processor: LogitsProcessor, slots: Set[int], logits: Tensor, view: LogitsView, send: Upload) -> int:

@@ -142,6 +142,19 @@ class GrammarBackendSuite(ServedSuite):
                 assert np.array_equal(rows[place], alone)
             assert (rows[::2] == 0x55555555).all(), "a row of no grammar was written"
 
+    def test_many_accept_what_each_does(self, item: Registered) -> None:
+        backend = self.backend(item)
+        for kind in self.kinds(item):
+            first, rng = backend.compile(SAMPLES[kind][0]), random.Random(7)
+            tokens = [*rng.sample(range(256), 6), EOS, *sorted(allowed(first))[:2]]
+            together, alone = [first.fork() for _ in tokens], [first.fork() for _ in tokens]
+            for _ in range(2):  # the second time from where the first led
+                accepted = [grammar.accept(token) for grammar, token in zip(alone, tokens, strict=True)]
+                assert type(first).accept_each(together, tokens) == accepted
+                for grammar, twin in zip(together, alone, strict=True):
+                    assert allowed(grammar) == allowed(twin)
+                    assert grammar.is_finished == twin.is_finished
+
     def test_rollback_and_fork(self, item: Registered) -> None:
         backend = self.backend(item)
         for kind in self.kinds(item):

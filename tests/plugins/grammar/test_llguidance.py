@@ -12,7 +12,7 @@ from tests.helpers.grammars import JUDGED, allowed
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from fwk import GrammarRequest
-from fwk.errors import InvalidRequest
+from fwk.errors import FwkError, InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarContext
 from fwk.text.vocabulary import Vocabulary
 from fwk_grammar.llguidance import LLGuidanceOptions
@@ -293,3 +293,17 @@ def test_a_matcher_that_cannot_continue_leaves_the_masks_of_others_alone(backend
         grammar.fill_mask(alone)
         assert np.array_equal(row, alone)
     assert not np.array_equal(rows[0], rows[2])
+
+
+def test_a_matcher_that_cannot_continue_leaves_what_others_accept_alone(backend: LLGuidanceBackend) -> None:
+    pieces = list(backend.context.token_bytes)
+    first = backend.compile(GrammarRequest("regex", "a[bc]x"))
+    assert isinstance(first, LLGuidanceGrammar)
+    broken, last = first.fork(), first.fork()
+    assert not broken._matcher.consume_token(pieces.index(b"z"))
+    a, b = pieces.index(b"a"), pieces.index(b"b")
+    found = LLGuidanceGrammar.accept_each([first, broken, last], [a, a, b])
+    assert found[0] is True
+    assert isinstance(found[1], FwkError)
+    assert found[2] is False
+    assert last.accept(a), "a refused token changed the state"

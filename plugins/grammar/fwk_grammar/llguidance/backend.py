@@ -108,6 +108,17 @@ class LLGuidanceGrammar(Grammar):
         self._raise_error()
         return False
 
+    @classmethod
+    def accept_each(cls, grammars: Sequence[Grammar], token_ids: Sequence[int]) -> list[bool | Exception]:
+        told: list[bool | Exception] = []
+        for grammar, token_id in zip(cast(Sequence[LLGuidanceGrammar], grammars), token_ids, strict=True):
+            is_plain = not grammar._has_ended and token_id not in grammar._eos_token_ids
+            if is_plain and grammar._matcher.try_consume_tokens([token_id]) == 1:
+                told.append(True)
+            else:  # which is asked again: nothing has changed where a token was not accepted
+                told += super().accept_each([grammar], [token_id])
+        return told
+
     def rollback(self, num_tokens: int) -> None:
         if self._has_ended and num_tokens:
             self._has_ended = False

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
+from fwk_sampling._common.unchanged import Unchanged
 
 _LOWEST = 1e-5
 """Below it the most likely token always wins anyway, and the division could overflow."""
@@ -21,6 +22,7 @@ class Temperature(LogitsProcessor):
         super().__init__(context)
         self._temperatures = np.ones(context.num_slots, np.float32)
         """By slot: dividing by 1 changes nothing."""
+        self._divisors = Unchanged(context.send)
 
     def add(self, slot: int, params: SamplingParams) -> bool:
         is_asked = params.temperature not in (0.0, 1.0)
@@ -37,4 +39,4 @@ class Temperature(LogitsProcessor):
             for row, temperature in zip(asked.tolist(), divisors[asked].tolist(), strict=True):
                 logits[row].div_(temperature)
             return logits
-        return logits.div_(self.context.send(divisors[:, None]))
+        return logits.div_(self._divisors.send(divisors[:, None]))

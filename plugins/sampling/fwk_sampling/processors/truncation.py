@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fwk.interfaces.device import Upload
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
+from fwk_sampling._common.unchanged import Unchanged
 from fwk_sampling.processors.cutoff import Cutoff
 
 
@@ -59,6 +61,7 @@ class Truncation(LogitsProcessor):
         self._asks = np.zeros(context.num_slots, bool)
         self._limits = LimitArrays(*(np.zeros(context.num_slots, t) for t in (np.int64, np.float64, np.float64)))
         self._cutoff = Cutoff(context.vocab_size)
+        self._kept = [Unchanged(context.send) for _ in range(1 + len(LimitArrays._fields))]
 
     def add(self, slot: int, params: SamplingParams) -> bool:
         top_k = params.top_k if 0 < params.top_k < self.context.vocab_size else 0
@@ -77,7 +80,7 @@ class Truncation(LogitsProcessor):
         rows = np.flatnonzero(self._asks[view.slots])
         limits = self._limits.of(view.slots[rows])
         if not logits.is_cpu:
-            return truncate_batch(logits, rows, limits, self.context.send)
+            return truncate_batch(logits, rows, limits, [kept.send for kept in self._kept])
         table = logits.numpy()
         with np.errstate(over="ignore"):  # logits further apart than float32 reaches differ by inf
             for row, k, p, min_logit in zip(rows.tolist(), *(x.tolist() for x in limits), strict=True):
@@ -88,7 +91,7 @@ class Truncation(LogitsProcessor):
 
 
 def truncate_batch(
-    logits: Tensor, rows: np.ndarray, limits: LimitArrays, send: Callable[[np.ndarray], Tensor] = torch.from_numpy
+    logits: Tensor, rows: np.ndarray, limits: LimitArrays, sends: Sequence[Upload] = (torch.from_numpy,) * 4
 ) -> Tensor:
     """The same by one sort of all rows: what suits a GPU.
 
@@ -96,12 +99,14 @@ def truncate_batch(
     batch, changes a cutoff.
 
     logits: [num_rows, vocab_size] float32, edited in place in ``rows`` [n] int64 only, which have these limits, [n]
-    each. send: brings an array to the device.
+    each. sends: what brings the rows and each of the limits to the device.
     """
-    index = send(rows)
+    send_rows, *send_each = sends
+    index = send_rows(rows)
     asked = logits[index]
     top_k = np.where(limits.top_k > 0, limits.top_k, asked.shape[1])
-    k, p, min_logits = (send(x[:, None]) for x in (top_k, limits.top_p, limits.min_logit.astype(np.float32)))
+    limits = LimitArrays(top_k, limits.top_p, limits.min_logit.astype(np.float32))
+    k, p, min_logits = (send(x[:, None]) for send, x in zip(send_each, limits, strict=True))
     ordered = asked.sort(dim=1, descending=True).values
     lowest = ordered.gather(1, k - 1)
     mass = (ordered.double() - ordered[:, :1]).exp_().masked_fill_(ordered < lowest, 0.0)

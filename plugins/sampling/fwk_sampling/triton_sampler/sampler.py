@@ -10,6 +10,7 @@ import triton
 
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
 from fwk_sampling._common.settings import SETTINGS, SlotSettings
+from fwk_sampling._common.unchanged import Unchanged
 from fwk_sampling.triton_sampler import kernels
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class TritonSampler(Sampler):
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)
         self._settings = SlotSettings(context)
+        self._masked = Unchanged(context.send)
 
     def add(self, slot: int, params: SamplingParams) -> None:
         self._settings.add(slot, params)
@@ -66,7 +68,7 @@ class TritonSampler(Sampler):
             super().mask(logits, rows, masks)
             return
         grid = (len(rows), triton.cdiv(logits.shape[1], CHUNK))
-        given = (self.context.send(rows), self.context.send(masks), logits.shape[1], masks.shape[1])
+        given = (self._masked.send(rows), self.context.send(masks), logits.shape[1], masks.shape[1])
         _launch(kernels.mask_rows, grid, logits, logits.stride(0), *given, WIDTH=CHUNK, num_warps=NUM_WARPS)
 
 
