@@ -98,6 +98,10 @@ def proofs() -> Iterator[Case]:
     for attention, runner in product(("torch", "triton"), ("torch", "triton")):
         mixed = parity(attention, "bfloat16", moe_runner_backend=runner)
         yield Case(**{**vars(mixed), "name": f"experts {mixed.name}", "model": EXPERTS})
+    for runner in ("torch", "triton"):
+        mixed = parity("triton", "bfloat16", moe_runner_backend=runner, quantization="fp8")
+        yield Case(**{**vars(mixed), "name": f"experts {mixed.name}", "model": EXPERTS})
+    yield parity("triton", "bfloat16", operator_backend="triton", enable_deterministic_inference=True)
     for attention, overlap in product(("torch", "triton"), (True, False)):
         drafts = {"speculative_algorithm": "standalone", "speculative_num_draft_tokens": 3}
         drafted = parity(attention, "bfloat16", **drafts, disable_overlap_schedule=not overlap)

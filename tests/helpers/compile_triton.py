@@ -1,8 +1,8 @@
 """Compile the Triton kernels for a GPU that need not be there; prints a line of JSON about the machine code of each.
 
 ``python -m tests.helpers.compile_triton CC DTYPE plain|int8|fp8 full|tree|latent short|long`` for attention,
-``python -m tests.helpers.compile_triton CC|gfx942 DTYPE operators|experts|sampler|products``, all without
-TRITON_INTERPRET: the interpreter takes the place of the compiler for good.
+``python -m tests.helpers.compile_triton CC|gfx942 DTYPE operators|experts|rounded-experts|sampler|products``, all
+without TRITON_INTERPRET: the interpreter takes the place of the compiler for good.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ INSTRUCTIONS = {
     "local_loads": r"\bLDL\b",
     "local_stores": r"\bSTL\b",
     "matrix_products": r"\b(HGMMA|HMMA|UTCHMMA)",
+    "e4m3_products": r"\b(QGMMA|QMMA|UTCQMMA)",
     "hopper_matrix_products": r"\bHGMMA",
     "loads_of_128_bits": r"\b(LDG|LDGSTS)[.\w]*\.128",
 }
@@ -45,6 +46,7 @@ ON_AMD = {
     "local_loads": r"\bscratch_load",
     "local_stores": r"\bscratch_store",
     "matrix_products": r"\bv_mfma",
+    "e4m3_products": r"\bv_mfma\w*_fp8_fp8",
     "hopper_matrix_products": r"\bHGMMA",
     "loads_of_128_bits": r"\b(global|buffer)_load_dwordx4",
 }
@@ -136,17 +138,39 @@ def compile_experts(cc: int | str, dtype: str) -> None:
             packed = number if element is None else element
             scales = number if element is None else "*fp32"
             product = {"x": number, "weights": packed, "scales": scales, "zeros": scales, **indices, "out": number}
-            chosen = {"FORMAT": form, "GROUPS": groups, "GROUP": group, "ROW_BLOCK": block, "HAS_ZEROS": False, **cut}
-            report(
-                experts.gate_up_tiles,
-                cc,
-                {**product, "x_stride": "i32"},
-                {**chosen, "TOP_K": top_k, "ACTIVATION": 0},
-                **options,
-            )
-            report(experts.down_tiles, cc, product, chosen, **options)
+            product["x_scales"] = number
+            chosen = {"FORMAT": form, "GROUPS": groups, "GROUP": group, "ROW_BLOCK": block, **NO_ZEROS, **cut}
+            report_products(cc, product, {**chosen, "ROUNDS": False}, options)
     total = {"x": number, "factors": "*fp32", "out": number}
     report(experts.add_experts, cc, total, {"SIZE": 2048, "TOP_K": top_k, "WIDTH": 1024, **given})
+
+
+NO_ZEROS = {"HAS_ZEROS": False}
+
+
+def report_products(cc: int | str, types: dict[str, str], constants: dict[str, Any], options: dict[str, Any]) -> None:
+    """Of one form of experts' matrices."""
+    gated = {**constants, "TOP_K": 8, "ACTIVATION": 0}
+    report(experts.gate_up_tiles, cc, {**types, "x_stride": "i32"}, gated, **options)
+    report(experts.down_tiles, cc, types, constants, **options)
+
+
+def compile_rounded_experts(cc: int | str, dtype: str) -> None:
+    """The same model's in e4m3, with activations in e4m3: with a scale a row, and one for blocks of 128 x 128."""
+    number, given = f"*{dtype}", {"IS_INTERPRETED": False}
+    for size, group in ((2048, 2048), (2048, 128)):
+        types = {"x": number, "x_stride": "i32", "numbers": "*u8", "scales": "*fp32"}
+        sizes = {"SIZE": size, "GROUPS": size // group, "GROUP": group, "WIDTH": min(group, 1024)}
+        report(experts.round_rows, cc, types, {**sizes, **given})
+    types = {"x": "*u8", "x_scales": "*fp32", "weights": "*u8", "scales": "*fp32", "zeros": "*fp32"}
+    types |= {"tiles": "*i32", "pairs": "*i32", "out": number}
+    for num_pairs in (64, 2**16):
+        tile = tiling(num_pairs, 128, 2)
+        cut = {"SIZE": 2048, "INNER": 768, "ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": 2 * tile.step, **given}
+        for groups, group, block in ((1, 2048, 1), (16, 128, 128)):
+            form = {"FORMAT": 3, "GROUPS": groups, "GROUP": group, "ROW_BLOCK": block, **NO_ZEROS, "ROUNDS": True}
+            options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+            report_products(cc, types, {**form, **cut}, options)
 
 
 def compile_sampler(cc: int | str, dtype: str) -> None:
@@ -229,6 +253,7 @@ def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
 COMPILED = {
     "operators": compile_operators,
     "experts": compile_experts,
+    "rounded-experts": compile_rounded_experts,
     "sampler": compile_sampler,
     "products": compile_products,
 }

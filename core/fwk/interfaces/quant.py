@@ -101,6 +101,7 @@ class PackedNumbers:
     half of a row's columns and whose high halves the second; ``e4m3``: [rows, columns] float8_e4m3fn.
     scales: [rows / row_block, groups] of any floating type, both rounded up; a group is a run of columns, all of one
     size but perhaps the last. zeros: [rows, groups] integers; None: 8 for ``int4``, else 0.
+    rounds_input: activations become e4m3 as well, each group of a token's by its largest number.
     """
 
     kind: str
@@ -109,6 +110,7 @@ class PackedNumbers:
     zeros: Tensor | None = None
     row_block: int = 1
     group_size: int = ALL
+    rounds_input: bool = False
 
 
 class QuantMethod(ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from tests.helpers.machine_code import compiled
 from torch import Tensor
 
 import fwk
+from fwk import SamplingParams
 from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import MoEContext
 from fwk.interfaces.quant import PackedNumbers
 from fwk.plugins import discover, find
 from fwk_kit.testing.moe import EXPERTS, HIDDEN, INNER, TOP_K, Experts, reference, routed
 from fwk_moe.triton_fused import runner
+from fwk_moe.triton_fused.matrices import Matrices
 from fwk_moe.triton_fused.runner import FEW_ROWS, MANY_ROWS, Tiling, TritonRunner, tiling
 
 PLUGINS = discover()
@@ -135,6 +138,66 @@ def test_packed_experts(
     torch.testing.assert_close(found.apply(x.to(dtype), ids, weights).double(), wanted, rtol=near, atol=near)
 
 
+def rounded(x: Tensor, group: int) -> Tensor:
+    """float64 numbers as e4m3 holds them, each group of a row scaled so that its largest is 448."""
+    groups = x.float().unflatten(-1, (-1, group))
+    scales = groups.abs().amax(-1, keepdim=True) / 448
+    return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).flatten(-2).double()
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("groups", "row_block"), [(1, 1), (2, 16)])
+def test_experts_whose_inputs_are_rounded(
+    groups: int, row_block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against every token and expert written out in float64; the products themselves are exact."""
+    monkeypatch.setattr(runner, "tiling", lambda *_: Tiling(16, 32, 8 // dtype.itemsize, 4, 1))
+    experts = PackedExperts("e4m3", groups, False, row_block)
+    experts._packed = [[replace(one, rounds_input=True) for one in of] for of in experts._packed]
+    found = TritonRunner(MoEContext(EXPERTS, TOP_K, HIDDEN, INNER, "silu", dtype, CPU))
+    found.load(experts)
+    x, ids, weights = routed(19)
+    x = x.to(dtype)
+    wanted = torch.zeros(x.shape, dtype=torch.float64)
+    gate_up, down = experts.gate_up.double(), experts.down.double()
+    for token, (chosen, shares) in enumerate(zip(ids.tolist(), weights.double(), strict=True)):
+        given = rounded(x[token].double(), HIDDEN // groups)
+        for expert, share in zip(chosen, shares, strict=True):
+            gate, up = (gate_up[expert] @ given).chunk(2)
+            gated = (torch.nn.functional.silu(gate) * up).to(dtype)
+            wanted[token] += share * (down[expert] @ rounded(gated.double(), INNER // groups))
+    out = found.apply(x, ids, weights).double()
+    # A number on a border of two of e4m3 may fall on either side: a sixteenth of it, in one of 48.
+    largest = float(wanted.abs().max())
+    assert float((out - wanted).abs().max()) < 0.02 * largest
+    assert float((out - wanted).abs().mean()) < (1e-3 if dtype == torch.float32 else 4e-3) * largest
+    plain = reference(experts, x, ids, weights)
+    assert float((plain - wanted).abs().mean()) > 4e-3 * largest, "rounding made no difference"
+
+
+@interpreted
+def test_inputs_are_rounded_as_torch_does() -> None:
+    """Numbers of every size, below e4m3's normal ones too, halves between two, zeros, and what is no number."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 96, generator=random) * 2.0 ** torch.randint(-14, 1, (40, 96), generator=random)
+    x[0], x[1, 5], x[2, 7] = 0.0, torch.nan, -torch.inf
+    x[3] = torch.arange(96) * 448 / 512  # its largest is no power of two's multiple
+    x[4] = torch.tensor([448.0, 17.0, 19.0, -21.0, 2**-10, 3 * 2**-10] * 16)
+    packed = PackedNumbers("e4m3", torch.zeros(8, 96, dtype=torch.float8_e4m3fn), torch.ones(8, 1), rounds_input=True)
+    for group in (96, 32):
+        form = replace(packed, scales=torch.ones(8, 96 // group), group_size=group)
+        given, scales, _ = made(Experts())._inputs(x, Matrices.like(form, 2), Tiling(16, 32, 8, 4, 1))
+        groups = x.unflatten(1, (-1, group))
+        largest = groups.abs().amax(-1)
+        assert torch.equal(scales.isinf(), ~largest.isfinite())
+        is_fine = largest.isfinite() & (largest > 0)
+        assert torch.equal(scales[is_fine], largest[is_fine] / 448)
+        wanted = (groups / scales.unsqueeze(-1)).to(torch.float8_e4m3fn).view(torch.uint8)
+        assert torch.equal(given.view_as(groups)[is_fine], wanted[is_fine])
+        assert not given.view_as(groups)[largest == 0].any()
+
+
 @interpreted
 def test_experts_packed_in_another_form_are_refused() -> None:
     experts = PackedExperts("int8", 2, False, 1)
@@ -203,16 +266,34 @@ def test_rows_of_a_tile() -> None:
 @interpreted
 def test_what_it_does_not_compute_is_refused(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen3_moe")
-    for options, words in (
-        ({"quantization": "fp8", "fp8_activations": "8bit"}, "plain, or packed with scales .*backend torch"),
-        ({"quantization": "bitsandbytes"}, "plain, or packed with scales .*backend torch"),
-    ):
-        given: dict[str, Any] = options
-        with pytest.raises(ModelLoadError, match=words):
-            fwk.LLM(str(tmp_path), moe_runner_backend="triton", **given)
+    with pytest.raises(ModelLoadError, match=r"plain, or packed with scales .*backend torch"):
+        fwk.LLM(str(tmp_path), moe_runner_backend="triton", quantization="bitsandbytes")
     context = MoEContext(EXPERTS, TOP_K, HIDDEN, INNER, "clamped_swiglu", torch.float32, CPU)
     with pytest.raises(ModelLoadError, match=r"'clamped_swiglu' is not among those the triton.*backend torch"):
         TritonRunner(context)
+
+
+@interpreted
+def test_a_model_is_served_with_e4m3_activations(tmp_path: Path) -> None:
+    """As the torch runner serves it, which multiplies by torch's scaled products."""
+    make_checkpoint(tmp_path, "qwen3_moe")
+    prompts = [[5 + i, 9, 11, 7 + i, 30] for i in range(6)]
+    asked = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=0)
+    said: dict[tuple[str, str], list[Any]] = {}
+    for name, activations in (("torch", "8bit"), ("triton", "8bit"), ("triton", "full")):
+        options: dict[str, Any] = {"quantization": "fp8", "fp8_activations": activations, "moe_runner_backend": name}
+        with fwk.LLM(str(tmp_path), **options) as llm:
+            said[name, activations] = llm.generate(prompts, asked)
+    found, wanted, full = said["triton", "8bit"], said["torch", "8bit"], said["triton", "full"]
+    assert [o.token_ids for o in found] == [o.token_ids for o in wanted]
+    near = [abs(a - b) for a, b in zip(chosen(found), chosen(wanted), strict=True)]
+    apart = [abs(a - b) for a, b in zip(chosen(found), chosen(full), strict=True)]
+    assert max(near) < 0.2 * max(apart), "activations were not rounded"
+
+
+def chosen(outputs: list[Any]) -> list[float]:
+    """Log-probabilities of the first token of each."""
+    return [output.logprobs[0].logprob for output in outputs]
 
 
 @interpreted
@@ -269,3 +350,21 @@ def test_machine_code(target: str, dtype: str) -> None:
         assert code["matrix_products"] > 0 or dtype == "fp32", code  # float32 is multiplied as it is
     if target == "90" and dtype != "fp32":
         assert all(code["hopper_matrix_products"] > 0 for code in products[8:]), products  # tiles of many rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["90", "100"])
+def test_machine_code_of_products_of_rounded_inputs(target: str) -> None:
+    """Matrix units multiply e4m3 numbers as they are; in tiles of few rows, which wait for memory, as float16."""
+    found = compiled(target, "bf16", "rounded-experts")
+    assert [code["name"] for code in found] == ["round_rows"] * 2 + ["gate_up_tiles", "down_tiles"] * 4
+    for code in found:
+        assert code["local_loads"] == code["local_stores"] == 0, code
+        assert code["shared"] <= 100 * 1024, code
+    for code in found[2:]:
+        assert code["loads_of_128_bits"] > 0, code
+    for code in found[2:6]:
+        assert code["e4m3_products"] + code["matrix_products"] > 0, code
+    for code in found[6:]:
+        assert code["e4m3_products"] > 0, code
+        assert code["matrix_products"] == 0, code

@@ -23,6 +23,6 @@ def moe_runners() -> list[MoERunnerSpec]:
             offers=frozenset({"deterministic"}),
             rank=-10,  # below torch until a GPU has shown that the kernels are right
             summary="Tokens sorted by expert on the device and multiplied in groups, without a wait; plain, int8, int4 "
-            "and fp8 weights. So far run in Triton's interpreter only.",
+            "and fp8 weights, the last by fp8 activations where a device can. So far in Triton's interpreter only.",
         )
     ]

@@ -158,9 +158,84 @@ def matrix_tile(
 
 
 @triton.jit
+def e4m3_bytes(y):
+    """Numbers within +-448 to the nearest of e4m3 (ties to even): sign, 4 bits of exponent, 3 of fraction."""
+    size = tl.abs(y)
+    bits = size.to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960  # exponents are counted from -7, not from -127
+    small = (size + 16384.0).to(tl.int32, bitcast=True) & 15  # below 2**-6 it is a multiple of 2**-9
+    return (tl.where(size < 0.015625, small, normal) | ((y < 0.0).to(tl.int32) << 7)).to(tl.uint8)
+
+
+@triton.jit
+def round_rows(
+    x,  # [num_rows, SIZE]
+    x_stride,
+    numbers,  # [num_rows, SIZE]: bytes
+    scales,  # [num_rows, GROUPS] float32
+    SIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):
+    """One group of a row as e4m3 numbers and their scale: the largest becomes 448.
+
+    A number that is none, or infinite, makes the scale infinite, and so what is computed with it.
+    """
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    first = group * GROUP
+    end = tl.minimum(first + GROUP, SIZE)
+    largest = tl.zeros((WIDTH,), tl.float32)
+    for at in range(first, end, WIDTH):
+        column = at + tl.arange(0, WIDTH)
+        y = tl.load(x + row * x_stride + column, mask=column < end, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.where(y == y, tl.abs(y), float("inf")))
+    scale = tl.maximum(tl.math.div_rn(tl.max(largest, 0), 448.0), 1e-12)
+    tl.store(scales + row * GROUPS + group, scale)
+    for at in range(first, end, WIDTH):
+        column = at + tl.arange(0, WIDTH)
+        y = tl.load(x + row * x_stride + column, mask=column < end, other=0.0).to(tl.float32)
+        y = tl.math.div_rn(tl.where(scale < float("inf"), y, 0.0), scale)
+        y = tl.minimum(tl.maximum(y, -448.0), 448.0)
+        tl.store(numbers + row * SIZE + column, e4m3_bytes(y), mask=column < end)
+
+
+@triton.jit
+def rounded_products(
+    given,  # [ROWS, STEP]: bytes of e4m3 numbers
+    of_given,  # [ROWS] pointers to the scales of their first groups
+    is_given,
+    numbers,  # of the expert: bytes
+    scales,
+    row,  # [rows] int64
+    is_row,
+    at,  # the first column
+    COLUMNS: tl.constexpr,  # of the matrix
+    STEP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
+):
+    """[ROWS, rows] products of STEP e4m3 numbers each. Not scaled where a row has one scale: then their sums are."""
+    tl.static_assert(GROUPS == 1 or GROUP % STEP == 0)
+    k = at + tl.arange(0, STEP)
+    byte = tl.load(
+        numbers + row[:, None] * COLUMNS + k[None, :], mask=is_row[:, None] & (k < COLUMNS)[None, :], other=0
+    )
+    # Sums longer than this one are added up in float32: matrix units keep fewer bits of those of e4m3 numbers.
+    found = tl.dot(given.to(tl.float8e4nv, bitcast=True), tl.trans(byte.to(tl.float8e4nv, bitcast=True)))
+    if GROUPS > 1:
+        of_rows = tl.load(scales + row // ROW_BLOCK * GROUPS + at // GROUP, mask=is_row, other=0.0)
+        found *= tl.load(of_given + at // GROUP, mask=is_given, other=0.0)[:, None] * of_rows[None, :]
+    return found
+
+
+@triton.jit
 def gate_up_tiles(
     x,
     x_stride,
+    x_scales,  # [num_tokens, GROUPS] float32, where ROUNDS: then x is bytes of e4m3 numbers
     weights,  # [num_experts, 2 * INNER, SIZE], or as FORMAT packs them
     scales,  # [num_experts, 2 * INNER / ROW_BLOCK, GROUPS]
     zeros,  # [num_experts, 2 * INNER, GROUPS]
@@ -176,6 +251,7 @@ def gate_up_tiles(
     GROUP: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
+    ROUNDS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
@@ -199,22 +275,35 @@ def gate_up_tiles(
         for at in range(0, SIZE, STEP):
             k = at + tl.arange(0, STEP)
             is_k = k < SIZE
-            given = tl.load(x + token[:, None] * x_stride + k[None, :], mask=is_row[:, None] & is_k[None, :], other=0.0)
-            of_gate = matrix_tile(
-                numbers, own_scales, own_zeros, safe, is_column, at, SIZE, STEP,
-                FORMAT, GROUPS, GROUP, ROW_BLOCK, HAS_ZEROS, x.dtype.element_ty, IS_INTERPRETED,
-            )  # fmt: skip
-            of_up = matrix_tile(
-                numbers, own_scales, own_zeros, INNER + safe, is_column, at, SIZE, STEP,
-                FORMAT, GROUPS, GROUP, ROW_BLOCK, HAS_ZEROS, x.dtype.element_ty, IS_INTERPRETED,
-            )  # fmt: skip
-            if IS_INTERPRETED:  # its dot would multiply the bits of bfloat16 numbers
-                given, of_gate, of_up = given.to(tl.float32), of_gate.to(tl.float32), of_up.to(tl.float32)
-            gate = tl.dot(given, tl.trans(of_gate), gate, input_precision="ieee")
-            up = tl.dot(given, tl.trans(of_up), up, input_precision="ieee")
+            given = tl.load(x + token[:, None] * x_stride + k[None, :], mask=is_row[:, None] & is_k[None, :], other=0)
+            if ROUNDS:
+                gate += rounded_products(
+                    given, x_scales + token * GROUPS, is_row, numbers, own_scales, safe, is_column, at,
+                    SIZE, STEP, GROUPS, GROUP, ROW_BLOCK,
+                )  # fmt: skip
+                up += rounded_products(
+                    given, x_scales + token * GROUPS, is_row, numbers, own_scales, INNER + safe, is_column, at,
+                    SIZE, STEP, GROUPS, GROUP, ROW_BLOCK,
+                )  # fmt: skip
+            else:
+                of_gate = matrix_tile(
+                    numbers, own_scales, own_zeros, safe, is_column, at, SIZE, STEP,
+                    FORMAT, GROUPS, GROUP, ROW_BLOCK, HAS_ZEROS, x.dtype.element_ty, IS_INTERPRETED,
+                )  # fmt: skip
+                of_up = matrix_tile(
+                    numbers, own_scales, own_zeros, INNER + safe, is_column, at, SIZE, STEP,
+                    FORMAT, GROUPS, GROUP, ROW_BLOCK, HAS_ZEROS, x.dtype.element_ty, IS_INTERPRETED,
+                )  # fmt: skip
+                if IS_INTERPRETED:  # its dot would multiply the bits of bfloat16 numbers
+                    given, of_gate, of_up = given.to(tl.float32), of_gate.to(tl.float32), of_up.to(tl.float32)
+                gate = tl.dot(given, tl.trans(of_gate), gate, input_precision="ieee")
+                up = tl.dot(given, tl.trans(of_up), up, input_precision="ieee")
         if FORMAT != PLAIN and GROUPS == 1 and not HAS_ZEROS:
             gate *= tl.load(own_scales + safe // ROW_BLOCK).to(tl.float32)[None, :]
             up *= tl.load(own_scales + (INNER + safe) // ROW_BLOCK).to(tl.float32)[None, :]
+        if ROUNDS and GROUPS == 1:
+            of_tokens = tl.load(x_scales + token, mask=is_row, other=0.0)[:, None]
+            gate, up = gate * of_tokens, up * of_tokens
         target = out + (first + row).to(tl.int64)[:, None] * INNER + column[None, :]
         gated = rounded(activate(gate, ACTIVATION) * up, out.dtype.element_ty, IS_INTERPRETED)
         tl.store(target, gated, mask=is_row[:, None] & is_column[None, :])
@@ -223,6 +312,7 @@ def gate_up_tiles(
 @triton.jit
 def down_tiles(
     x,  # [num_pairs, INNER], in sorted order
+    x_scales,  # [num_pairs, GROUPS] float32, where ROUNDS: then x is bytes of e4m3 numbers
     weights,  # [num_experts, SIZE, INNER], or as FORMAT packs them
     scales,  # [num_experts, SIZE / ROW_BLOCK, GROUPS]
     zeros,  # [num_experts, SIZE, GROUPS]
@@ -236,6 +326,7 @@ def down_tiles(
     GROUP: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
+    ROUNDS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
@@ -259,16 +350,24 @@ def down_tiles(
         for at in range(0, INNER, STEP):
             k = at + tl.arange(0, STEP)
             is_k = k < INNER
-            given = tl.load(source + k[None, :], mask=is_row[:, None] & is_k[None, :], other=0.0)
-            factors = matrix_tile(
-                numbers, own_scales, own_zeros, safe, is_column, at, INNER, STEP,
-                FORMAT, GROUPS, GROUP, ROW_BLOCK, HAS_ZEROS, x.dtype.element_ty, IS_INTERPRETED,
-            )  # fmt: skip
-            if IS_INTERPRETED:
-                given, factors = given.to(tl.float32), factors.to(tl.float32)
-            total = tl.dot(given, tl.trans(factors), total, input_precision="ieee")
+            given = tl.load(source + k[None, :], mask=is_row[:, None] & is_k[None, :], other=0)
+            if ROUNDS:
+                total += rounded_products(
+                    given, x_scales + (first + row) * GROUPS, is_row, numbers, own_scales, safe, is_column, at,
+                    INNER, STEP, GROUPS, GROUP, ROW_BLOCK,
+                )  # fmt: skip
+            else:
+                factors = matrix_tile(
+                    numbers, own_scales, own_zeros, safe, is_column, at, INNER, STEP,
+                    FORMAT, GROUPS, GROUP, ROW_BLOCK, HAS_ZEROS, x.dtype.element_ty, IS_INTERPRETED,
+                )  # fmt: skip
+                if IS_INTERPRETED:
+                    given, factors = given.to(tl.float32), factors.to(tl.float32)
+                total = tl.dot(given, tl.trans(factors), total, input_precision="ieee")
         if FORMAT != PLAIN and GROUPS == 1 and not HAS_ZEROS:
             total *= tl.load(own_scales + safe // ROW_BLOCK).to(tl.float32)[None, :]
+        if ROUNDS and GROUPS == 1:
+            total *= tl.load(x_scales + first + row, mask=is_row, other=0.0)[:, None]
         target = out + pair[:, None] * SIZE + column[None, :]
         outputs = rounded(total, out.dtype.element_ty, IS_INTERPRETED)
         tl.store(target, outputs, mask=is_row[:, None] & is_column[None, :])

@@ -28,6 +28,7 @@ class Matrices:
     scales: Tensor | None
     zeros: Tensor | None
     constants: dict[str, Any]
+    rounds_input: bool = False
 
     @staticmethod
     def plain(numbers: Tensor) -> Matrices:
@@ -44,7 +45,8 @@ class Matrices:
 
         groups, zeros = one.scales.shape[1], None if one.zeros is None else room(one.zeros)
         constants = _constants(FORMATS[one.kind].value, groups, one.group_size, one.row_block, zeros is not None)
-        return Matrices(room(_bytes(one.numbers)), room(one.scales), zeros, constants)
+        constants["ROUNDS"] = one.rounds_input
+        return Matrices(room(_bytes(one.numbers)), room(one.scales), zeros, constants, one.rounds_input)
 
     def put(self, expert: int, one: PackedNumbers) -> None:
         """Copy the matrix of an expert to its place. Raises ``ModelLoadError`` where it is not of the others' form."""
@@ -52,6 +54,8 @@ class Matrices:
         for room, x in zip((self.numbers, self.scales, self.zeros), given, strict=True):
             if (room is None) != (x is None) or (room is not None and x is not None and room.shape[1:] != x.shape):
                 raise ModelLoadError(f"expert {expert} is packed in another form than expert 0")
+            if one.rounds_input != self.rounds_input:
+                raise ModelLoadError(f"inputs of expert {expert} are not rounded as those of expert 0 are")
             if room is not None and x is not None:
                 room[expert].copy_(x)
 
@@ -67,4 +71,5 @@ def _bytes(numbers: Tensor) -> Tensor:
 
 
 def _constants(form: int, groups: int, group_size: int, row_block: int, has_zeros: bool) -> dict[str, Any]:
-    return {"FORMAT": form, "GROUPS": groups, "GROUP": group_size, "ROW_BLOCK": row_block, "HAS_ZEROS": has_zeros}
+    form_of = {"FORMAT": form, "GROUPS": groups, "GROUP": group_size, "ROW_BLOCK": row_block}
+    return {**form_of, "HAS_ZEROS": has_zeros, "ROUNDS": False}

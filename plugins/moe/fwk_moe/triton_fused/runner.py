@@ -1,4 +1,4 @@
-"""Launches the kernels: five for each layer, whatever the router chose."""
+"""Launches the kernels: five for each layer, two more where it rounds inputs, whatever the router chose."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ FEW_ROWS, MANY_ROWS = 16, 64
 
 NUMBERS = 1024
 """Of a token's sum in one program: eight for each of 128 threads."""
+
+
+def power_of_two(n: int) -> int:
+    """The smallest one that is no less than n."""
+    return 1 << (n - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +106,35 @@ class TritonRunner(MoERunner):
         num_pairs = num_tokens * top_k
         tile = tiling(num_pairs, num_experts, x.element_size(), context.is_deterministic)
         pairs, tiles = self._sorted(expert_ids.contiguous(), num_pairs, tile.rows)
-        shared = {"SIZE": size, "INNER": inner, "ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": tile.step}
+        shared = {"SIZE": size, "INNER": inner, "ROWS": tile.rows, "COLUMNS": tile.columns}
         shared |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         gated = x.new_empty(num_pairs, inner)
         activation = ACTIVATIONS[context.activation].value
         grid = (tiles.shape[0], triton.cdiv(inner, tile.columns))
-        given = (x, x.stride(0), *self._gate_up.tensors, tiles, pairs, gated)
-        chosen = {"TOP_K": top_k, "ACTIVATION": activation, **self._gate_up.constants}
+        x, of_x, step = self._inputs(x, self._gate_up, tile)
+        given = (x, x.stride(0), of_x, *self._gate_up.tensors, tiles, pairs, gated)
+        chosen = {"TOP_K": top_k, "ACTIVATION": activation, "STEP": step, **self._gate_up.constants}
         _launch(kernels.gate_up_tiles, grid, *given, **chosen, **shared)
-        parts = x.new_empty(num_pairs, size)
+        parts = gated.new_empty(num_pairs, size)
+        gated, of_gated, step = self._inputs(gated, self._down, tile)
         grid = (tiles.shape[0], triton.cdiv(size, tile.columns))
-        given = (gated, *self._down.tensors, tiles, pairs, parts)
-        _launch(kernels.down_tiles, grid, *given, **self._down.constants, **shared)
+        given = (gated, of_gated, *self._down.tensors, tiles, pairs, parts)
+        _launch(kernels.down_tiles, grid, *given, STEP=step, **self._down.constants, **shared)
         grid = (num_tokens, triton.cdiv(size, NUMBERS))
         given = (parts, weights.float().contiguous(), out)
         _launch(kernels.add_experts, grid, *given, SIZE=size, TOP_K=top_k, WIDTH=NUMBERS)
         return out
+
+    def _inputs(self, x: Tensor, matrices: Matrices, tile: Tiling) -> tuple[Tensor, Tensor, int]:
+        """x [n, columns] as the kernels read it, scales [n, groups], and how many of a row they read at once."""
+        if not matrices.rounds_input:
+            return x, x, tile.step
+        groups, group = matrices.constants["GROUPS"], matrices.constants["GROUP"]
+        numbers = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+        scales = torch.empty(x.shape[0], groups, dtype=torch.float32, device=x.device)
+        sizes = {"SIZE": x.shape[1], "GROUPS": groups, "GROUP": group, "WIDTH": min(power_of_two(group), NUMBERS)}
+        _launch(kernels.round_rows, (x.shape[0], groups), x, x.stride(0), numbers, scales, **sizes)
+        return numbers, scales, tile.step * x.element_size()
 
     def _sorted(self, expert_ids: Tensor, num_pairs: int, rows: int) -> tuple[Tensor, Tensor]:
         """Pairs [num_pairs] by expert, and tiles of them."""
@@ -125,7 +143,7 @@ class TritonRunner(MoERunner):
         made = {"dtype": torch.int32, "device": expert_ids.device}
         counts, pairs = torch.empty(num_experts, **made), torch.empty(num_pairs, **made)
         tiles = torch.empty(max_tiles, kernels.TILE_FIELDS.value, **made)
-        width = min(1 << (num_pairs - 1).bit_length(), PAIRS_AT_ONCE)
+        width = min(power_of_two(num_pairs), PAIRS_AT_ONCE)
         grid = (num_experts, 1)
         _launch(kernels.count_pairs, grid, expert_ids, counts, num_pairs, WIDTH=width)
         _launch(
@@ -138,7 +156,7 @@ class TritonRunner(MoERunner):
             num_pairs,
             max_tiles,
             EXPERTS=num_experts,
-            EXPERTS_WIDTH=1 << (num_experts - 1).bit_length(),
+            EXPERTS_WIDTH=power_of_two(num_experts),
             ROWS=rows,
             WIDTH=width,
         )

@@ -101,11 +101,14 @@ class Fp8Method(QuantMethod):
         return y if bias is None else y.add_(bias)
 
     def packed_numbers(self, weights: Fp8Matrix) -> PackedNumbers | None:
-        if self.context.options.fp8_activations == "8bit":
-            return None
+        numbers, scales, rounds = weights.numbers, weights.scales, weights.rounds_input
+        if weights.input_scale is not None:  # not a token's own
+            if self.context.options.fp8_activations == "8bit":
+                return None
+            rounds = False
         if weights.is_block:
-            return PackedNumbers("e4m3", weights.numbers, weights.scales, row_block=BLOCK, group_size=BLOCK)
-        return PackedNumbers("e4m3", weights.numbers, weights.scales.view(-1, 1), group_size=weights.numbers.shape[1])
+            return PackedNumbers("e4m3", numbers, scales, row_block=BLOCK, group_size=BLOCK, rounds_input=rounds)
+        return PackedNumbers("e4m3", numbers, scales.view(-1, 1), group_size=numbers.shape[1], rounds_input=rounds)
 
     def _has_blocks(self, shape: LinearShape) -> bool:
         """Whether the layer's scales are in blocks. Raises ``ModelLoadError`` for what is not read."""

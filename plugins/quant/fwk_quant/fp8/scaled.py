@@ -26,6 +26,8 @@ def why_not(rows: int, columns: int, *, is_block: bool, dtype: torch.dtype, devi
         return f"has {rows} outputs and {columns} inputs, which are no multiples of {wanted}"
     if device.type != "cuda":
         return None if dtype in (torch.bfloat16, torch.float32) else "computes in bfloat16 or float32"
+    if torch.version.hip is not None:
+        return "is not offered on AMD's devices, some of which have another e4m3"
     if dtype != torch.bfloat16:
         return "computes in bfloat16 on a cuda device"
     found = torch.cuda.get_device_capability(device)
