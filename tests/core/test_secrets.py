@@ -9,7 +9,7 @@ import pytest
 
 from fwk.cli.option_parsing import Parser, add_option_flags
 from fwk.config import Config, Options, ServerOptions, option
-from fwk.config.secrets import HIDDEN, HidingFormatter, without_secrets
+from fwk.config.secrets import HIDDEN, HidingFormatter, hide, without_secrets
 from fwk.config.wire import to_plain
 from fwk.errors import ConfigError
 from fwk.plugins import build_config, discover
@@ -81,3 +81,9 @@ def test_the_log_hides_them_in_arguments_and_tracebacks() -> None:
     assert KEY not in text
     assert text.startswith(f"failed with {HIDDEN}")
     assert f"no such header: Bearer {HIDDEN}" in text
+
+
+def test_a_short_secret_is_hidden_where_it_stands_alone() -> None:
+    """Cut out of every word, it would be told by the gaps, and the rest could not be read."""
+    assert hide("Bearer a, at /a: an answer", ["a"]) == f"Bearer {HIDDEN}, at /{HIDDEN}: an answer"
+    assert hide("keys=k3y! k3yed", ["k3y!"]) == f"keys={HIDDEN} k3yed"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import fwk
 from fwk import SamplingParams
-from fwk.errors import InvalidRequest
+from fwk.errors import EngineDead, InvalidRequest
 from tests.helpers.adapters import make_adapter
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.client import Streamed, connect
@@ -108,6 +108,47 @@ def test_tokens_are_those_of_a_fresh_start(
         assert ids(llm) == before
         stats = llm.engine.stats()
         assert (stats.num_running, stats.num_held_blocks) == (0, 0)
+
+
+async def test_calls_before_an_update_end_and_those_after_it_wait(pair: Pair) -> None:
+    first, second = pair("llama")
+    before, after = fresh(first), fresh(second)
+    assert before != after
+    long = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+    async with fwk.AsyncLLM(str(first), **LIMITS) as llm:
+        left = asyncio.ensure_future(llm.generate(PROMPTS[0], long))
+        early = asyncio.ensure_future(llm.generate(PROMPTS, GREEDY))
+        stream = llm.stream(PROMPTS[1], long)
+        await anext(stream)
+        update = asyncio.ensure_future(llm.update_weights(str(second)))
+        late = asyncio.ensure_future(llm.generate(PROMPTS, GREEDY))
+        await asyncio.sleep(0)
+        left.cancel()  # who leaves is aborted, update or not
+        assert [done.token_ids for done in await early] == before
+        assert not update.done()
+        await stream.aclose()  # type: ignore[attr-defined]
+        await update
+        assert [done.token_ids for done in await late] == after
+        with pytest.raises(InvalidRequest, match="no such"):
+            await llm.update_weights(str(second / "no such"))
+        assert [done.token_ids for done in await llm.generate(PROMPTS, GREEDY)] == after
+
+
+async def test_an_update_that_waits_is_told_of_the_end(pair: Pair) -> None:
+    first, second = pair("llama")
+    llm = fwk.AsyncLLM(str(first), **LIMITS)
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
+    await anext(stream)
+    update = asyncio.ensure_future(llm.update_weights(str(second)))
+    late = asyncio.ensure_future(llm.generate(PROMPTS, GREEDY))
+    await asyncio.sleep(0)
+    await llm.close()
+    for waiting in (update, late):
+        with pytest.raises(EngineDead, match="closed"):
+            await asyncio.wait_for(waiting, 20)
+    with pytest.raises(EngineDead, match="closed"):
+        async for _ in stream:
+            pass
 
 
 def test_files_of_blocks_are_exchanged(pair: Pair, tmp_path: Path) -> None:

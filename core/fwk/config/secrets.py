@@ -11,6 +11,9 @@ from fwk.config.options import Options, is_secret
 
 HIDDEN = "(hidden)"
 
+SHORT = 4
+"""A secret of fewer characters is hidden where it stands alone, else ``a`` would be cut out of every word."""
+
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]{1,512}@")
 """A user's name and password in a URL."""
 
@@ -45,7 +48,10 @@ class HidingFormatter(logging.Formatter):
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    """The text without the given secrets."""
+    """The text without the given secrets; of short ones, as a part of a word, nobody learns more than of any word."""
     for secret in secrets:
-        text = text.replace(secret, HIDDEN)
+        if len(secret) >= SHORT:
+            text = text.replace(secret, HIDDEN)
+        else:
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", HIDDEN, text)
     return text

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -19,6 +21,20 @@ from fwk.types import AdapterInfo, SamplingParams, TokenEvent
 T = TypeVar("T")
 
 Work = Callable[[LLM], None]
+
+
+@dataclass(frozen=True)
+class _WhenIdle:
+    """Work for when all calls before it have ended; what is asked for after it comes after it."""
+
+    work: Work
+
+
+@dataclass(frozen=True)
+class _AtOnce:
+    """Work that waits for nothing: the end of a call."""
+
+    work: Work
 
 
 class _Call:
@@ -70,7 +86,8 @@ class AsyncLLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._name = model
-        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Work | _WhenIdle | _AtOnce | None] = queue.SimpleQueue()
+        self._held: deque[Work | _WhenIdle] = deque()  # one that waits for the engine to be idle, and what came after
         self._calls: dict[Key, _Call] = {}
         self._llm: LLM | None = None
         self._error: BaseException | None = None
@@ -150,8 +167,15 @@ class AsyncLLM:
         """Forget a LoRA adapter. Raises ``InvalidRequest`` when there is none of that name."""
         await self._do(lambda llm: llm.unload_adapter(name))
 
-    async def _do(self, work: Callable[[LLM], T]) -> T:
-        """Run a function between two steps of the engine."""
+    async def update_weights(self, model: str, load_format: str | None = None) -> None:
+        """Serve another checkpoint's weights, as ``LLM.update_weights`` does, when the calls before this have ended.
+
+        Calls that come meanwhile wait for it. Raises ``InvalidRequest`` when the checkpoint does not fit.
+        """
+        await self._do(lambda llm: llm.update_weights(model, load_format), when_idle=True)
+
+    async def _do(self, work: Callable[[LLM], T], *, when_idle: bool = False) -> T:
+        """Run a function between two steps of the engine, or when it has nothing to do."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -171,7 +195,7 @@ class AsyncLLM:
                     error = raised
             loop.call_soon_threadsafe(tell, result, error)
 
-        self._give(run)
+        self._give(_WhenIdle(run) if when_idle else run)
         return await done
 
     async def _finish(self, call: _Call, make: Callable[[LLM], Any]) -> list[Completion]:
@@ -192,7 +216,7 @@ class AsyncLLM:
         finally:
             self._leave(call)
 
-    def _give(self, work: Work) -> None:
+    def _give(self, work: Work | _WhenIdle) -> None:
         if self._is_closed:
             raise EngineDead("this AsyncLLM is closed")
         self._work.put(work)
@@ -200,7 +224,7 @@ class AsyncLLM:
     def _leave(self, call: _Call) -> None:
         call.done.cancel()
         if not self._is_closed:
-            self._work.put(lambda llm: self._abort(call, llm))
+            self._work.put(_AtOnce(lambda llm: self._abort(call, llm)))
 
     # The engine's thread
 
@@ -217,7 +241,6 @@ class AsyncLLM:
                     for event in llm.engine.step():
                         self._hand_out(event, llm)
         except BaseException as error:  # the engine is broken: so is every call
-            self._error = error
             self._fail_all(error)
             self._refuse()
         finally:
@@ -227,18 +250,25 @@ class AsyncLLM:
     def _take_work(self, llm: LLM) -> bool:
         """Do what has been asked for; waits when the engine has nothing to do. False at the end."""
         while True:
+            held = self._held[0] if self._held else None
+            if held is not None and not (isinstance(held, _WhenIdle) and llm.engine.has_work):
+                _do(self._held.popleft(), llm)
+                continue
             try:
                 work = self._work.get(block=not llm.engine.has_work)
             except queue.Empty:
                 return True
             if work is None:
                 return False
-            work(llm)
+            if isinstance(work, _WhenIdle) or (held is not None and not isinstance(work, _AtOnce)):
+                self._held.append(work)
+            else:
+                _do(work, llm)
 
     def _refuse(self) -> None:
         """There is no engine: tell every call so, until the end."""
         while (work := self._work.get()) is not None:
-            work(cast("LLM", None))  # each looks first whether there is an error
+            _do(work, cast("LLM", None))  # each looks first whether there is an error
 
     def _begin(self, call: _Call, make: Callable[[LLM], Any], llm: LLM) -> None:
         if self._error is not None:
@@ -287,9 +317,18 @@ class AsyncLLM:
         call.running.clear()
 
     def _fail_all(self, error: BaseException) -> None:
+        self._error = self._error or error
         for call in set(self._calls.values()):
+            call.running.clear()  # there may be no engine to abort it in
             call.end(error)
         self._calls.clear()
+        while self._held:
+            _do(self._held.popleft(), cast("LLM", None))
+
+
+def _do(work: Work | _WhenIdle | _AtOnce, llm: LLM) -> None:
+    run = work.work if isinstance(work, _WhenIdle | _AtOnce) else work
+    run(llm)
 
 
 def _chat_inputs(
