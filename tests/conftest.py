@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-LONG = ("tests/e2e/", "tests/faults/", "tests/contracts/")
+LONG = ("tests/e2e/", "tests/faults/", "tests/contracts/", "tests/core/test_pretended", "tests/core/test_gpu_script.py")
 """Files with few tests that take long: begun last, one would keep one process busy and leave the others idle."""
 
 
