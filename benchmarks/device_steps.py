@@ -6,7 +6,8 @@ The device of ``tests/helpers/pretend_cuda``. What it pretends to compute costs 
 taken off the host's clock, and so is what it takes to get there beyond what torch takes to get to an operator of the
 CPU. A forward pass takes ``--forward-ms`` on a clock of the device's own, from its launch on or from the end of the one
 before. What a real device's driver takes for a launch is left out; the number of launches is told instead. The logits
-are always the same noise, so that texts mean nothing. The host's clock is the thread's CPU time.
+are always the same noise, and picked is its largest or what a grammar allows: texts mean nothing. The host's clock is
+the thread's CPU time.
 """
 
 from __future__ import annotations
@@ -120,6 +121,31 @@ class Clock:
         return call
 
 
+class Picks:
+    """What the sampler's kernels pick, without a look at the logits: it would push all else out of a core's cache."""
+
+    largest: torch.Tensor  # [MAX_ROWS] int64, of logits that are the same in every step
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._allowed: list[tuple[torch.Tensor, torch.Tensor]] = []  # rows, and the first token a grammar allows
+
+    def launch(self, function: Any, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:
+        with self._clock.pretending():
+            JOURNAL.launch(function.fn.__name__)
+            if function is kernels.mask_rows:
+                rows, masks = tensors.inner(arguments[2]), tensors.inner(arguments[3])
+                nth = (masks != 0).int().argmax(1)
+                word = masks.gather(1, nth[:, None]).squeeze(1).long()
+                self._allowed.append((rows, nth * 32 + (word & -word).double().log2().long()))
+            elif function is kernels.pick_rows:
+                picked = tensors.inner(arguments[4])
+                picked.copy_(self.largest[: len(picked)])
+                for rows, tokens in self._allowed:
+                    picked[rows] = tokens
+                self._allowed.clear()
+
+
 @contextmanager
 def measured(forward_seconds: float, vocab_size: int, hidden_size: int) -> Iterator[Clock]:
     """Within, kernels of ours compute nothing, decode steps take a device's time, and both clocks run."""
@@ -128,30 +154,17 @@ def measured(forward_seconds: float, vocab_size: int, hidden_size: int) -> Itera
     def launch(function: Any, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:
         JOURNAL.launch(function.fn.__name__)
 
-    newest: list[torch.Tensor] = []  # logits that are being sampled from
-
-    def sample(function: Any, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:
-        """What the sampler's kernels do, but that all rows are greedy: a grammar has to find its own tokens."""
-        with clock.pretending():
-            given = [tensors.inner(x) for x in arguments]
-            if function is kernels.mask_rows:
-                logits, _, rows, masks, size, _ = given
-                is_allowed = (masks.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32)) & 1
-                logits[rows] = logits[rows].masked_fill_(is_allowed.view(len(rows), -1)[:, :size] == 0, -torch.inf)
-            elif function is kernels.chunk_tops:
-                newest[:] = [given[0]]
-            else:
-                given[4].copy_(newest[0].argmax(1))
-            JOURNAL.launch(function.fn.__name__)
-
     noise: list[torch.Tensor] = []
+    picks = Picks(clock)
 
     def run(model: DecodeGraphs, batch: ForwardBatch) -> Any:
         with clock.pretending():
             rows = len(batch.logits_indices) - batch.padding
             if not noise:
                 generator = torch.Generator().manual_seed(0)
-                noise.append(torch.randn((MAX_ROWS, vocab_size), generator=generator).to(tensors.DEVICE))
+                logits = torch.randn((MAX_ROWS, vocab_size), generator=generator)
+                picks.largest = logits.argmax(1)
+                noise.append(logits.to(tensors.DEVICE))
             made = noise[0][:rows]
             hidden = torch.zeros((len(batch.token_ids), hidden_size), dtype=torch.bfloat16, device=tensors.DEVICE)
             JOURNAL.launch("graph" if batch.is_static else "forward")
@@ -171,7 +184,7 @@ def measured(forward_seconds: float, vocab_size: int, hidden_size: int) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         for module in (triton_attention, triton_operators):
             patch.setattr(module, "_launch", launch)
-        patch.setattr(triton_sampler, "_launch", sample)
+        patch.setattr(triton_sampler, "_launch", picks.launch)
         patch.setattr(DecodeGraphs, "run", run)
         patch.setattr(device, "PretendedEvent", TimedEvent)
         patch.setattr(tensors, "run", clock.timed(tensors.run))

@@ -36,7 +36,9 @@ def newest_matches(
         some = slice(begin, begin + max(AT_ONCE // max(width, 1), 1))
         texts, last = token_ids[slots[some], :width], lengths[some] - 1
         ends = texts[np.arange(len(last)), last]
-        rows, at = np.nonzero((texts == ends[:, None]) & (np.arange(width) < last[:, None]))
+        rows, at = np.divmod(np.flatnonzero(texts == ends[:, None]), width)
+        is_before = at < last[rows]
+        rows, at = rows[is_before], at[is_before]
         if not len(rows):
             continue
         depths, left = np.ones(len(rows), np.int64), np.arange(len(rows))
@@ -46,7 +48,8 @@ def newest_matches(
             if not len(left):
                 break
             depths[left] += 1
-        found, first = np.unique(rows, return_index=True)
+        first = np.flatnonzero(np.diff(rows, prepend=-1))
+        found = rows[first]
         best = np.maximum.reduceat(depths * width + at, first)
         places[some][found], matched[some][found] = best % width + 1, best // width
     return places, matched
