@@ -101,7 +101,10 @@ class LogitsProcessor(ABC):
         return None
 
     def ends_each(self, slots: Sequence[int], token_ids: Sequence[int]) -> dict[int, int | Exception]:
-        """``ends`` of slots [n] that gained a token each: by slot, what it returned but None, or raised."""
+        """``ends`` of slots [n] that gained a token each: by slot, what it returned but None, or raised.
+
+        Only who overrides ``ends`` may override this, where one call costs less than many.
+        """
         found: dict[int, int | Exception] = {}
         for slot, token_id in zip(slots, token_ids, strict=True):
             try:
