@@ -43,6 +43,11 @@ class TestTorchLoRA(LoRABackendSuite):
     plugin = "torch"
 
 
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
+class TestTritonLoRA(LoRABackendSuite):
+    plugin = "triton"
+
+
 class TestLocalAdapters(LoRASourceSuite):
     plugin = "local"
 

@@ -265,6 +265,8 @@ def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     settings |= {"disable_cuda_graph": not case.graphs, "disable_overlap_schedule": not case.overlap}
     if case.attention == "triton" and case.served == "requests":  # the interpreter takes seconds for a step's picks
         settings["sampling_backend"] = "triton"
+    if case.attention == "triton" and case.served == "LoRA":
+        settings["lora_backend"] = "triton"
     has_pieces = case.graphs and case.overlap
     if has_pieces:
         settings |= {"enable_piecewise_cuda_graph": True, "piecewise_cuda_graph_tokens": (4, 16)}

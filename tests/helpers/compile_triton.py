@@ -1,8 +1,8 @@
 """Compile the Triton kernels for a GPU that need not be there; prints a line of JSON about the machine code of each.
 
 ``python -m tests.helpers.compile_triton CC DTYPE plain|int8|fp8 full|tree|latent short|long`` for attention,
-``python -m tests.helpers.compile_triton CC|gfx942 DTYPE operators|experts|rounded-experts|sampler|products``, all
-without TRITON_INTERPRET: the interpreter takes the place of the compiler for good.
+``python -m tests.helpers.compile_triton CC|gfx942 DTYPE NAME`` for those of ``COMPILED``, all without
+TRITON_INTERPRET: the interpreter takes the place of the compiler for good.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from triton.compiler import ASTSource
 from fwk_attention.triton_paged.kernels import attend_tiles, join_parts
 from fwk_attention.triton_paged.plan import device_sizes, power_of_two
 from fwk_attention.triton_paged.rows import store_rows
+from fwk_lora.triton_lora import kernels as adapters
 from fwk_moe.triton_fused import kernels as experts
 from fwk_moe.triton_fused.runner import tiling
 from fwk_operators.triton_ops import kernels as operators
@@ -145,6 +146,18 @@ def compile_experts(cc: int | str, dtype: str) -> None:
     report(experts.add_experts, cc, total, {"SIZE": 2048, "TOP_K": top_k, "WIDTH": 1024, **given})
 
 
+def compile_adapters(cc: int | str, dtype: str) -> None:
+    """Of rank 16 and 64, for the queries, keys and values of a model of 4,096 numbers."""
+    number, indices = f"*{dtype}", {"tiles": "*i32", "tokens": "*i32"}
+    for rank in (16, 64):
+        shared = {"RANKS": 3 * rank, "ROWS": 16, "IS_INTERPRETED": False}
+        types = {"x": number, "x_stride": "i32", "a": number, **indices, "out": number}
+        sizes = {"INPUTS": 4096, "COLUMNS": rank, "STEP": 128 // (4 if dtype == "fp32" else 2)}
+        report(adapters.shrink_tiles, cc, types, {**shared, **sizes})
+        types = {"x": number, "b": number, **indices, "blocks": "*i32", "y": number, "y_stride": "i32"}
+        report(adapters.expand_tiles, cc, types, {**shared, "OUTPUTS": 6144, "RANK": rank, "COLUMNS": 64})
+
+
 NO_ZEROS = {"HAS_ZEROS": False}
 
 
@@ -252,6 +265,7 @@ def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
 
 COMPILED = {
     "operators": compile_operators,
+    "adapters": compile_adapters,
     "experts": compile_experts,
     "rounded-experts": compile_rounded_experts,
     "sampler": compile_sampler,

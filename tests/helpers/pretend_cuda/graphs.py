@@ -99,6 +99,7 @@ def _again(launch: Callable[..., Any], given: tuple[Any, Any], out: Any) -> None
 def triton_kernels() -> Iterator[None]:
     """Within, kernels of ours run in Triton's interpreter on the pretended device."""
     import fwk_attention.triton_paged.backend as attention
+    import fwk_lora.triton_lora.backend as adapters
     import fwk_moe.triton_fused.runner as experts
     import fwk_operators.triton_ops.backend as operators
     import fwk_quant.none.invariant as products
@@ -112,6 +113,6 @@ def triton_kernels() -> Iterator[None]:
         return launch
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention, experts, operators, products, sampler):
+        for module in (adapters, attention, experts, operators, products, sampler):
             patch.setattr(module, "_launch", launcher(module._launch))
         yield
