@@ -31,11 +31,13 @@ SMALL = {
 
 def small(case: Case) -> Case:
     """The same, of a model that takes a second."""
+    cut = {"chunked_prefill_size": 32} if "chunked_prefill_size" in case.options else {}
     return replace(
         case,
+        options=case.options | cut,
         model=case.model | SMALL,
         draft=case.draft and case.draft | SMALL | {"num_hidden_layers": 1},
-        num_prompt=min(case.num_prompt // 8, 400),
+        num_prompt=min(case.num_prompt // 8, 80),
         num_tokens=4,
         num_seqs=min(case.num_seqs, 3),
     )
@@ -64,6 +66,7 @@ def on_the_pretended_device(case: Case, device: str, out: Path, seconds: float) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stage", ["A", "B", "C"])
 def test_every_stage_runs_to_its_end(stage: str, tmp_path: Path) -> None:
     chosen = one_of_each(map(small, cases(stage)))
