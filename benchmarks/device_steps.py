@@ -1,6 +1,7 @@
 """Steps of a device that is not there: what it is given to do, what the host does for that, and whether it ever idles.
 
     python -m benchmarks.step_time --device pretended [--batches 256] [--steps 60] [--forward-ms 5]
+        [--sampling-backend triton]
 
 The device of ``tests/helpers/pretend_cuda``. What it pretends to compute costs nothing here: seconds within it are
 taken off the host's clock, and so is what it takes to get there beyond what torch takes to get to an operator of the
@@ -241,14 +242,16 @@ def launches(folder: Path) -> dict[str, int]:
     return found
 
 
-def measure(folder: Path, name: str, batch: int, steps: int, context: int, forward_ms: float) -> dict[str, float]:
+def measure(
+    folder: Path, name: str, batch: int, steps: int, context: int, forward_ms: float, **chosen: Any
+) -> dict[str, float]:
     """Median milliseconds of host work and counts of a decode step, and the share of the device's time that is idle."""
     asked, more = ASKED[name]
     described = json.loads((folder / "config.json").read_text())
     vocab_size, hidden_size = described["vocab_size"], described["hidden_size"]
     rows: dict[str, list[float]] = {"launch": [], "collect": [], "step": [], "launches": [], "waits": []}
     with measured(forward_ms / 1e3, vocab_size, hidden_size) as clock, pretended() as plugins:
-        options = options_of(batch, context, steps, **more)
+        options = options_of(batch, context, steps, **more, **chosen)
         with fwk.LLM(str(folder), plugins=plugins, **options) as llm, pytest.MonkeyPatch.context() as patch:
             clock.calibrate()
             engine = llm.engine
@@ -290,7 +293,7 @@ def _timed(clock: Clock, spent: Counter[str], name: str, real: Callable[..., Any
     return call
 
 
-def report(batches: list[int], steps: int, context: int, forward_ms: float) -> None:
+def report(batches: list[int], steps: int, context: int, forward_ms: float, **chosen: Any) -> None:
     """Print what was measured, line by line."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -301,7 +304,7 @@ def report(batches: list[int], steps: int, context: int, forward_ms: float) -> N
         (folder / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
         for batch in batches:
             for asked in ASKED:
-                row = measure(folder, asked, batch, steps, context, forward_ms)
+                row = measure(folder, asked, batch, steps, context, forward_ms, **chosen)
                 print(
                     f"batch {batch}, {asked}: host work of a launch {row['launch']:.2f} ms, of a collected step "
                     f"{row['collect']:.2f}, of all of a step {row['step']:.2f}; {row['launches']:.0f} launches, "

@@ -134,7 +134,8 @@ def main() -> None:
         from benchmarks import device_steps
 
         batches = [int(batch) for batch in arguments.batches.split(",")]
-        return device_steps.report(batches, arguments.steps, arguments.context, arguments.forward_ms)
+        measured = arguments.steps, arguments.context, arguments.forward_ms
+        return device_steps.report(batches, *measured, sampling_backend=arguments.sampling_backend)
     options = {
         "dtype": arguments.dtype,
         "quantization": arguments.quantization,
