@@ -71,7 +71,7 @@ class Written(Grammar):
         return True
 
     def rollback(self, num_tokens: int) -> None:
-        raise NotImplementedError
+        raise AssertionError("nothing is a draft here")
 
     def fork(self) -> Written:
         return Written(self._left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,25 @@ def test_devices_with_scaled_products(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     found = scaled.why_not(*size, is_block=is_block, dtype=dtype, device=torch.device(device))
     assert found is None if message is None else message in (found or "")
+
+
+def test_devices_of_amd_have_no_scaled_products_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    found = scaled.why_not(64, 128, is_block=False, dtype=torch.bfloat16, device=torch.device("cuda"))
+    assert "not offered on AMD" in (found or "")
+
+
+@pytest.mark.parametrize("activations", ["8bit", "full"])
+def test_other_plugins_round_inputs_as_these_layers_do(tmp_path: Path, activations: str) -> None:
+    """But by the scale of a token's own; where the checkpoint has one for all, inputs are kept, or that is refused."""
+    path = checkpoint_twins("fp8-compressed-channel", tmp_path).path
+    _, layer = gate_up(path, torch.bfloat16, fp8_activations=activations)
+    method, weights, _ = layer.pieces[0]
+    found = method.packed_numbers(replace(weights, input_scale=None))
+    assert found is not None
+    assert found.rounds_input == (activations == "8bit")
+    found = method.packed_numbers(replace(weights, input_scale=torch.ones(())))
+    assert found is None if activations == "8bit" else found is not None and not found.rounds_input
 
 
 def test_what_cannot_be_had_is_refused(tmp_path: Path) -> None:

@@ -50,9 +50,8 @@ class TritonLoRA(LoRABackend):
         super().__init__(context)
         self._rank = max(ROWS, 1 << (context.max_rank - 1).bit_length())
         self._matrices: list[_Matrices] = []
-        self._held: list[set[int]] = [
-            set() for _ in range(context.max_adapters)
-        ]  # layers that a slot's adapter changes
+        # By slot, the layers that its adapter changes.
+        self._held: list[set[int]] = [set() for _ in range(context.max_adapters)]
         self._tiles: Tensor | None = None
         self._tokens: Tensor | None = None
         self._num_tokens = 0
