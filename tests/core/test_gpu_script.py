@@ -53,6 +53,8 @@ def one_of_each(chosen: Iterable[Case]) -> list[Case]:
 
 def on_the_pretended_device(case: Case, device: str, out: Path, seconds: float) -> dict[str, Any]:
     options = dict(case.options)
+    if not options.get("disable_cuda_graph"):  # captures take the interpreter most of the time
+        options["cuda_graph_bs"] = (4,)
     kernels = triton_kernels() if "triton" in options.values() else flashinfer_stand_in()
     if options["attention_backend"] == "flashinfer":
         options["attention_backend"] = "flashinfer-stand-in"

@@ -61,6 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 TRITON = {"attention_backend": "triton"}
 """Its kernels run in its interpreter, which takes seconds."""
+ONE_SIZE: dict[str, Any] = {"max_running_requests": 4, "cuda_graph_bs": (4,)}
+"""Captures take the interpreter most of a test's time; fewer sequences are padded."""
 
 
 def kernels_of(options: dict[str, Any]) -> AbstractContextManager[None]:
@@ -225,7 +227,7 @@ def test_trees_of_drafts_are_not_replayed(folder: Path, monkeypatch: pytest.Monk
 
 IN_TRITON: dict[str, tuple[Any, dict[str, Any]]] = {
     **WITH,
-    "requests that end": (ENDING, {}),
+    "requests that end": (ENDING, {"cuda_graph_bs": (1, 2, 4)}),
     "triton operators": (GREEDY, {"operator_backend": "triton"}),
     "int8 K/V": (GREEDY, {"kv_cache_dtype": "int8"}),
     "fp8 K/V": (GREEDY, {"kv_cache_dtype": "fp8"}),
@@ -236,7 +238,7 @@ IN_TRITON: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", IN_TRITON)
 def test_triton_goes_with(folder: Path, name: str) -> None:
     sampling, options = IN_TRITON[name]
-    served = Served(folder, sampling, **TRITON | options)
+    served = Served(folder, sampling, **TRITON | ONE_SIZE | options)
     assert served.tokens == on_cpu(folder, sampling, **options | {"operator_backend": "torch"})
     assert served.replays > 0
 
@@ -251,7 +253,7 @@ def test_fp8_with_one_scale_says_what_it_says_without_graphs(folder: Path) -> No
 def test_a_long_past_is_cut_as_in_any_step(folder: Path) -> None:
     """Its tiles are split among programs and joined; the other sequence's is not."""
     prompts = [[3 + n % 90 for n in range(400)], [4, 9]]
-    served = Served(folder, prompts=prompts, **TRITON)
+    served = Served(folder, prompts=prompts, **TRITON | ONE_SIZE)
     assert served.replays >= 4
     assert served.tokens == on_cpu(folder, prompts=prompts)
 
@@ -261,7 +263,7 @@ def test_windows_are_replayed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps(TINY | {"model_type": "mistral", "sliding_window": 24, "architectures": ["MistralForCausalLM"]})
     )
-    served = Served(tmp_path, **TRITON)
+    served = Served(tmp_path, **TRITON | ONE_SIZE)
     assert served.replays > 0
     assert served.tokens == on_cpu(tmp_path) == Served(tmp_path).tokens
 
@@ -274,7 +276,7 @@ def test_a_step_for_which_the_buffers_are_too_small_is_computed(
     monkeypatch.setattr(
         CapturedDecodes, "plan", lambda self, batch: plan(self, batch) if batch.seq_lens_np.max() < 40 else None
     )
-    served = Served(folder, ENDING, **TRITON)
+    served = Served(folder, ENDING, **TRITON | ONE_SIZE)
     assert served.tokens == wanted
     assert min(served.launches) == 1 < max(served.launches)
 
