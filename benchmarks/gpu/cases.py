@@ -101,6 +101,8 @@ def proofs() -> Iterator[Case]:
     for runner in ("torch", "triton"):
         mixed = parity("triton", "bfloat16", moe_runner_backend=runner, quantization="fp8")
         yield Case(**{**vars(mixed), "name": f"experts {mixed.name}", "model": EXPERTS})
+    for packed in ("int4", "int8", "fp8"):
+        yield parity("triton", "bfloat16", quantization=packed, **{f"{packed}_gemm_backend": "triton"})
     yield parity("triton", "bfloat16", operator_backend="triton", enable_deterministic_inference=True)
     for attention, overlap in product(("torch", "triton"), (True, False)):
         drafts = {"speculative_algorithm": "standalone", "speculative_num_draft_tokens": 3}

@@ -69,10 +69,17 @@ def test_entry_points_are_those_of_pyproject() -> None:
 def test_every_plugin_folder_is_packaged_and_checked() -> None:
     folders = {str(path.relative_to(ROOT)) for path in ROOT.glob("plugins/*/fwk_*") if path.is_dir()}
     packaged = set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
-    assert packaged == folders | {"core/fwk", "http/fwk_http", "jinja/fwk_jinja", "jobs/fwk_jobs", "kit/fwk_kit"}
+    assert packaged == folders | {
+        "core/fwk",
+        "http/fwk_http",
+        "jinja/fwk_jinja",
+        "jobs/fwk_jobs",
+        "kit/fwk_kit",
+        "tiles/fwk_tiles",
+    }
     names = {Path(folder).name for folder in folders}
     linter = PYPROJECT["tool"]["importlinter"]
-    assert set(linter["root_packages"]) == names | {"fwk", "fwk_http", "fwk_jinja", "fwk_jobs", "fwk_kit"}
+    assert set(linter["root_packages"]) == names | {"fwk", "fwk_http", "fwk_jinja", "fwk_jobs", "fwk_kit", "fwk_tiles"}
     by_name = {contract["name"]: contract for contract in linter["contracts"]}
     assert set(by_name["core imports no plugin and no kit"]["forbidden_modules"]) == names | {"fwk_kit"}
     assert set(by_name["families are independent"]["modules"]) == names

@@ -231,6 +231,8 @@ IN_TRITON: dict[str, tuple[Any, dict[str, Any]]] = {
     "triton operators": (GREEDY, {"operator_backend": "triton"}),
     "int8 K/V": (GREEDY, {"kv_cache_dtype": "int8"}),
     "fp8 K/V": (GREEDY, {"kv_cache_dtype": "fp8"}),
+    "int4 products": (GREEDY, {"quantization": "int4", "int4_gemm_backend": "triton"}),
+    "fp8 products": (GREEDY, {"quantization": "fp8", "fp8_gemm_backend": "triton"}),
 }
 
 

@@ -262,7 +262,7 @@ def refusal_of(case: Case) -> str | None:
 
 def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     settings: dict[str, Any] = {**COMMON, **options_of(case.served, models), **NUMBERS[case.numbers]}
-    settings |= {"cuda_graph_bs": (2, 4)} if case.graphs else {}
+    settings |= {"cuda_graph_bs": (4,)} if case.graphs else {}
     settings |= {"disable_cuda_graph": not case.graphs, "disable_overlap_schedule": not case.overlap}
     if case.attention == "triton" and case.served == "requests":  # the interpreter takes seconds for a step's picks
         settings["sampling_backend"] = "triton"

@@ -26,8 +26,11 @@ from fwk_lora.triton_lora import kernels as adapters
 from fwk_moe.triton_fused import kernels as experts
 from fwk_moe.triton_fused.runner import tiling
 from fwk_operators.triton_ops import kernels as operators
+from fwk_quant._linear_triton import kernels as packed_kernels
+from fwk_quant._linear_triton import matrix as packed
 from fwk_quant.none import invariant as products
 from fwk_sampling.triton_sampler import kernels as sampler
+from fwk_tiles.matrices import round_rows
 
 BLOCK_SIZE = 16
 
@@ -174,7 +177,7 @@ def compile_rounded_experts(cc: int | str, dtype: str) -> None:
     for size, group in ((2048, 2048), (2048, 128)):
         types = {"x": number, "x_stride": "i32", "numbers": "*u8", "scales": "*fp32"}
         sizes = {"SIZE": size, "GROUPS": size // group, "GROUP": group, "WIDTH": min(group, 1024)}
-        report(experts.round_rows, cc, types, {**sizes, **given})
+        report(round_rows, cc, types, {**sizes, **given})
     types = {"x": "*u8", "x_scales": "*fp32", "weights": "*u8", "scales": "*fp32", "zeros": "*fp32"}
     types |= {"tiles": "*i32", "pairs": "*i32", "out": number}
     for num_pairs in (64, 2**16):
@@ -184,6 +187,57 @@ def compile_rounded_experts(cc: int | str, dtype: str) -> None:
             form = {"FORMAT": 3, "GROUPS": groups, "GROUP": group, "ROW_BLOCK": block, **NO_ZEROS, "ROUNDS": True}
             options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
             report_products(cc, types, {**form, **cut}, options)
+
+
+def packed_types(number: str, x: str) -> dict[str, str]:
+    """Of ``packed_products`` without zeros."""
+    given = {"x": x, "x_stride": "i32", "x_scales": "*fp32", "numbers": "*u8", "scales": "*fp32", "zeros": "*fp32"}
+    return {**given, "bias": number, "out": "*fp32", "num_tokens": "i32"}
+
+
+def compile_packed_products(cc: int | str, dtype: str) -> None:
+    """Of 4,096 numbers by 4,096, for one token, 32 and 64, in the three forms and with zeros of int4's groups."""
+    number, sizes = f"*{dtype}", {"INPUTS": 4096, "OUTPUTS": 4096, "HAS_BIAS": False, "IS_INTERPRETED": False}
+    forms = [(form, groups, group, block, False) for _, form, groups, group, block in FORMS[1:]]
+    forms[0] = (1, 1, 4096, 1, False)
+    for num_tokens in (1, 32, 64):
+        tile = packed.tile_of(num_tokens, 2)
+        parts, span = packed.parts_of(4096, 4096, tile.step)
+        cut = {"PARTS": parts, "SPAN": span, "ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": tile.step}
+        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        for form, groups, group, block, has_zeros in [*forms, (2, 32, 128, 1, True)]:
+            shape = {"FORMAT": form, "GROUPS": groups, "GROUP": group, "ROW_BLOCK": block, "HAS_ZEROS": has_zeros}
+            types = packed_types(number, number) | ({"zeros": "*u8"} if has_zeros else {})
+            report(packed_kernels.packed_products, cc, types, {**sizes, **shape, **cut, "ROUNDS": False}, **options)
+            if num_tokens == 1:
+                types = {name: types[name] for name in ("numbers", "scales", "zeros")} | {"out": number}
+                whole = {"INPUTS": 4096, "OUTPUTS": 4096, "ROWS": 32, "STEP": 128, "IS_INTERPRETED": False}
+                report(packed_kernels.unpack_tiles, cc, types, {**shape, **whole})
+    types = {"parts": "*fp32", "bias": number, "out": number, "num_tokens": "i32"}
+    report(packed_kernels.add_parts, cc, types, {"PARTS": 4, "WIDTH": 1024, **without_inputs(sizes)})
+
+
+def without_inputs(sizes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sizes.items() if name != "INPUTS"}
+
+
+def compile_rounded_products(cc: int | str, dtype: str) -> None:
+    """The same of e4m3 numbers by e4m3 numbers: a scale a row, and one for blocks of 128 x 128."""
+    sizes = {"INPUTS": 4096, "OUTPUTS": 4096, "HAS_BIAS": False, "HAS_ZEROS": False, "IS_INTERPRETED": False}
+    for num_tokens in (1, 64):
+        tile = packed.tile_of(num_tokens, 1)
+        parts, span = packed.parts_of(4096, 4096, tile.step)
+        cut = {"PARTS": parts, "SPAN": span, "ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": tile.step}
+        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        for groups, group, block in ((1, 4096, 1), (32, 128, 128)):
+            shape = {"FORMAT": 3, "GROUPS": groups, "GROUP": group, "ROW_BLOCK": block, "ROUNDS": True}
+            report(
+                packed_kernels.packed_products,
+                cc,
+                packed_types(f"*{dtype}", "*u8"),
+                {**sizes, **shape, **cut},
+                **options,
+            )
 
 
 def compile_sampler(cc: int | str, dtype: str) -> None:
@@ -270,6 +324,8 @@ COMPILED = {
     "rounded-experts": compile_rounded_experts,
     "sampler": compile_sampler,
     "products": compile_products,
+    "packed-products": compile_packed_products,
+    "rounded-products": compile_rounded_products,
 }
 
 if __name__ == "__main__":

@@ -102,17 +102,18 @@ def triton_kernels() -> Iterator[None]:
     import fwk_lora.triton_lora.backend as adapters
     import fwk_moe.triton_fused.runner as experts
     import fwk_operators.triton_ops.backend as operators
+    import fwk_quant._linear_triton.matrix as packed
     import fwk_quant.none.invariant as products
     import fwk_sampling.triton_sampler.sampler as sampler
 
     def launcher(real: Callable[..., None]) -> Callable[..., None]:
-        def launch(function: Any, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:
+        def launch(function: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
             if all(grid):
                 kernel(lambda *a, **k: real(function, grid, *a, **k), function.fn.__name__, *arguments, **constants)
 
         return launch
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (adapters, attention, experts, operators, products, sampler):
+        for module in (adapters, attention, experts, operators, packed, products, sampler):
             patch.setattr(module, "_launch", launcher(module._launch))
         yield

@@ -12,6 +12,7 @@ import torch
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.interpreted import check_never_chosen_by_itself
 from tests.helpers.machine_code import compiled
+from tests.helpers.packed import packed_matrix
 from torch import Tensor
 
 import fwk
@@ -88,26 +89,7 @@ class PackedExperts(Experts):
         return self._packed[0][expert], self._packed[1][expert]
 
     def _made(self, rows: int, columns: int) -> tuple[PackedNumbers, Tensor]:
-        kind, groups, has_zeros, row_block = self._form
-        width = columns // groups
-        low, high = (0, 16) if kind == "int4" else (-127, 128)
-        numbers = torch.randint(low, high, (rows, columns), generator=self._random)
-        scales = torch.rand(rows // row_block, groups, generator=self._random) / (high - low) / columns**0.5 * 4
-        zeros = torch.randint(max(low, -9), 10, (rows, groups), generator=self._random) if has_zeros else None
-        values = numbers.float()
-        if kind == "e4m3":
-            values = (values / 4).to(torch.float8_e4m3fn).float()
-            packed = values.to(torch.float8_e4m3fn)
-        elif kind == "int4":
-            left, right = numbers.to(torch.uint8).chunk(2, 1)
-            packed = left | right << 4
-        else:
-            packed = numbers.to(torch.int8)
-        subtracted = torch.full((rows, groups), 8 if kind == "int4" else 0) if zeros is None else zeros
-        each = scales.repeat_interleave(row_block, 0)
-        plain = (values.view(rows, groups, width) - subtracted.unsqueeze(-1)) * each.unsqueeze(-1)
-        stored = None if zeros is None else zeros.to(torch.uint8 if kind == "int4" else torch.int16)
-        return PackedNumbers(kind, packed, scales, stored, row_block, width), plain.flatten(1)
+        return packed_matrix(*self._form, rows, columns, self._random)
 
 
 PACKED = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -348,3 +349,22 @@ def test_ranks_that_would_split_groups_are_refused(name: str, twins: Any) -> Non
     layer_context = context(twins(name), tp=Rank(0, size))
     with pytest.raises(ModelLoadError, match=message):
         RowParallelLinear(layer_context, prefix, inner, layer_context.config.hidden_size)
+
+
+def method_of(name: str) -> str:
+    """Of what ``EVERY`` calls ``name``."""
+    return name.removeprefix("online-").split("-")[0]
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter")
+@pytest.mark.parametrize("num_tokens", [2, 70])
+@pytest.mark.parametrize("name", [name for name in EVERY if method_of(name) in ("int4", "int8", "fp8")])
+def test_products_in_triton(name: str, num_tokens: int, twins: Any) -> None:
+    """Of every layout that the methods with packed numbers read, as torch multiplies them."""
+    made, method = twins(name), method_of(name)
+    mine, torchs = (
+        QKVLinear(context(made, plugin_options={f"quant.{method}": {f"{method}_gemm_backend": backend}}), ATTENTION)
+        for backend in ("triton", "torch")
+    )
+    x = random(num_tokens, made_hidden(made))
+    torch.testing.assert_close(mine(x), torchs(x), rtol=1e-4, atol=1e-4)

@@ -8,20 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fwk_tiles.numbers import rounded
+
 TILE_FIELDS = tl.constexpr(3)
 """int32 per tile: the adapter's slot, its first token in sorted order, number of tokens."""
 
 BLOCK_FIELDS = tl.constexpr(3)
 """int32 per block of outputs: the part they are of, the first, and the end of the part."""
-
-
-@triton.jit
-def rounded(x, dtype: tl.constexpr, IS_INTERPRETED: tl.constexpr):
-    """float32 numbers to the nearest of dtype, ties to even: the interpreter cuts bits off for bfloat16."""
-    if IS_INTERPRETED and dtype == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return x.to(dtype)
 
 
 @triton.jit

@@ -9,12 +9,10 @@ import torch
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.quant import PackedNumbers
-from fwk_moe.triton_fused import kernels
+from fwk_tiles.matrices import FORMATS, PLAIN
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-FORMATS = {"int8": kernels.INT8, "int4": kernels.INT4, "e4m3": kernels.E4M3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class Matrices:
 
     @staticmethod
     def plain(numbers: Tensor) -> Matrices:
-        return Matrices(numbers, None, None, _constants(kernels.PLAIN.value, 1, 1, 1, False))
+        return Matrices(numbers, None, None, _constants(PLAIN.value, 1, 1, 1, False))
 
     @staticmethod
     def like(one: PackedNumbers, num_experts: int) -> Matrices:

@@ -12,22 +12,13 @@ from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import ExpertWeights, MoERunner
 from fwk_moe.triton_fused import kernels
 from fwk_moe.triton_fused.matrices import Matrices
+from fwk_tiles.matrices import round_rows
+from fwk_tiles.numbers import ACTIVATIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.moe import MoEContext
-
-ACTIVATIONS = {
-    "silu": kernels.SILU,
-    "swish": kernels.SILU,
-    "gelu": kernels.GELU,
-    "gelu_pytorch_tanh": kernels.GELU_TANH,
-    "gelu_new": kernels.GELU_TANH,
-    "gelu_fast": kernels.GELU_TANH,
-    "relu": kernels.RELU,
-    "relu2": kernels.RELU2,
-}
 
 PAIRS_AT_ONCE = 1024
 """Which a program compares with its expert."""
@@ -133,7 +124,7 @@ class TritonRunner(MoERunner):
         numbers = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
         scales = torch.empty(x.shape[0], groups, dtype=torch.float32, device=x.device)
         sizes = {"SIZE": x.shape[1], "GROUPS": groups, "GROUP": group, "WIDTH": min(power_of_two(group), NUMBERS)}
-        _launch(kernels.round_rows, (x.shape[0], groups), x, x.stride(0), numbers, scales, **sizes)
+        _launch(round_rows, (x.shape[0], groups), x, x.stride(0), numbers, scales, **sizes)
         return numbers, scales, tile.step * x.element_size()
 
     def _sorted(self, expert_ids: Tensor, num_pairs: int, rows: int) -> tuple[Tensor, Tensor]:

@@ -9,20 +9,10 @@ import triton
 from fwk.errors import ModelLoadError
 from fwk.interfaces.operators import Operators
 from fwk_operators.triton_ops import kernels
+from fwk_tiles.numbers import ACTIVATIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-ACTIVATIONS = {
-    "silu": kernels.SILU,
-    "swish": kernels.SILU,
-    "gelu": kernels.GELU,
-    "gelu_pytorch_tanh": kernels.GELU_TANH,
-    "gelu_new": kernels.GELU_TANH,
-    "gelu_fast": kernels.GELU_TANH,
-    "relu": kernels.RELU,
-    "relu2": kernels.RELU2,
-}
 
 NUMBERS = 1024
 """In one program: eight for each of 128 threads, which are one load of 128 bits in half precision."""

@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fwk.errors import ModelLoadError
+from fwk.errors import ConfigError, ModelLoadError
 from fwk.interfaces.native import NativeLinear
 from fwk.interfaces.quant import ALL, PLAIN, LinearShape, PackedNumbers, ParamSpec, QuantContext, QuantMethod
 from fwk.interfaces.weights_cache import PackedTensors
 from fwk_quant._common.activations import integer_kernel
 from fwk_quant._common.integers import MIDDLE, IntegerMatrix, pack, quantise
 from fwk_quant._common.layouts import params, unpack
-from fwk_quant._common.options import Activations
+from fwk_quant._common.options import Activations, GemmBackend
 from fwk_quant._linear_cpu.kernel import PackedMatrix
 from fwk_quant._linear_cpu.packed import from_packed, layout_version, to_packed
+from fwk_quant._linear_triton.choice import uses_triton
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fwk_quant._linear_triton.matrix import TritonMatrix
+
+    Matrix = IntegerMatrix | PackedMatrix | TritonMatrix
 
 
 class IntegerMethod(QuantMethod):
@@ -31,11 +36,23 @@ class IntegerMethod(QuantMethod):
 
     def __init__(self, context: QuantContext) -> None:
         super().__init__(context)
-        self._kernel = integer_kernel(context, self.activations, f"--int{self.bits}-activations")
+        self._uses_triton = uses_triton(context, self.gemm_backend, f"--int{self.bits}-gemm-backend")
+        if self._uses_triton and self.activations == "8bit":
+            raise ConfigError(
+                f"--int{self.bits}-gemm-backend triton keeps activations as they are, "
+                f"--int{self.bits}-activations 8bit rounds them: leave one of the two out"
+            )
+        flag = f"--int{self.bits}-activations"
+        self._kernel = None if self._uses_triton else integer_kernel(context, self.activations, flag)
 
     @property
     @abstractmethod
     def activations(self) -> Activations:
+        """The user's choice."""
+
+    @property
+    @abstractmethod
+    def gemm_backend(self) -> GemmBackend:
         """The user's choice."""
 
     @property
@@ -74,13 +91,15 @@ class IntegerMethod(QuantMethod):
             return self._kernel.packing.quantise(weight, self.bits, size, middle)
         return quantise(weight, self.bits, size, has_zeros=self.has_zeros)
 
-    def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> list[IntegerMatrix | PackedMatrix]:
+    def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> list[Matrix]:
         if shape.layout == PLAIN:
             packed = pack(loaded["numbers"], self.bits)
             matrices = [IntegerMatrix(self.bits, packed, loaded["scales"], loaded.get("zeros"))]
         else:
             matrices = unpack(shape.layout, self.bits, loaded, shape, self.context.checkpoint_config)
-        found = [self._for_kernel(matrix) for matrix in matrices]
+        if self._uses_triton:
+            return [self._for_triton(matrix, shape) for matrix in matrices]
+        found: list[Matrix] = [self._for_kernel(matrix) for matrix in matrices]
         if self.context.is_deterministic and not all(isinstance(matrix, PackedMatrix) for matrix in found):
             raise ModelLoadError(
                 f"{shape.prefix}: the native kernel does not compute such groups, and torch's products depend on the "
@@ -97,7 +116,19 @@ class IntegerMethod(QuantMethod):
             return matrix
         return replace(self._kernel.pack_slices(*matrix.size, unsigned), inputs=inputs)
 
-    def apply(self, weights: list[IntegerMatrix | PackedMatrix], x: Tensor, bias: Tensor | None) -> Tensor:
+    def _for_triton(self, matrix: IntegerMatrix, shape: LinearShape) -> TritonMatrix:
+        from fwk_quant._linear_triton.matrix import TritonMatrix  # noqa: PLC0415 - imports triton
+
+        in_order, columns = matrix.in_order()
+        packed = in_order.for_kernels()
+        if packed is None:
+            raise ModelLoadError(
+                f"{shape.prefix}: its groups differ in size, which --int{self.bits}-gemm-backend triton does not read: "
+                "leave that flag out"
+            )
+        return TritonMatrix.of(packed, matrix.size, columns)
+
+    def apply(self, weights: list[Matrix], x: Tensor, bias: Tensor | None) -> Tensor:
         if len(weights) == 1:
             return self._multiply(weights[0], x, bias)
         y = torch.cat([self._multiply(matrix, x, None) for matrix in weights], -1)
@@ -109,14 +140,14 @@ class IntegerMethod(QuantMethod):
             return None
         return f"{layout_version()} bits={self.bits} group={self.group_size} zeros={self.has_zeros}"
 
-    def to_packed(self, weights: list[IntegerMatrix | PackedMatrix]) -> PackedTensors | None:
+    def to_packed(self, weights: list[Matrix]) -> PackedTensors | None:
         packed = [matrix for matrix in weights if isinstance(matrix, PackedMatrix)]
         return to_packed(packed) if len(packed) == len(weights) else None
 
-    def from_packed(self, packed: PackedTensors) -> list[IntegerMatrix | PackedMatrix]:
+    def from_packed(self, packed: PackedTensors) -> list[Matrix]:
         return [*from_packed(packed)]
 
-    def native(self, weights: list[IntegerMatrix | PackedMatrix], num_slices: int) -> list[NativeLinear] | None:
+    def native(self, weights: list[Matrix], num_slices: int) -> list[NativeLinear] | None:
         found: list[NativeLinear] = []
         start = 0
         for matrix in weights:
@@ -126,10 +157,10 @@ class IntegerMethod(QuantMethod):
             start += matrix.size[0]
         return found
 
-    def packed_numbers(self, weights: list[IntegerMatrix | PackedMatrix]) -> PackedNumbers | None:
+    def packed_numbers(self, weights: list[Matrix]) -> PackedNumbers | None:
         if self.activations == "8bit":
             return None
-        found = [matrix.for_kernels() for matrix in weights if isinstance(matrix, IntegerMatrix)]
+        found = [self._packed_numbers(matrix) for matrix in weights]
         parts = [part for part in found if part is not None]
         if len(parts) != len(weights) or len({(part.group_size, part.zeros is None) for part in parts}) != 1:
             return None
@@ -143,8 +174,15 @@ class IntegerMethod(QuantMethod):
             zeros=torch.cat(zeros) if zeros else None,
         )
 
-    def _multiply(self, matrix: IntegerMatrix | PackedMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
+    def _packed_numbers(self, matrix: Matrix) -> PackedNumbers | None:
+        if isinstance(matrix, PackedMatrix):
+            return None
         if isinstance(matrix, IntegerMatrix):
-            return matrix.apply(x, bias)
-        assert self._kernel is not None
-        return self._kernel.apply(matrix, x, bias)
+            return matrix.for_kernels()
+        return matrix.packed if matrix.order is None else None
+
+    def _multiply(self, matrix: Matrix, x: Tensor, bias: Tensor | None) -> Tensor:
+        if isinstance(matrix, PackedMatrix):
+            assert self._kernel is not None
+            return self._kernel.apply(matrix, x, bias)
+        return matrix.apply(x, bias)

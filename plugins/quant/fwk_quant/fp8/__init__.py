@@ -4,6 +4,7 @@ from typing import Literal
 
 from fwk import QuantizerSpec, hookimpl
 from fwk.config import Options, option
+from fwk_quant._common.options import GemmBackend, gemm_backend_option
 
 
 class Fp8Options(Options):
@@ -22,6 +23,7 @@ class Fp8Options(Options):
         "products, else full.",
         stability="beta",
     )
+    fp8_gemm_backend: GemmBackend = gemm_backend_option()
 
 
 LAYOUTS = ("fp8", "fp8:block", "compressed-tensors:float-quantized")

@@ -6,19 +6,22 @@ Activations are kept, or rounded to e4m3 too (``--fp8-activations``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from fwk.errors import ConfigError, ModelLoadError
-from fwk.interfaces.quant import ALL, PLAIN, LinearShape, PackedNumbers, ParamSpec, QuantMethod
+from fwk.interfaces.quant import ALL, PLAIN, LinearShape, PackedNumbers, ParamSpec, QuantContext, QuantMethod
 from fwk_quant._common.layouts import activation_params, weights_arguments
 from fwk_quant._common.product import multiply
+from fwk_quant._linear_triton.choice import uses_triton
 from fwk_quant.fp8.scaled import BLOCK, LARGEST, block_product, padded_block_scales, row_product, why_not
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fwk_quant._linear_triton.matrix import TritonMatrix
 
 SIGN_AND_MAGNITUDE = 0x87F00000 - 2**32
 """As an int32: bit 31, and the seven bits from 20 on."""
@@ -29,12 +32,14 @@ class Fp8Matrix:
     """numbers: [rows, columns] float8_e4m3fn. scales: float32, [rows]; or of blocks, [rows / 128, columns / 128].
 
     rounds_input: whether activations become e4m3, by ``input_scale`` [] or, without, by their own largest numbers.
+    for_triton: the same for kernels of ours, which compute all products, of rounded activations those of few tokens.
     """
 
     numbers: Tensor
     scales: Tensor
     rounds_input: bool = False
     input_scale: Tensor | None = None
+    for_triton: TritonMatrix | None = None
 
     @property
     def is_block(self) -> bool:
@@ -52,6 +57,10 @@ class Fp8Matrix:
 
 class Fp8Method(QuantMethod):
     """A scale per output feature, per matrix of the checkpoint, or per block."""
+
+    def __init__(self, context: QuantContext) -> None:
+        super().__init__(context)
+        self._uses_triton = uses_triton(context, context.options.fp8_gemm_backend, "--fp8-gemm-backend")
 
     def params(self, shape: LinearShape) -> Mapping[str, ParamSpec]:
         per_row = ParamSpec(0, 1, torch.float32, input_block=ALL, shards_input=False, is_uniform=True)
@@ -72,6 +81,22 @@ class Fp8Method(QuantMethod):
         return {"weight": numbers, "weight_scale": scales}
 
     def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Fp8Matrix:
+        found = self._matrix(loaded, shape)
+        if not self._uses_triton:
+            return found
+        from fwk_quant._linear_triton.matrix import TritonMatrix  # noqa: PLC0415 - imports triton
+
+        packed = self.packed_numbers(found)
+        if packed is None:
+            raise ConfigError(
+                f"--fp8-gemm-backend triton rounds activations by their own largest numbers, {shape.prefix} has a "
+                "scale for them in the checkpoint: leave --fp8-activations 8bit out, and they are kept"
+            )
+        rows, columns = found.numbers.shape
+        rounds = packed.rounds_input
+        return replace(found, rounds_input=rounds, for_triton=TritonMatrix.of(packed, (rows, columns)))
+
+    def _matrix(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Fp8Matrix:
         numbers = loaded["weight"]
         scales = loaded.get("weight_scale_inv", loaded.get("weight_scale"))
         assert scales is not None, "params() names one of the two"
@@ -89,6 +114,9 @@ class Fp8Method(QuantMethod):
 
     def apply(self, weights: Fp8Matrix, x: Tensor, bias: Tensor | None) -> Tensor:
         size = (weights.numbers.shape[0], weights.numbers.shape[1])
+        ours = weights.for_triton
+        if ours is not None and x.dtype == self.context.dtype and (not weights.rounds_input or ours.is_for(x)):
+            return ours.apply(x, bias)
         if not weights.rounds_input or x.dtype != self.context.dtype:
             scales = None if weights.is_block else weights.scales
             return multiply(x, size, lambda start, stop: weights.dense(start, stop, x.dtype), bias, scales)

@@ -5,7 +5,7 @@ from typing import Literal
 from fwk import QuantizerSpec, hookimpl
 from fwk.config import Options, option
 from fwk_quant._common.declaration import NativeOnCpuSpec
-from fwk_quant._common.options import Activations, activations_option
+from fwk_quant._common.options import Activations, GemmBackend, activations_option, gemm_backend_option
 
 
 class Int4Options(Options):
@@ -20,6 +20,7 @@ class Int4Options(Options):
         stability="beta",
     )
     int4_activations: Activations = activations_option()
+    int4_gemm_backend: GemmBackend = gemm_backend_option()
 
 
 @hookimpl

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fwk_quant._common.method import IntegerMethod
-from fwk_quant._common.options import Activations
+from fwk_quant._common.options import Activations, GemmBackend
 
 
 class Int4Method(IntegerMethod):
@@ -14,6 +14,10 @@ class Int4Method(IntegerMethod):
     @property
     def activations(self) -> Activations:
         return self.context.options.int4_activations
+
+    @property
+    def gemm_backend(self) -> GemmBackend:
+        return self.context.options.int4_gemm_backend
 
     @property
     def group_size(self) -> int:

@@ -3,13 +3,14 @@
 from fwk import QuantizerSpec, hookimpl
 from fwk.config import Options
 from fwk_quant._common.declaration import NativeOnCpuSpec
-from fwk_quant._common.options import Activations, activations_option
+from fwk_quant._common.options import Activations, GemmBackend, activations_option, gemm_backend_option
 
 
 class Int8Options(Options):
     """Options of ``quant.int8``."""
 
     int8_activations: Activations = activations_option()
+    int8_gemm_backend: GemmBackend = gemm_backend_option()
 
 
 @hookimpl

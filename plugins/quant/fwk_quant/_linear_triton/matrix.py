@@ -1,0 +1,176 @@
+"""Launches the kernels: one for few tokens, two where parts are added or inputs rounded; many are torch's product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from fwk.interfaces.quant import PackedNumbers
+from fwk_quant._linear_triton import kernels
+from fwk_tiles.matrices import FORMATS, round_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FEW_TOKENS = 64
+"""Up to here a matrix is unpacked as it is multiplied, beyond once for all of them: torch's product then gains more."""
+
+PROGRAMS = 256
+"""Two for each multiprocessor of a large device: with fewer, the sum over the inputs is shared among programs."""
+
+MAX_PARTS = 8
+
+COLUMNS = 64
+
+NUMBERS = 1024
+"""Of a sum of parts, or of an input that is rounded, in one program: eight for each of 128 threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Tokens and outputs of a program, and how many inputs it multiplies at once."""
+
+    rows: int
+    columns: int
+    step: int
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def tile_of(num_tokens: int, itemsize: int) -> Tile:
+    """itemsize: of a number of x as the kernel reads it. Sums of many rows in float32 do not fit the registers."""
+    rows = 16 if num_tokens <= 16 or itemsize == 4 else 32 if num_tokens <= 32 else 64
+    return Tile(rows, COLUMNS, step=128 // itemsize)
+
+
+def parts_of(outputs: int, inputs: int, step: int) -> tuple[int, int]:
+    """Among how many programs a sum is shared, and the inputs of each: by the matrix alone, whatever the tokens."""
+    wanted = -(-PROGRAMS // -(-outputs // COLUMNS))
+    steps = -(-inputs // step)
+    span = -(-steps // min(wanted, MAX_PARTS, max(1, steps // 4))) * step
+    return -(-inputs // span), span
+
+
+@dataclass(frozen=True, slots=True)
+class TritonMatrix:
+    """A packed matrix [outputs, inputs] that the kernels read; ``order``: [inputs] int64, the input at each place."""
+
+    packed: PackedNumbers
+    size: tuple[int, int]
+    order: Tensor | None = None
+
+    @staticmethod
+    def of(packed: PackedNumbers, size: tuple[int, int], order: Tensor | None = None) -> TritonMatrix:
+        """With tensors whose rows lie one after the other, as the kernels read them."""
+        zeros = None if packed.zeros is None else packed.zeros.contiguous()
+        in_rows = {"numbers": packed.numbers.contiguous(), "scales": packed.scales.contiguous(), "zeros": zeros}
+        return TritonMatrix(replace(packed, **in_rows), size, order)
+
+    @staticmethod
+    def is_for(x: Tensor) -> bool:
+        """Whether x has so few rows that its product is theirs."""
+        return x.shape[0] <= FEW_TOKENS
+
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x: [num_tokens, inputs] to [num_tokens, outputs]."""
+        x = x if self.order is None else x[:, self.order]
+        x = x if x.stride(1) == 1 else x.contiguous()
+        if not x.shape[0]:
+            return x.new_empty(0, self.size[0])
+        if not self.is_for(x) and not self.packed.rounds_input:
+            return self._product_of_many(x, bias)
+        return self._product(x, bias)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        (outputs, inputs), num_tokens, dtype = self.size, x.shape[0], x.dtype
+        x, of_x = self._rounded(x) if self.packed.rounds_input else (x, x)
+        tile = tile_of(num_tokens, x.element_size())
+        parts, span = parts_of(outputs, inputs, tile.step)
+        shape, kind = ((num_tokens, outputs), dtype) if parts == 1 else ((parts, num_tokens, outputs), torch.float32)
+        out = torch.empty(shape, dtype=kind, device=x.device)
+        given = x if bias is None else bias
+        _launch(
+            kernels.packed_products,
+            (triton.cdiv(outputs, tile.columns), parts, triton.cdiv(num_tokens, tile.rows)),
+            x,
+            x.stride(0),
+            of_x,
+            *self._tensors,
+            given,
+            out,
+            num_tokens,
+            **self._constants,
+            ROUNDS=self.packed.rounds_input,
+            HAS_BIAS=bias is not None,
+            PARTS=parts,
+            SPAN=span,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
+            STEP=tile.step,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+        if parts == 1:
+            return out
+        y = torch.empty(num_tokens, outputs, dtype=dtype, device=x.device)
+        sizes = {"OUTPUTS": outputs, "PARTS": parts, "HAS_BIAS": bias is not None, "WIDTH": NUMBERS}
+        grid = (num_tokens, triton.cdiv(outputs, NUMBERS), 1)
+        _launch(kernels.add_parts, grid, out, y if bias is None else bias, y, num_tokens, **sizes)
+        return y
+
+    def _product_of_many(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        outputs, inputs = self.size
+        dense = x.new_empty(outputs, inputs)
+        step = 128
+        grid = (triton.cdiv(outputs, 32), triton.cdiv(inputs, step), 1)
+        _launch(kernels.unpack_tiles, grid, *self._tensors, dense, **self._constants, ROWS=32, STEP=step)
+        if not self._scales_products:
+            return F.linear(x, dense, bias)
+        of_rows = self.packed.scales.view(-1).float()
+        if self.packed.row_block > 1:
+            of_rows = of_rows.repeat_interleave(self.packed.row_block)[:outputs]
+        y = F.linear(x, dense).mul_(of_rows)
+        return y if bias is None else y.add_(bias)
+
+    def _rounded(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x as bytes of e4m3 numbers, and float32 scales [num_tokens, groups]."""
+        groups, group = self._constants["GROUPS"], self._constants["GROUP"]
+        numbers = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+        scales = torch.empty(x.shape[0], groups, dtype=torch.float32, device=x.device)
+        width = min(1 << (group - 1).bit_length(), NUMBERS)
+        sizes = {"SIZE": x.shape[1], "GROUPS": groups, "GROUP": group, "WIDTH": width}
+        _launch(round_rows, (x.shape[0], groups, 1), x, x.stride(0), numbers, scales, **sizes)
+        return numbers, scales
+
+    @property
+    def _scales_products(self) -> bool:
+        """Whether the kernels leave the scales out, one of which each row has."""
+        return self.packed.scales.shape[1] == 1 and self.packed.zeros is None
+
+    @property
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        packed = self.packed
+        numbers = packed.numbers.view(torch.uint8)  # not every device that Triton compiles for reads e4m3
+        return numbers, packed.scales, packed.scales if packed.zeros is None else packed.zeros
+
+    @property
+    def _constants(self) -> dict[str, Any]:
+        packed, (outputs, inputs) = self.packed, self.size
+        return {
+            "INPUTS": inputs,
+            "OUTPUTS": outputs,
+            "FORMAT": FORMATS[packed.kind].value,
+            "GROUPS": packed.scales.shape[1],
+            "GROUP": min(packed.group_size, inputs),
+            "ROW_BLOCK": packed.row_block,
+            "HAS_ZEROS": packed.zeros is not None,
+        }
+
+
+def _launch(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **constants: Any) -> None:
+    """Arguments of a kernel are what its decorator makes of them: no type checker knows it."""
+    kernel[grid](*arguments, **constants, IS_INTERPRETED=not arguments[0].is_cuda)

@@ -1,0 +1,1 @@
+"""Functions in Triton that the kernels of several plugins are made of. Imports nothing of fwk, nor a plugin."""
