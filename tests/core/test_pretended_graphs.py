@@ -27,6 +27,7 @@ from fwk.worker.graphs import DecodeGraphs
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.packed import PackedRing
 from fwk.worker.sequence_table import SequenceTable
+from fwk_attention.triton_paged import plan
 from fwk_attention.triton_paged.captured import CapturedDecodes
 from fwk_kit.testing.serving import TINY
 
@@ -258,6 +259,33 @@ def test_a_long_past_is_cut_as_in_any_step(folder: Path) -> None:
     served = Served(folder, prompts=prompts, **TRITON | ONE_SIZE)
     assert served.replays >= 4
     assert served.tokens == on_cpu(folder, prompts=prompts)
+
+
+CASCADE: dict[str, Any] = {**TRITON, "triton_attention_cascade": True, "triton_attention_split_tile_size": 16}
+BEGINNING = [(7 * n) % 90 + 5 for n in range(33)]
+
+
+@pytest.mark.parametrize("is_eager", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_sequences_share_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch, is_eager: bool) -> None:
+    """Shared tiles are in the graphs, as many as there is room for, and without a wait."""
+    shared: list[int] = []
+    real = plan.share
+
+    def share(*arguments: Any, **more: Any) -> Any:
+        found = real(*arguments, **more)
+        shared.append(len(found[1]))
+        return found
+
+    monkeypatch.setattr(plan, "share", share)
+    prompts = [BEGINNING, [*BEGINNING, 5, 6], [9, 8, 7]]
+    small: dict[str, Any] = {"max_total_tokens": 160, "max_running_requests": 4}
+    more = {"disable_cuda_graph": True} if is_eager else {"cuda_graph_bs": (4,)}
+    few = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    served = Served(folder, few, prompts, **CASCADE, **small, **more)
+    assert shared[-3:] == [2, 2, 2]
+    assert served.tokens == on_cpu(folder, few, prompts, **small)
+    assert (served.replays > 0, set(served.launches) == {1}) == (not is_eager, not is_eager)
+    assert [where for where in served.syncs if "in_flight" not in where] == [], "a launch waited"
 
 
 @pytest.mark.slow

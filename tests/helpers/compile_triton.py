@@ -1,7 +1,7 @@
 """Compile the Triton kernels for a GPU that need not be there; prints a line of JSON about the machine code of each.
 
-``python -m tests.helpers.compile_triton CC DTYPE plain|int8|fp8 full|tree|latent short|long`` for attention,
-``python -m tests.helpers.compile_triton CC|gfx942 DTYPE NAME`` for those of ``COMPILED``, all without
+``python -m tests.helpers.compile_triton CC|gfx942 DTYPE plain|int8|fp8 full|tree|latent short|long|shared`` for
+attention, ``python -m tests.helpers.compile_triton CC|gfx942 DTYPE NAME`` for those of ``COMPILED``, all without
 TRITON_INTERPRET: the interpreter takes the place of the compiler for good.
 """
 
@@ -265,7 +265,7 @@ def compile_products(cc: int | str, dtype: str) -> None:
         report(products.linear_tiles, cc, given, {"HAS_BIAS": has_bias, **sizes}, **options)
 
 
-def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
+def main(cc: int | str, dtype: str, form: str, kind: str, length: str) -> None:
     size, rest, group = (512, 64, 128) if kind == "latent" else (128, 0, 6)
     kv_heads, parts = (1, 1) if kind == "latent" else (4, 2)
     number = f"*{dtype}"
@@ -309,7 +309,9 @@ def main(cc: int, dtype: str, form: str, kind: str, length: str) -> None:
         "WINDOW": 100 if kind == "tree" else 0,
         "HAS_CAP": kind == "tree",
         "IS_TREE": kind == "tree",
-        "KEYS": sizes.keys,
+        "KEYS": sizes.shared_keys if length == "shared" else sizes.keys,
+        "PART_ROWS": sizes.short_rows if length == "shared" else rows,
+        "SLOTS": rows // heads if length == "shared" else 0,
         "IS_INTERPRETED": False,
     }
     report(attend_tiles, cc, attend, constants, num_stages=2)
@@ -330,7 +332,8 @@ COMPILED = {
 
 if __name__ == "__main__":
     target, number_type, *words = sys.argv[1:]
+    device = int(target) if target.isdecimal() else target
     if words[0] in COMPILED:
-        COMPILED[words[0]](int(target) if target.isdecimal() else target, number_type)
+        COMPILED[words[0]](device, number_type)
     else:
-        main(int(target), number_type, *words)
+        main(device, number_type, *words)

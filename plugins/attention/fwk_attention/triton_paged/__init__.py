@@ -18,6 +18,13 @@ class TritonOptions(Options):
         ge=16,
         multiple_of=16,
     )
+    triton_attention_cascade: bool = option(
+        False,
+        "Read keys that sequences of a step share (a cached prefix) once for all of them: whole ranges of "
+        "--triton-attention-split-tile-size, in layers without a sliding window. Not with "
+        "--enable-deterministic-inference. No GPU has timed it yet.",
+        stability="beta",
+    )
 
 
 class TritonSpec(InterpretedKernels, AttentionBackendSpec):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
+from fwk.errors import ConfigError
 from fwk.interfaces.attention import (
     AttentionBackend,
     AttentionContext,
@@ -59,6 +60,11 @@ class TritonBackend(AttentionBackend):
 
     def __init__(self, context: AttentionContext) -> None:
         super().__init__(context)
+        if context.is_deterministic and context.options.triton_attention_cascade:
+            raise ConfigError(
+                "--triton-attention-cascade computes the keys that sequences of a step share in larger tiles, in which "
+                "matrix units add up in another order: leave it or --enable-deterministic-inference out"
+            )
         self._rows = rows_of(context)
         self._format = {"auto": PLAIN, "int8": INT8, "fp8_e4m3": FP8}[context.kv_dtype].value
         self._is_interpreted = context.device.type != "cuda"
@@ -122,8 +128,11 @@ class TritonBackend(AttentionBackend):
             sizes = device_sizes(layer.head_size, layer.value_head_size, self.context.dtype.itemsize)
         if self.context.is_deterministic:
             sizes = deterministic(sizes)
-        group, split = layer.num_heads // layer.num_kv_heads, self.context.options.triton_attention_split_tile_size
-        return LayerKind(layer.kv_group, group, layer.sliding_window, sizes, split, self.context.is_deterministic)
+        group, options = layer.num_heads // layer.num_kv_heads, self.context.options
+        window, is_deterministic = layer.sliding_window, self.context.is_deterministic
+        shared = self.context.block_size if options.triton_attention_cascade and window is None else 0
+        split = options.triton_attention_split_tile_size
+        return LayerKind(layer.kv_group, group, window, sizes, split, is_deterministic, shared)
 
     def _state(self, layer: AttentionLayer) -> LayerState:
         state: LayerState | None = layer.state
@@ -182,45 +191,51 @@ class TritonBackend(AttentionBackend):
         programs = _programs(layer, kind)
         size, rows = layer.value_head_size, launch.rows
         parts, stats = self._workspace.take(launch.num_parts * programs * rows, size)
-        shared = {"GROUP": kind.group, "HEADS": kind.heads, "SIZE": size, "WIDTH": state.width, "ROWS": rows}
-        _launch(
-            attend_tiles,
-            (launch.tiles.shape[0], programs),
-            q,
-            q.stride(0),
-            q.stride(1),
-            out,
-            cache,
-            state.scales,
-            launch.tiles,
-            table,
-            table.stride(0),
-            batch.positions,
-            tree,
-            tree.stride(0),
-            parts,
-            stats,
-            layer.num_heads,
-            layer.scale,
-            layer.soft_cap or 1.0,
-            **shared,
-            REST=state.rest,
-            REST_WIDTH=state.rest_width,
-            ROW=cache.shape[4],
-            BLOCK_SIZE=cache.shape[3],
-            BLOCK_STRIDE=cache.stride(0),
-            VALUE_OFFSET=state.value_offset,
-            WINDOW=layer.sliding_window or 0,
-            HAS_CAP=layer.soft_cap is not None,
-            IS_TREE=batch.tree_mask is not None,
-            FORMAT=self._format,
-            KEYS=kind.sizes.keys,
-            IS_INTERPRETED=self._is_interpreted,
-            num_stages=2,
-        )
+        tile = {"GROUP": kind.group, "HEADS": kind.heads, "SIZE": size, "WIDTH": state.width}
+        for tiles, slots in ((launch.shared, kind.slots), (launch.tiles, 0)):
+            if tiles is None:
+                continue
+            _launch(
+                attend_tiles,
+                (tiles.shape[0], programs),
+                q,
+                q.stride(0),
+                q.stride(1),
+                out,
+                cache,
+                state.scales,
+                tiles,
+                table,
+                table.stride(0),
+                batch.positions,
+                tree,
+                tree.stride(0),
+                parts,
+                stats,
+                layer.num_heads,
+                layer.scale,
+                layer.soft_cap or 1.0,
+                **tile,
+                ROWS=kind.sizes.rows if slots else rows,
+                PART_ROWS=rows,
+                SLOTS=slots,
+                REST=state.rest,
+                REST_WIDTH=state.rest_width,
+                ROW=cache.shape[4],
+                BLOCK_SIZE=cache.shape[3],
+                BLOCK_STRIDE=cache.stride(0),
+                VALUE_OFFSET=state.value_offset,
+                WINDOW=layer.sliding_window or 0,
+                HAS_CAP=layer.soft_cap is not None,
+                IS_TREE=batch.tree_mask is not None and not slots,
+                FORMAT=self._format,
+                KEYS=kind.sizes.shared_keys if slots else kind.sizes.keys,
+                IS_INTERPRETED=self._is_interpreted,
+                num_stages=2,
+            )
         if launch.joins is not None:
             grid = (launch.joins.shape[0], programs)
-            _launch(join_parts, grid, out, launch.joins, parts, stats, layer.num_heads, **shared)
+            _launch(join_parts, grid, out, launch.joins, parts, stats, layer.num_heads, **tile, ROWS=rows)
 
 
 class Workspace:

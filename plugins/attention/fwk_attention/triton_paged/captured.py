@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fwk_attention.triton_paged.plan import Launch, LayerKind, decode_tiles
+from fwk_attention.triton_paged.plan import Launch, LayerKind, decode_tiles, share_parts
+from fwk_attention.triton_paged.shared import unused
 
 if TYPE_CHECKING:
     from fwk.types import ForwardBatch
@@ -23,7 +24,8 @@ NO_TILE = (0, 0, 0, 0, 0, 0, 0, -1)
 class CapturedDecodes:
     """The tiles of ``plan_launches``, and after them some of no token, up to a number that the batch size tells.
 
-    A sequence is cut as it is in any other step, so its numbers are the same.
+    A sequence is cut as it is in any other step, so its numbers are the same. Shared tiles are half as many; what more
+    would take is not shared.
     """
 
     def __init__(
@@ -37,6 +39,9 @@ class CapturedDecodes:
         for i in range(len(kinds)):
             buffers.fixed(f"captured tiles {i}", (self.capacity(num_seqs), len(NO_TILE)), torch.int32)
             buffers.fixed(f"captured joins {i}", (num_seqs, 5), torch.int32)
+            if kinds[i].shared_block_size:
+                shape = (max(self.capacity(num_seqs) // 2, 1), len(unused(kinds[i].slots)))
+                buffers.fixed(f"captured shared {i}", shape, torch.int32)
 
     def capacity(self, num_seqs: int) -> int:
         """Tiles of a step of so many sequences."""
@@ -52,19 +57,24 @@ class CapturedDecodes:
         self._buffers.turn()
         plan: dict[LayerKind, list[Launch]] = {}
         for i, (kind, (tiles, joins)) in enumerate(zip(self._kinds, cuts, strict=True)):
+            shared, most = None, capacity // 2
+            if kind.shared_block_size and most:
+                tiles, found = share_parts(tiles, batch, kind, most)
+                shared = self._buffers.write(f"captured shared {i}", _filled(found, most, unused(kind.slots)))
             plan[kind] = [
                 Launch(
                     kind.sizes.short_rows,
                     self._buffers.write(f"captured tiles {i}", _filled(tiles, capacity, NO_TILE)),
                     capacity,
                     self._buffers.write(f"captured joins {i}", _filled(joins, count, (0,) * 5)),
+                    shared,
                 )
             ]
         self._buffers.sent()
         return plan
 
 
-def _filled(rows: Any, count: int, rest: tuple[int, ...]) -> Any:
+def _filled(rows: Any, count: int, rest: Any) -> Any:
     """[n, m] int64 to [count, m] int32, whose last rows are ``rest``."""
     filled = np.empty((count, len(rest)), np.int32)
     filled[: len(rows)] = rows

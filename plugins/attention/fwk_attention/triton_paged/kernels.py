@@ -3,7 +3,8 @@
 A tile is some consecutive new tokens of one sequence and the range of its keys that any of them sees. A program
 computes a tile for some query heads of one KV head, going once over the keys with a running softmax (FlashAttention,
 Dao et al. 2022). Where a short tile has many keys, several programs take a part of them each (Flash-Decoding, Dao et
-al. 2023) and leave a partial outcome with its maximum and its sum; ``join_parts`` puts these together.
+al. 2023) and leave a partial outcome with its maximum and its sum; ``join_parts`` puts these together. Tokens of
+several sequences make up a tile where all of them see the same blocks (``shared.share``).
 """
 
 # The compiler drops branches on constants, and with them what looks unbound:
@@ -14,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fwk_attention.triton_paged import shared
 from fwk_attention.triton_paged.rows import PLAIN, decode
 
 TILE_FIELDS = tl.constexpr(8)
@@ -22,6 +24,9 @@ tile's first new token, its first key, its last key (exclusive), where its parti
 
 JOIN_FIELDS = tl.constexpr(5)
 """int32 per tile to join: first new token in the batch, number of new tokens, the tile's first, first part, parts."""
+
+
+SHARED_FIELDS, SLOT_FIELDS = tl.constexpr(shared.SHARED_FIELDS), tl.constexpr(shared.SLOT_FIELDS)
 
 
 @triton.jit
@@ -36,6 +41,29 @@ def tile_rows(start, num_new, first, num_heads, GROUP: tl.constexpr, HEADS: tl.c
     return index, start + index, kv_head * GROUP + in_group, is_row
 
 
+@triton.jit
+def store_part(
+    parts,
+    part_stats,
+    part,
+    nth,
+    result,
+    top,
+    total,
+    is_row,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Leave rows' partial outcomes in rows ``nth`` of ``part``, of which each has ROWS."""
+    place = part.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    column = tl.arange(0, WIDTH)
+    kept = parts + (place * ROWS + nth)[:, None] * SIZE + column[None, :]
+    tl.store(kept, result, mask=is_row[:, None] & (column < SIZE)[None, :])
+    tl.store(part_stats + place * 2 * ROWS + nth, top, mask=is_row)
+    tl.store(part_stats + (place * 2 + 1) * ROWS + nth, total, mask=is_row)
+
+
 @triton.jit(do_not_specialize=["table_stride", "tree_stride"])
 def attend_tiles(
     q,  # [num_tokens, num_heads, SIZE + REST]
@@ -44,14 +72,14 @@ def attend_tiles(
     out,  # [num_tokens, num_heads, SIZE], contiguous
     cache,
     scales,  # the same memory as float32
-    tiles,  # [num_tiles, TILE_FIELDS]
+    tiles,  # [num_tiles, TILE_FIELDS], or shared ones
     table,
     table_stride,
     positions,
     tree_mask,
     tree_stride,
-    parts,  # [num_parts, programs per tile, ROWS, SIZE] float32
-    part_stats,  # [num_parts, programs per tile, 2, ROWS] float32: maximum (base 2), sum
+    parts,  # [num_parts, programs per tile, PART_ROWS, SIZE] float32
+    part_stats,  # [num_parts, programs per tile, 2, PART_ROWS] float32: maximum (base 2), sum
     num_heads,
     scale,
     soft_cap,
@@ -70,14 +98,30 @@ def attend_tiles(
     IS_TREE: tl.constexpr,
     FORMAT: tl.constexpr,
     ROWS: tl.constexpr,
+    PART_ROWS: tl.constexpr,  # of the tiles that parts are of
     KEYS: tl.constexpr,
+    SLOTS: tl.constexpr,  # tokens of a shared tile, ROWS // HEADS; 0: tiles of one sequence. Not in a tree, no window
     IS_INTERPRETED: tl.constexpr,
 ):
-    tile = tiles + tl.program_id(0) * TILE_FIELDS
-    sequence, start, num_new, past = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
-    first, first_key, last_key, part = tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7)
-    index, token, head, is_row = tile_rows(start, num_new, first, num_heads, GROUP, HEADS, ROWS)
-    kv_head = tl.program_id(1) // ((GROUP + HEADS - 1) // HEADS)
+    head_tiles = (GROUP + HEADS - 1) // HEADS
+    kv_head = tl.program_id(1) // head_tiles
+    nth = tl.arange(0, ROWS)
+    if SLOTS > 0:
+        tile = tiles + tl.program_id(0) * (SHARED_FIELDS + SLOTS * SLOT_FIELDS)
+        sequence, first_key, last_key = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+        slot = tile + SHARED_FIELDS + nth // HEADS * SLOT_FIELDS
+        in_group = (tl.program_id(1) % head_tiles) * HEADS + nth % HEADS
+        token, head = tl.load(slot), kv_head * GROUP + in_group
+        is_row = (token >= 0) & (in_group < GROUP)
+        query_position = tl.load(positions + token, mask=is_row, other=0)  # lengths may have come late
+    else:
+        tile = tiles + tl.program_id(0) * TILE_FIELDS
+        sequence, start, num_new, past = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+        first, first_key, last_key, part = tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7)
+        index, token, head, is_row = tile_rows(start, num_new, first, num_heads, GROUP, HEADS, ROWS)
+        query_position = (past + index).to(tl.int64)
+        if IS_TREE:
+            query_position = tl.load(positions + token, mask=is_row, other=0)
     column = tl.arange(0, WIDTH)
     is_column = column < SIZE
     query = q + token.to(tl.int64)[:, None] * q_token_stride + head[:, None] * q_head_stride
@@ -90,10 +134,6 @@ def attend_tiles(
             queries_rest = queries_rest.to(tl.float32)
     if IS_INTERPRETED:
         queries = queries.to(tl.float32)  # the interpreter's dot would multiply the bits of bfloat16 numbers
-    if IS_TREE:
-        query_position = tl.load(positions + token, mask=is_row, other=0)
-    else:
-        query_position = (past + index).to(tl.int64)
     log2e = 1.4426950408889634
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -155,17 +195,15 @@ def attend_tiles(
                 value_scale = key_scale
             weights *= value_scale[None, :]
         result = result * fade[:, None] + tl.dot(weights.to(queries.dtype), values, input_precision="ieee")
-    if part < 0:
+    if SLOTS > 0:
+        part, nth = tl.load(slot + 1), tl.load(slot + 2) * HEADS + nth % HEADS  # its own tile's row
+        store_part(parts, part_stats, part, nth, result, top, total, is_row, SIZE, WIDTH, PART_ROWS)
+    elif part < 0:
         target = out + (token.to(tl.int64) * num_heads + head)[:, None] * SIZE + column[None, :]
         result = result / tl.where(total == 0.0, 1.0, total)[:, None]
         tl.store(target, result.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
     else:
-        place = part.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-        nth = tl.arange(0, ROWS)
-        kept = parts + (place * ROWS + nth)[:, None] * SIZE + column[None, :]
-        tl.store(kept, result, mask=is_row[:, None] & is_column[None, :])
-        tl.store(part_stats + place * 2 * ROWS + nth, top)
-        tl.store(part_stats + (place * 2 + 1) * ROWS + nth, total)
+        store_part(parts, part_stats, part, nth, result, top, total, is_row, SIZE, WIDTH, PART_ROWS)
 
 
 @triton.jit
@@ -193,8 +231,8 @@ def join_parts(
     result = tl.zeros((ROWS, WIDTH), tl.float32)
     for nth in range(num_parts):
         place = (first_part.to(tl.int64) + nth) * tl.num_programs(1) + tl.program_id(1)
-        part_top = tl.load(part_stats + place * 2 * ROWS + row)
-        part_total = tl.load(part_stats + (place * 2 + 1) * ROWS + row)
+        part_top = tl.load(part_stats + place * 2 * ROWS + row, mask=is_row, other=float("-inf"))
+        part_total = tl.load(part_stats + (place * 2 + 1) * ROWS + row, mask=is_row, other=0.0)
         numbers = tl.load(parts + (place * ROWS + row)[:, None] * SIZE + column[None, :], mask=mask, other=0.0)
         new_top = tl.maximum(top, part_top)
         base = tl.where(new_top == float("-inf"), 0.0, new_top)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fwk_attention.triton_paged.shared import share
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -37,6 +39,11 @@ class Sizes:
     short_rows: int  # of a short sequence's tile: tokens times heads. At least 16, for the matrix units
     rows: int  # of other tiles
     keys: int  # per turn of its loop
+
+    @property
+    def shared_keys(self) -> int:
+        """Per turn of a shared tile's, whose rows take more registers."""
+        return max(self.keys // 2, 16)
 
 
 INTERPRETED = Sizes(tokens=128, short_rows=64, rows=128, keys=256)
@@ -68,11 +75,17 @@ class LayerKind:
     sizes: Sizes
     split: int  # keys per part of a split tile, the same in every step: a sequence's neighbours must not matter
     splits_all: bool = False  # long chunks, too, so that a token's keys are added up in one order in any chunk
+    shared_block_size: int = 0  # tokens per block, where parts that short sequences share are computed once; 0: nowhere
 
     @property
     def heads(self) -> int:
         """Query heads per program, a power of two."""
         return min(power_of_two(self.group), MAX_HEADS)
+
+    @property
+    def slots(self) -> int:
+        """Tokens of a shared tile."""
+        return self.sizes.rows // self.heads
 
 
 @dataclass(slots=True)
@@ -83,6 +96,7 @@ class Launch:
     tiles: Tensor  # [num_tiles, 8] int32, see ``kernels.TILE_FIELDS``
     num_parts: int
     joins: Tensor | None  # [num_joins, 5] int32, see ``kernels.JOIN_FIELDS``
+    shared: Tensor | None = None  # [num_shared, fields] int32, see ``shared.share``
 
 
 def power_of_two(n: int, least: int = 1) -> int:
@@ -111,11 +125,28 @@ def plan_launches(batch: ForwardBatch, kind: LayerKind, send: Send) -> list[Laun
             is_tree=batch.tree_mask is not None,
             split=kind.split if is_short or kind.splits_all else None,
         )
+        shared = None
+        if is_short and kind.shared_block_size:
+            tiles, found = share_parts(tiles, batch, kind)
+            shared = send(f"shared {kind}", found.astype(np.int32)) if len(found) else None
         for nth, (some, joined) in enumerate([(tiles, joins)] if is_short else apart(tiles, joins)):
             num_parts, name = int(joined[:, 4].sum()), f"{kind} {is_short} {nth}"
             sent = send(f"joins {name}", joined.astype(np.int32)) if num_parts else None
-            launches.append(Launch(rows, send(f"tiles {name}", some.astype(np.int32)), num_parts, sent))
+            launches.append(Launch(rows, send(f"tiles {name}", some.astype(np.int32)), num_parts, sent, shared))
     return launches
+
+
+def share_parts(tiles: Any, batch: ForwardBatch, kind: LayerKind, most: int | None = None) -> tuple[Any, Any]:
+    """``share`` for the tiles of short sequences."""
+    return share(
+        tiles,
+        batch.kv_groups[kind.kv_group].block_table_np,
+        block_size=kind.shared_block_size,
+        split=kind.split,
+        tokens_per_tile=kind.sizes.short_rows // kind.heads,
+        slots=kind.slots,
+        most=most,
+    )
 
 
 def apart(tiles: Any, joins: Any) -> list[tuple[Any, Any]]:
@@ -144,7 +175,7 @@ def shortened(plan: dict[LayerKind, list[Launch]], batch: ForwardBatch) -> dict[
     """The same plan, once the device has taken ``ForwardBatch.num_fewer`` off the lengths that it was made for.
 
     A tile keeps its part of the keys, so that a sequence is cut as ever; keys past the end are none's. What a window
-    begins with moves with it.
+    begins with moves with it. Shared tiles stay: the kernel holds their keys against positions, which the device has.
     """
     if batch.num_fewer is None:
         return plan
