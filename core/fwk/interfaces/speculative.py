@@ -77,6 +77,10 @@ class DraftView:
     ahead: np.ndarray | int = 0
     """[num_seqs] int64: tokens that a launched step may add, of a decoder that ``drafts_ahead``. A proposal then begins
     with what these may be, and has so many tokens more than ``max_drafts`` allows; 0: there is no such step."""
+    newest: Tensor | None = None
+    """[num_seqs] int64 on the device: the newest token of each, of a decoder that ``drafts_late``, where only the
+    device knows it, and how many of the step's drafts were accepted. ``num_tokens`` then counts all of them, and
+    ``token_ids`` does not hold them; ``steps`` puts tokens where they belong. None: the host knows both."""
 
 
 @dataclass(slots=True)
@@ -130,6 +134,9 @@ class TargetStep:
     A head that drafts computes a token's K and V from the token's hidden state and the token after it (EAGLE,
     arXiv:2401.15077): ``batch()`` is the input of such a pass, the tokens after these at these tokens' places, with
     each sequence's last one as the wanted token. It is valid until the next batch is asked for.
+
+    Of a decoder that ``drafts_late`` only the device may know how many tokens stand: then rejected ones follow them, up
+    to the next sequence's, and mean nothing; nothing that stands sees them.
     """
 
     slots: np.ndarray  # [num_seqs] int64
@@ -137,6 +144,7 @@ class TargetStep:
     hidden: Tensor  # [num_tokens, hidden_size]: what the target's logits are made of
     taps: tuple[Tensor, ...]  # [num_tokens, hidden_size] each, in the order they were asked for
     batch: Callable[[], ForwardBatch]
+    last: Tensor  # [num_seqs] int64, where ``hidden`` is: each sequence's last token that stands
 
 
 class HeadMaker(Protocol):
@@ -207,6 +215,11 @@ class SpeculativeDecoder(ABC):
     drafts_ahead: bool = False
     """Whether its drafts are chains that follow from the known text alone, further than a step's drafts: then the next
     step is planned while one with drafts is in flight (``DraftView.ahead``)."""
+
+    drafts_late: bool = False
+    """Whether its drafts are chains in tensors that it can make of what only the device knows (``DraftView.newest``,
+    ``TargetStep.last``): then ``learn`` and ``propose`` are called as soon as a step is launched, before its result is
+    known, and ``observe`` a step later."""
 
     @property
     def max_passes(self) -> int:

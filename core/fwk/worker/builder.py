@@ -41,7 +41,7 @@ from fwk.worker.drafting import Drafting, NoDrafting
 from fwk.worker.forced import ForcedDrafts, NoForcedDrafts
 from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.graphs import StepModel
-from fwk.worker.in_flight import InFlight, Settled
+from fwk.worker.in_flight import Early, InFlight, Settled
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_builder import ModelBuilder
 from fwk.worker.model_runner import ModelRunner
@@ -536,8 +536,11 @@ class WorkerBuilder:
         if not self._setup.device.is_host:
             num_slots, send = self._config.engine.max_running_requests, self._uploads.send
             store = DraftStore(num_slots, decoder.max_drafts, self._device, send)
+            # Of a decoder that drafts late nothing is known to be done that was launched after the step before the one
+            # in flight: its passes after three steps' launches, for other sequences after two collected ones.
+            num_passes = 5 * (decoder.max_passes + 1) if decoder.drafts_late else decoder.max_passes
             for ring in self._rings:
-                ring.grow(decoder.max_passes)
+                ring.grow(num_passes)
         attention, layers = self._models.attention, self._models.layers
         return Drafting(
             decoder, table, inputs, attention, layers, sampling, num_taps, store, runs_ahead=self._runs_ahead(decoder)
@@ -548,7 +551,7 @@ class WorkerBuilder:
         attention = self._setup.factory.item("attention").declaration if self._models.layers else None
         takes_lengths_late = isinstance(attention, AttentionBackendSpec) and "late_lengths" in attention.features
         return (
-            decoder.drafts_ahead
+            (decoder.drafts_ahead or (decoder.drafts_late and decoder.acceptance.is_exact))
             and takes_lengths_late
             and not isinstance(self._models.attention, AttentionPair)
             and not self._setup.device.is_host
@@ -562,7 +565,9 @@ class WorkerBuilder:
         assert self._masks is not None, "sampling is built before"
         return ForcedDrafts(self._masks, table, num_slots)
 
-    def _in_flight(self, table: SequenceTable, max_rows: int) -> Callable[[StepSampler, Settled], InFlight] | None:
+    def _in_flight(
+        self, table: SequenceTable, max_rows: int
+    ) -> Callable[[StepSampler, Settled, Early | None], InFlight] | None:
         """What keeps launched steps on a device with an order of work of its own."""
         device = self._setup.device
         if device.is_host:

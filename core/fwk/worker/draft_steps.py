@@ -27,17 +27,23 @@ class Steps(DraftSteps):
         sampling: SamplingPipeline,
         slots: np.ndarray,
         num_tokens: np.ndarray,
+        num_fewer: Tensor | None = None,
     ) -> None:
+        """num_fewer: [num_seqs] int64 on the device: tokens that ``num_tokens`` counts and that were rejected."""
         self._plan = plan
         self._inputs = inputs
         self._sampling = sampling
         self._slots = slots
         self._num_tokens = num_tokens
+        self._num_fewer = num_fewer
 
     def batch(self, rows: np.ndarray, token_ids: Sequence[int] | Tensor, ahead: int) -> ForwardBatch:
         positions = self._num_tokens[rows] - 1 + ahead
         tokens = token_ids if isinstance(token_ids, Tensor) else np.asarray(token_ids)
-        return self._plan(self._inputs.prepare_one(self._slots[rows], tokens, positions))
+        fewer = self._num_fewer
+        if fewer is not None and len(rows) < len(self._slots):
+            fewer = fewer.index_select(0, self._inputs.send(rows))
+        return self._plan(self._inputs.prepare_one(self._slots[rows], tokens, positions, fewer))
 
     def nodes(
         self,

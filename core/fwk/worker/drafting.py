@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
@@ -19,6 +22,9 @@ from fwk.worker.inputs import InputBuffers
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.step_rows import StepRows
+
+if TYPE_CHECKING:
+    from fwk.worker.in_flight import Launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,9 @@ class NoDrafting:
     reads_hidden = False
     num_taps = 0
     runs_ahead = False
-    """Whether it drafts for the step after one in flight (``SpeculativeDecoder.drafts_ahead``)."""
+    """Whether steps are planned while drafts are in flight (``SpeculativeDecoder.drafts_ahead``, ``drafts_late``)."""
+    is_early = False
+    """Whether sequences that run ahead are drafted for as soon as a step is launched (``draft_early``)."""
     forced = NoForcedDrafts()
     """What is drafted of text that must come, whatever the decoder says."""
 
@@ -93,11 +101,16 @@ class NoDrafting:
         hidden: Tensor,
         results: dict[int, SequenceResult],
         trees: dict[int, DraftTree],
+        computed: np.ndarray | None = None,
     ) -> None:
         """Tell the decoder what the target computed of the tokens that stand; the table has taken them in.
 
         forward_start: [num_seqs + 1]: first row of each sequence in ``hidden``, as ``StepModel.run`` returns it.
+        computed: [num_seqs] tokens of each before the step; None: what the table says, for there is no later step.
         """
+
+    def draft_early(self, step: Launched, picked: Tensor, newest: Tensor, rejected: Tensor) -> None:
+        """Draft for the sequences of a launched step that run ahead (``InFlight``'s ``Early``)."""
 
     def keep(self, slot: int, path: list[int]) -> None:
         """Move the K/V of the accepted drafts of a tree (indices) to where a chain's would be.
@@ -127,7 +140,9 @@ class Drafting(NoDrafting):
         *,
         runs_ahead: bool = False,
     ) -> None:
-        """num_taps: of the target that ``learn`` gets alongside its hidden states.
+        """runs_ahead: steps may be planned while drafts are in flight, as the decoder can.
+
+        num_taps: of the target that ``learn`` gets alongside its hidden states.
 
         store: keeps drafts on a device that is not the host until they are verified.
         """
@@ -142,6 +157,7 @@ class Drafting(NoDrafting):
         self.max_drafts = decoder.max_drafts
         self.reads_hidden = decoder.reads_hidden
         self.runs_ahead = runs_ahead
+        self.is_early = runs_ahead and decoder.drafts_late
 
     def enter(self, batch: Batch, forward: ForwardBatch) -> StoredDrafts | None:
         return None if self._store is None else self._store.enter(batch, forward)
@@ -189,14 +205,18 @@ class Drafting(NoDrafting):
         hidden: Tensor,
         results: dict[int, SequenceResult],
         trees: dict[int, DraftTree],
+        computed: np.ndarray | None = None,
     ) -> None:
         if not self.reads_hidden:
             return
         slots: list[int] = []
         rows: list[np.ndarray] = []
+        chosen: list[int] = []
         for i, scheduled in enumerate(batch.sequences):
             slot, num_drafts = scheduled.slot, len(scheduled.draft_token_ids)
             result = results.get(slot)
+            if self.is_early and self._table.runs_ahead[slot]:
+                continue
             if result is not None and (not result.goes_on or self._table.is_undone(scheduled, result.token_ids)):
                 continue
             first, end = int(forward_start[i]), int(forward_start[i + 1])
@@ -204,11 +224,79 @@ class Drafting(NoDrafting):
             num_kept = len(result.token_ids) - 1 if result is not None and scheduled.samples else 0
             kept = np.array(trees[slot].path[:num_kept], np.int64) if slot in trees else np.arange(num_kept)
             slots.append(slot)
+            chosen.append(i)
             rows.append(np.concatenate((known, end - num_drafts + kept)))
         if slots:
-            self._decoder.learn(self._step(np.array(slots, np.int64), rows, hidden))
+            where = np.array(slots, np.int64)
+            counts = np.array([len(some) for some in rows], np.int64)
+            ends = self._table.num_computed[where] if computed is None else computed[chosen] + counts
+            self._decoder.learn(self._step(where, rows, hidden, ends))
 
-    def _step(self, slots: np.ndarray, rows: list[np.ndarray], hidden: Tensor) -> TargetStep:
+    def draft_early(self, step: Launched, picked: Tensor, newest: Tensor, rejected: Tensor) -> None:
+        assert step.rows.plan is not None
+        assert step.late is not None
+        slots, num_new, samples = step.rows.plan
+        is_mine = self._table.runs_ahead[slots]
+        if not is_mine.any():
+            return
+        started = time.perf_counter()
+        send, places = self._steps[1].send, np.flatnonzero(is_mine)
+        if step.hidden is not None:
+            self._learn_early(step, places, picked, rejected)
+        places = np.flatnonzero(is_mine & samples)
+        if len(places):
+            slots = slots[places]
+            at = send(places)
+            num_tokens = step.late.computed[places] + num_new[places] + 1
+            fewer = step.late.num_fewer.index_select(0, at) + rejected.index_select(0, at)
+            most = self._most(slots, num_tokens)
+            steps = Steps(self.plan, *self._steps, slots, num_tokens, fewer)
+            view = DraftView(slots, num_tokens, most, self._table.token_ids, steps)
+            view.newest = newest.index_select(0, at)
+            drafts = self._decoder.propose(view)
+            counts = [0] * len(slots)
+            if isinstance(drafts.token_ids, Tensor):
+                assert self._store is not None
+                counts = self._store.put(slots, drafts, most)
+            self._made.update(dict.fromkeys(slots.tolist(), CERTAIN))
+            step.early = dict(zip(slots.tolist(), counts, strict=True))
+        step.drafting = time.perf_counter() - started
+
+    def _learn_early(self, step: Launched, places: np.ndarray, picked: Tensor, rejected: Tensor) -> None:
+        """``learn`` of the sequences at ``places`` of a step, all of their rows: only the device knows which stand."""
+        rows, late, table, send = step.rows, step.late, self._table, self._steps[1].send
+        assert rows.plan is not None
+        assert late is not None
+        assert step.hidden is not None
+        slots, num_new, _ = rows.plan
+        begin = rows.query_start
+        counts = num_new[places]
+        starts = np.zeros(len(places) + 1, np.int64)
+        np.cumsum(counts, out=starts[1:])
+        owner = np.repeat(np.arange(len(places)), counts)
+        together = np.arange(starts[-1]) + (begin[places] - starts[:-1])[owner]
+        # The token after each: what is known of a prompt, then what was picked.
+        after = np.minimum(late.computed[places][owner] + np.arange(starts[-1]) - starts[:-1][owner] + 1,
+                           table.token_ids.shape[1] - 1)  # fmt: skip
+        known = table.token_ids[slots[places][owner], after].astype(np.int64)
+        row_of = np.full(int(begin[-1]), -1, np.int64)  # of the logits, for each token of the step
+        row_of[_row_tokens(rows)] = np.arange(len(rows.slots))
+        at = send(np.stack((together, known, row_of[together])))
+        tokens = at[1]
+        if len(rows.slots):
+            tokens = torch.where(at[2] < 0, tokens, picked.index_select(0, at[2].clamp(min=0)))
+        ends = send(np.stack((places, starts[1:] - 1)))
+        fewer, last = late.num_fewer.index_select(0, ends[0]), ends[1] - rejected.index_select(0, ends[0])
+        hidden = step.hidden if len(together) == step.hidden.shape[0] else step.hidden.index_select(0, at[0])
+        own, *taps = hidden.chunk(1 + self.num_taps, 1)
+
+        def batch() -> ForwardBatch:
+            first = late.computed[places]
+            return self.plan(self._steps[0].prepare_next_late(slots[places], tokens, first, starts, fewer, last))
+
+        self._decoder.learn(TargetStep(slots[places], starts, own, tuple(taps), batch, last))
+
+    def _step(self, slots: np.ndarray, rows: list[np.ndarray], hidden: Tensor, ends: np.ndarray) -> TargetStep:
         counts = np.array([len(some) for some in rows], np.int64)
         starts = np.zeros(len(slots) + 1, np.int64)
         np.cumsum(counts, out=starts[1:])
@@ -218,11 +306,10 @@ class Drafting(NoDrafting):
         own, *taps = hidden.chunk(1 + self.num_taps, 1)
 
         def batch() -> ForwardBatch:
-            ends = self._table.num_computed[slots]
             positions = np.arange(starts[-1]) - np.repeat(starts[1:] - ends, counts)
             return self.plan(self._steps[0].prepare_next(np.repeat(slots, counts), positions, starts, ends))
 
-        return TargetStep(slots, starts, own, tuple(taps), batch)
+        return TargetStep(slots, starts, own, tuple(taps), batch, self._steps[1].send(starts[1:] - 1))
 
     def keep(self, slot: int, path: list[int]) -> None:
         if path == list(range(len(path))):
@@ -242,7 +329,6 @@ class Drafting(NoDrafting):
         if not sampled:
             return
         table, made = self._table, self._made
-        slots = np.array([s.slot for s in sampled], np.int64)
         own = [s for s in sampled if s.slot in made]  # not those that others took the place of
         self._decoder.observe(
             Verified(
@@ -251,17 +337,14 @@ class Drafting(NoDrafting):
                 np.array([len(results[s.slot].token_ids) - 1 for s in own], np.int64),
             )
         )
-        undone = {s.slot for s in sampled if table.has_states and table.is_undone(s, results[s.slot].token_ids)}
-        if undone:  # their next step computes what stands, and no drafts
-            slots = np.array([slot for slot in slots.tolist() if slot not in undone], np.int64)
-            if not len(slots):
-                return
+        slots = self._left(sampled, results)
+        if not len(slots):
+            return
         coming: dict[int, list[int]] = {}  # what a step in flight verifies, by slot
-        if following is not None and self.runs_ahead:
+        if following is not None and self.runs_ahead and not self.is_early:
             coming = {s.slot: s.draft_token_ids for s in following.sequences}
         num_tokens = table.num_tokens[slots] - table.unknown[slots]
-        room = np.minimum(table.num_blocks[slots] * table.block_size, table.token_ids.shape[1] - 1) - num_tokens
-        most = np.clip(room, 0, self._decoder.max_drafts)
+        most = self._most(slots, num_tokens)
         steps = Steps(self.plan, *self._steps, slots, num_tokens)
         view = DraftView(slots, num_tokens, most, table.token_ids, steps)
         if coming:
@@ -280,6 +363,25 @@ class Drafting(NoDrafting):
                 results[slot].draft_token_ids = [0] * count  # which the host learns when they are verified
         else:
             self._keep(slots, drafts, most, results)
+
+    def _left(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> np.ndarray:
+        """Slots of the sequences to draft for.
+
+        Not of those for which that was done early, nor of those whose step is undone: their next one computes what
+        stands, and no drafts.
+        """
+        table = self._table
+        slots = np.array([s.slot for s in sampled], np.int64)
+        if self.is_early:
+            slots = slots[~table.runs_ahead[slots]]
+        undone = {s.slot for s in sampled if table.has_states and table.is_undone(s, results[s.slot].token_ids)}
+        return np.array([slot for slot in slots.tolist() if slot not in undone], np.int64) if undone else slots
+
+    def _most(self, slots: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
+        """Drafts that there is room for after so many tokens: [num_seqs] each."""
+        table = self._table
+        room = np.minimum(table.num_blocks[slots] * table.block_size, table.token_ids.shape[1] - 1) - num_tokens
+        return np.clip(room, 0, self._decoder.max_drafts)
 
     def _may_stay(self, slots: np.ndarray, num_tokens: np.ndarray, drafts: Drafts) -> bool:
         """Whether nothing needs to know drafts on the host before they are verified.
@@ -319,6 +421,14 @@ class Drafting(NoDrafting):
         """Make a batch ready for a forward pass."""
         forward.plan = self._attention.plan(forward, self.layers)
         return forward
+
+
+def _row_tokens(rows: StepRows) -> np.ndarray:
+    """Which of a step's tokens each row of its logits comes from: [num_rows] int64."""
+    assert rows.plan is not None
+    counts = np.bincount(rows.sequences, minlength=len(rows.plan[0]))
+    nth = np.arange(len(rows.sequences)) - (np.cumsum(counts) - counts)[rows.sequences]
+    return (rows.query_start[1:] - counts)[rows.sequences] + nth
 
 
 def _after(tokens: list[int], verified: list[int]) -> list[int]:

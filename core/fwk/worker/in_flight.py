@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -45,8 +46,37 @@ class Launched:
     stored: StoredDrafts | None = None
     num_drafts: np.ndarray | None = None
     """[num_seqs] int64: drafts of sequences that run ahead, 0 of others; None: of none."""
-    following: Batch | None = None
+    following: Launched | None = None
     """The step that was launched before this one was settled, if any."""
+    late: LateRows | None = None
+    """What sequences that run ahead are drafted for from, where that is done as soon as tokens are chosen."""
+    early: dict[int, int] = field(default_factory=dict[int, int])
+    """Drafts that were made so, by slot: for the step after this one."""
+    drafting: float = 0.0  # seconds that this took
+
+
+@dataclass(slots=True)
+class LateRows:
+    """Where the sequences of a launched step stand.
+
+    computed: [num_seqs] int64, tokens before it, as if no draft of the step before it was rejected; num_fewer:
+    [num_seqs] int64 on the device, those that were; token_ids: [num_tokens] int64, its input, while no other step is
+    prepared.
+    """
+
+    computed: np.ndarray
+    num_fewer: Tensor
+    token_ids: Tensor
+
+
+class Early(Protocol):
+    """Told of a step as soon as its tokens are chosen, on the device.
+
+    picked: [num_rows] int64, newest, rejected: [num_seqs] int64, each one's newest token and how many of its drafts in
+    this step were rejected.
+    """
+
+    def __call__(self, step: Launched, picked: Tensor, newest: Tensor, rejected: Tensor) -> None: ...
 
 
 @dataclass(slots=True)
@@ -89,6 +119,7 @@ class InFlight:
         table: SequenceTable,
         sampler: StepSampler,
         settled: Settled,
+        early: Early | None = None,
         *,
         size: int,
         max_rows: int,
@@ -96,6 +127,7 @@ class InFlight:
         self._table = table
         self._sampler = sampler
         self._settled = settled
+        self._early = early
         self._device = device
         self._buffers = [(device.host_buffer((max_rows,), torch.int64), device.event()) for _ in range(size)]
         self._logprobs: list[Tensor | None] = [None] * size
@@ -160,14 +192,21 @@ class InFlight:
         first = numbers[2] = np.searchsorted(step.rows.sequences, chosen)
         nth = np.arange(most)[:, None]
         numbers[3 : 3 + most] = np.minimum(first + nth, len(step.rows.slots) - 1)
-        drafts = np.full((len(chosen), most), -1, np.int64)  # is never picked where a token can be
-        drafts[counts[:, None] > nth.T] = np.concatenate(
-            [step.batch.sequences[i].draft_token_ids for i in chosen.tolist()]
-        )
-        numbers[3 + most :] = drafts.T
+        late = step.late
+        if late is None:
+            drafts = np.full((len(chosen), most), -1, np.int64)  # is never picked where a token can be
+            drafts[counts[:, None] > nth.T] = np.concatenate(
+                [step.batch.sequences[i].draft_token_ids for i in chosen.tolist()]
+            )
+            numbers[3 + most :] = drafts.T
+        else:  # where they stand in the step's input, and -1 past the last
+            places = (step.rows.query_start[chosen + 1] - counts) + nth
+            numbers[3 + most :] = np.where(nth < counts, places, -1)
         there = self._sampler.send(numbers)
-        slots = there[0]
-        agree = picked[there[3 : 3 + most]].eq_(there[3 + most :])
+        slots, drafted = there[0], there[3 + most :]
+        if late is not None:
+            drafted = torch.where(drafted < 0, drafted, late.token_ids[drafted.clamp(min=0)])
+        agree = picked[there[3 : 3 + most]].eq_(drafted)
         num_accepted = agree.cumprod_(0).sum(0)
         self.newest.index_copy_(0, slots, picked.index_select(0, num_accepted + there[2]).clamp_(min=0))
         self.rejected.index_copy_(0, slots, num_accepted.neg_().add_(there[1]))
@@ -180,6 +219,7 @@ class InFlight:
     def _sample(self, pending: Pending) -> None:
         """Give the device the choice of a step's tokens, and their copy to the host."""
         step = pending.step
+        picked: Tensor | None = None
         if step.logits is not None:
             picked = self._sampler.pick(step.batch, step.rows, step.logits, step.failed, step.trees)
             slots = step.rows.slots_on_device
@@ -197,6 +237,15 @@ class InFlight:
             pending.drafts = self._copied(self._drafts, pending.number, step.stored.numbers)
         pending.event.record()
         pending.is_sampled = True
+        if self._early is not None and step.late is not None:
+            assert step.rows.plan is not None
+            slots, num_drafts = step.rows.plan[0], step.num_drafts
+            mine = np.full(len(slots), self._table.null_slot) if num_drafts is None else np.where(
+                num_drafts > 0, slots, self._table.null_slot
+            )  # fmt: skip
+            both = self._sampler.send(np.stack((slots, mine)))
+            newest, rejected = self.newest.index_select(0, both[0]), self.rejected.index_select(0, both[1])
+            self._early(step, newest if picked is None else picked, newest, rejected)
 
     def _copied(self, kept: list[Tensor | None], number: int, values: Tensor) -> Tensor:
         """Begin a copy to the host, into memory that this step's turn keeps for it."""
@@ -216,8 +265,8 @@ class InFlight:
         if self._pending and not self._pending[0].is_sampled:
             self._sample(self._pending[0])
         step = pending.step
-        step.following = self._pending[0].step.batch if self._pending else None
-        drafting = self._settled(step, results, pending.gone)
+        step.following = self._pending[0].step if self._pending else None
+        drafting = self._settled(step, results, pending.gone) + step.drafting
         total = step.seconds + drafting
         pending.result = StepResult(step.batch.step, list(results.values()), step.seconds, total, drafting)
 

@@ -198,6 +198,14 @@ class InputBuffers:
             both = self.send(np.concatenate((np.where(unverified[slots] > 0, slots, null), own, places)))
             of_each, index, sequence = both.split((len(slots), len(own), len(own)))
             forward.num_fewer, fewer = self.rejected.index_select(0, of_each), self.rejected.index_select(0, index)
+        self._take_off(forward, fewer, sequence)
+
+    def _take_off(self, forward: ForwardBatch, fewer: torch.Tensor, sequence: torch.Tensor) -> None:
+        """Take ``num_fewer`` off the lengths of a step, and its tokens' own, ``fewer``, off their places.
+
+        fewer, sequence: [num_tokens] int64 on the device, the latter of each token's place in the step.
+        """
+        assert forward.num_fewer is not None
         forward.positions.sub_(fewer)
         forward.seq_lens.sub_(forward.num_fewer)
         size = self.table.block_size
@@ -290,16 +298,51 @@ class InputBuffers:
         return last.forward, last.rows
 
     def prepare_one(
-        self, slots: np.ndarray, token_ids: np.ndarray | torch.Tensor, positions: np.ndarray
+        self,
+        slots: np.ndarray,
+        token_ids: np.ndarray | torch.Tensor,
+        positions: np.ndarray,
+        num_fewer: torch.Tensor | None = None,
     ) -> ForwardBatch:
         """Fill the buffers for one token of each slot, at a place its blocks reach to: [num_seqs] int64 each.
 
-        The inputs of the step before are overwritten. Tokens in a tensor may be on the device.
+        The inputs of the step before are overwritten. Tokens in a tensor may be on the device. num_fewer: [num_seqs]
+        int64 there, so many places before ``positions``.
         """
         slot_mappings = self._slot_mappings(slots, positions)
         starts = np.arange(len(slots) + 1)
         each = starts[:-1]
-        return self._forward(slots, token_ids, positions, slot_mappings, starts, positions + 1, each, each)
+        forward = self._forward(slots, token_ids, positions, slot_mappings, starts, positions + 1, each, each)
+        if num_fewer is not None:
+            forward.num_fewer = num_fewer
+            self._take_off(forward, num_fewer, torch.arange(len(slots), device=num_fewer.device))
+        return forward
+
+    def prepare_next_late(
+        self,
+        slots: np.ndarray,
+        token_ids: torch.Tensor,
+        first: np.ndarray,
+        starts: np.ndarray,
+        num_fewer: torch.Tensor,
+        last: torch.Tensor,
+    ) -> ForwardBatch:
+        """As ``prepare_next``, of sequences of which only the device knows where their new tokens stand.
+
+        slots, first: [num_seqs] int64, the latter of each one's first place, were none rejected; num_fewer, last:
+        [num_seqs] int64 on the device, tokens to take off that, and each one's wanted token; token_ids: [num_tokens].
+        """
+        counts = np.diff(starts)
+        owner = np.repeat(np.arange(len(slots)), counts)
+        positions = np.arange(starts[-1]) + (first - starts[:-1])[owner]
+        rows, each = slots[owner], np.arange(len(slots))
+        places = self._slot_mappings(rows, positions)
+        forward = self._forward(slots, token_ids, positions, places, starts, first + counts, each, each)
+        sequence = self.send(owner)
+        forward.num_fewer = num_fewer
+        self._take_off(forward, num_fewer.index_select(0, sequence), sequence)
+        forward.hidden_indices = last
+        return forward
 
     def prepare_next(
         self, slots: np.ndarray, positions: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray

@@ -17,12 +17,13 @@ from fwk.worker.drafting import NoDrafting
 from fwk.worker.graph_sizes import GraphSizes
 from fwk.worker.graphs import StepModel
 from fwk.worker.hidden_states import hidden_states, put_all
-from fwk.worker.in_flight import InFlight, Launched, Pending, Settled
+from fwk.worker.in_flight import Early, InFlight, LateRows, Launched, Pending, Settled
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.logprobs import PromptLogprobs, prompt_logprobs
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.states import StateStore
+from fwk.worker.step_rows import StepRows
 from fwk.worker.step_sampler import StepSampler
 from fwk.worker.uploads import Uploads
 from fwk.worker.verify import Verifier
@@ -45,7 +46,7 @@ class ModelRunner:
         sampling: SamplingPipeline,
         drafting: NoDrafting,
         adapters: AdapterStore | NoAdapters,
-        in_flight: Callable[[StepSampler, Settled], InFlight] | None = None,
+        in_flight: Callable[[StepSampler, Settled, Early | None], InFlight] | None = None,
         uploads: Uploads | None = None,
         num_captured: int = 0,
     ) -> None:
@@ -66,7 +67,8 @@ class ModelRunner:
         self._adapters = adapters
         self._num_captured = num_captured
         self._uploads = uploads
-        self._in_flight = in_flight(self._sampler, self._settled) if in_flight is not None else None
+        early = self._drafting.draft_early if self._drafting.is_early else None
+        self._in_flight = in_flight(self._sampler, self._settled, early) if in_flight is not None else None
         if self._in_flight is not None:
             inputs.newest, inputs.rejected = self._in_flight.newest, self._in_flight.rejected
         self._to_tell: set[int] = set()  # slots of sequences that run ahead, and whose results have not said so
@@ -117,13 +119,30 @@ class ModelRunner:
         self._drafting.follow(forward)
         step = Launched(batch, rows, logits, failed, trees, 0.0, hidden if starts is not None else None, starts)
         step.stored = stored
+        if self._drafting.is_early:
+            assert rows.plan is not None
+            step.late = LateRows(
+                self._table.num_computed[rows.plan[0]], self._num_fewer(forward, rows), forward.token_ids
+            )
+            if hidden is not None and step.hidden is not None and not self._table.runs_ahead[rows.plan[0]].all():
+                step.hidden = hidden.clone()  # some is read when the step is collected, and another was launched then
         if rows.wants_prompt_logprobs:
             step.prompts = self._prompt_logprobs(batch, forward, hidden)
         if rows.wants_hidden:
             step.hidden_states = hidden_states(self._table, batch, forward, self._own(hidden))
         pending = in_flight.add(step)
-        step.seconds = time.perf_counter() - started
+        step.seconds = time.perf_counter() - started - step.drafting
         return pending
+
+    def _num_fewer(self, forward: ForwardBatch, rows: StepRows) -> Tensor:
+        """``LateRows.num_fewer`` of a step."""
+        assert rows.plan is not None
+        slots = rows.plan[0]
+        if forward.num_fewer is None:
+            return torch.zeros(len(slots), dtype=torch.int64, device=forward.token_ids.device)
+        if not forward.is_static:
+            return forward.num_fewer
+        return forward.num_fewer.index_select(0, self._sampling.send(rows.query_start[:-1]))
 
     def _prompt_logprobs(self, batch: Batch, forward: ForwardBatch, hidden: Tensor) -> list[PromptLogprobs]:
         own = self._own(hidden)
@@ -143,8 +162,16 @@ class ModelRunner:
                 if self._table.is_undone(scheduled, results[scheduled.slot].token_ids):
                     self._states.undo(scheduled.slot)
         if step.starts is not None and step.hidden is not None:
-            self._drafting.learn(batch, step.starts, step.hidden, results, step.trees)
-        self._drafting.draft([s for s in sampled if results[s.slot].goes_on], results, step.following)
+            computed = None if step.late is None else step.late.computed
+            self._drafting.learn(batch, step.starts, step.hidden, results, step.trees, computed)
+        going_on = [s for s in sampled if results[s.slot].goes_on]
+        following = step.following
+        self._drafting.draft(going_on, results, None if following is None else following.batch)
+        for scheduled in going_on if step.early else ():
+            slot = scheduled.slot
+            if slot in step.early:  # those that come after the newest step
+                newest = step if following is None or slot not in following.early else following
+                results[slot].draft_token_ids = [0] * newest.early[slot]
         for slot in self._to_tell.intersection(results):
             results[slot].runs_ahead = True
             self._to_tell.discard(slot)

@@ -63,6 +63,7 @@ class HeadDecoder(SpeculativeDecoder):
         self.max_drafts = max(self._num_tokens, (levels - 1) * self._width + 1)
         self._depth = DraftDepth(context.num_slots, levels, options.speculative_adaptive)
         self._most_levels = levels
+        self.drafts_late = self._width == 1
         self._levels = np.zeros(context.num_slots, np.int64)  # of each slot's last drafts
         self._payoff = Payoff(context.num_slots, is_on=context.is_host and options.speculative_adaptive)
         self._head = head
@@ -87,7 +88,9 @@ class HeadDecoder(SpeculativeDecoder):
             kept.index_copy_(0, slots, x)
 
     def observe(self, verified: Verified) -> None:
-        levels = np.minimum(verified.num_drafts, self._levels[verified.slots])
+        levels = verified.num_drafts
+        if self._width > 1:
+            levels = np.minimum(levels, self._levels[verified.slots])
         self._depth.observe(Verified(verified.slots, levels, verified.num_accepted))
         self._payoff.observe(verified)
 

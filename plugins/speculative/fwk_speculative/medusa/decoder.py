@@ -76,6 +76,7 @@ class MedusaDecoder(SpeculativeDecoder):
         self._heads = self._heads[:levels]
         self.max_drafts = min(self.max_drafts, len(self._heads)) if self._width == 1 else self.max_drafts
         self._depth = DraftDepth(context.num_slots, len(self._heads), options.speculative_adaptive)
+        self.drafts_late = self._width == 1
         self._levels = np.zeros(context.num_slots, np.int64)
         self._hidden: Tensor | None = None  # [num_slots, hidden_size]: each slot's newest
 
@@ -84,13 +85,15 @@ class MedusaDecoder(SpeculativeDecoder):
         return 0
 
     def learn(self, step: TargetStep) -> None:
-        last = step.hidden.index_select(0, self.context.send(step.query_start[1:] - 1))
+        last = step.hidden.index_select(0, step.last)
         if self._hidden is None:
             self._hidden = last.new_zeros((self.context.num_slots, last.shape[1]))
         self._hidden.index_copy_(0, self.context.send(step.slots), last)
 
     def observe(self, verified: Verified) -> None:
-        levels = np.minimum(verified.num_drafts, self._levels[verified.slots])
+        levels = verified.num_drafts
+        if self._width > 1:
+            levels = np.minimum(levels, self._levels[verified.slots])
         self._depth.observe(Verified(verified.slots, levels, verified.num_accepted))
 
     def forget(self, slots: Sequence[int]) -> None:

@@ -35,6 +35,7 @@ class StandaloneDecoder(SpeculativeDecoder):
         self.max_drafts = options.chain_length()
         self.acceptance = options.acceptance()
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
+        self.drafts_late = True
         self._model = context.load_model(name)
 
     def follow(self, batch: ForwardBatch) -> None:
@@ -48,7 +49,11 @@ class StandaloneDecoder(SpeculativeDecoder):
 
     def propose(self, view: DraftView) -> Drafts:
         chains = Chains(np.minimum(view.max_drafts, self._depth.of(view.slots)), self.context.send)
-        tokens: Sequence[int] | Tensor = view.token_ids[view.slots, view.num_tokens - 1][chains.rows].tolist()
+        tokens: Sequence[int] | Tensor
+        if view.newest is None:
+            tokens = view.token_ids[view.slots, view.num_tokens - 1][chains.rows].tolist()
+        else:
+            tokens = view.newest.index_select(0, self.context.send(chains.rows))
         ahead = 0
         while len(chains.rows):
             rows = chains.rows

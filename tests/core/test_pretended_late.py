@@ -1,0 +1,261 @@
+"""Models and heads whose next step is launched while their drafts are verified: the device alone knows the lengths."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.helpers.draft_heads import SIZE, save_eagle, save_eagle3, save_medusa
+from tests.helpers.pretend_cuda import JOURNAL, Steps, pretended, triton_kernels
+from tests.helpers.tiny import save_llama
+from torch import Tensor
+
+import fwk
+from fwk import SamplingParams
+from fwk.engine.scheduler import Scheduler
+from fwk.types import EngineStats, ForwardBatch
+from fwk.worker.in_flight import InFlight, Launched
+from fwk.worker.inputs import InputBuffers
+from fwk_loaders.dummy.loader import DummyCheckpoint
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"),
+]
+
+PROMPTS = [[1, 7, 3, 9] * 5, [5, 5, 6]]  # the first comes in chunks
+OPTIONS: dict[str, Any] = {
+    "max_total_tokens": 256,
+    "max_running_requests": 2,
+    "chunked_prefill_size": 16,
+    "dtype": "float32",
+    "check_blocks": True,
+    "attention_backend": "torch",
+    "operator_backend": "torch",
+    "sampling_backend": "torch",
+}
+DRAFTS: dict[str, Any] = {"speculative_num_steps": 3, "speculative_adaptive": False}
+EAGER = {"disable_cuda_graph": True}
+ADAPTIVE = {**EAGER, "speculative_adaptive": True}
+PRESSED = {**EAGER, "max_total_tokens": 64, "prefix_cache": "none"}
+
+
+def asks(**more: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, **more})
+
+
+ASKED: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "draft model, captured": ("standalone", asks(), {}),
+    "draft model": ("standalone", asks(), EAGER),
+    "draft model, log-probabilities": ("standalone", [asks(logprobs=2), asks()], EAGER),
+    "draft model alongside a sampled one": ("standalone", [asks(), asks(temperature=0.9, seed=3)], EAGER),
+    "draft model, pre-empted": ("standalone", asks(max_tokens=24), PRESSED),
+    "EAGLE-3, captured": ("eagle3", asks(), {}),
+    "EAGLE-3": ("eagle3", asks(), EAGER),
+    "EAGLE-3 of adaptive depth": ("eagle3", asks(), ADAPTIVE),
+    "EAGLE-3 alongside a sampled one": ("eagle3", [asks(), asks(temperature=0.9, seed=3)], EAGER),
+    "EAGLE-3 alongside a penalty": ("eagle3", [asks(), asks(frequency_penalty=0.4)], EAGER),
+    "EAGLE-3, pre-empted": ("eagle3", asks(max_tokens=24), PRESSED),
+    "EAGLE-3 that ends early": ("eagle3", [asks(max_tokens=5), asks()], EAGER),
+    "EAGLE": ("eagle", asks(), EAGER),
+    "Medusa": ("medusa", asks(), EAGER),
+    "Medusa, captured": ("medusa", asks(), {}),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_llama(folder / "target", seed=1)
+    DummyCheckpoint(folder / "target").tokenizer().save(str(folder / "target" / "tokenizer.json"))
+    save_llama(folder / "standalone", seed=1, noise=0.02)
+    with fwk.LLM(str(folder / "target"), device="cpu", **OPTIONS) as llm:
+        words = sorted({token for one in llm.generate(PROMPTS, asks()) for token in one.token_ids})
+    knows_words(save_eagle3(folder / "eagle3"), words[:2])
+    save_eagle(folder / "eagle")
+    save_medusa(folder / "medusa", 3)
+    return folder
+
+
+def knows_words(head: Path, words: list[int]) -> None:
+    """Leave a head no vocabulary but these: then some of its drafts are right."""
+    config, file = json.loads((head / "config.json").read_text()), head / "model.safetensors"
+    (head / "config.json").write_text(json.dumps({**config, "draft_vocab_size": len(words)}))
+    tensors = load_file(file) | {"d2t": torch.tensor(words) - torch.arange(len(words))}
+    generator = torch.Generator().manual_seed(2)
+    save_file(tensors | {"lm_head.weight": torch.randn((len(words), SIZE), generator=generator)}, file)
+
+
+Drafted = dict[tuple[int, ...], list[int]]
+"""What was drafted after each text."""
+
+
+@pytest.fixture
+def drafted(monkeypatch: pytest.MonkeyPatch) -> Drafted:
+    found: Drafted = {}
+    real = Scheduler.update
+
+    def update(self: Scheduler, step: Any, result: Any) -> Any:
+        for (sequence, epoch), scheduled in zip(step.sequences, step.batch.sequences, strict=True):
+            if scheduled.draft_token_ids and sequence.num_preemptions == epoch:
+                text, drafts = tuple(sequence.token_ids), list(scheduled.draft_token_ids)
+                found[text] = max(drafts, found.get(text, []), key=len)  # fewer of a text that is about to end
+        return real(self, step, result)
+
+    monkeypatch.setattr(Scheduler, "update", update)
+    return found
+
+
+Said = list[tuple[list[int], list[float]]]
+
+
+def said(llm: fwk.LLM, sampling: Any) -> tuple[Said, EngineStats]:
+    done = llm.generate(PROMPTS, sampling)
+    return [(one.token_ids, [found.logprob for found in one.logprobs or []]) for one in done], llm.engine.stats()
+
+
+def elsewhere(models: Path, asked: tuple[str, Any, dict[str, Any]], steps: Steps) -> tuple[Said, EngineStats]:
+    kind, sampling, more = asked
+    own = {"speculative_algorithm": kind, "speculative_draft_model_path": str(models / kind)}
+    options = {**OPTIONS, **DRAFTS, **own, "attention_backend": "triton", **more}
+    with (
+        triton_kernels(),
+        pretended() as plugins,
+        fwk.LLM(str(models / "target"), plugins=plugins, device="pretended", **options) as llm,
+    ):
+        JOURNAL.clear()
+        steps.halves.clear()
+        return said(llm, sampling)
+
+
+def from_each_text(models: Path, kind: str, texts: list[list[int]], drafted: Drafted) -> Drafted:
+    """What is drafted after each text, computed on a CPU as a prompt of its own."""
+    options = {**OPTIONS, **DRAFTS, "max_running_requests": 8, "max_total_tokens": 4096, "prefix_cache": "none"}
+    own = {"speculative_algorithm": kind, "speculative_draft_model_path": str(models / kind)}
+    drafted.clear()
+    with fwk.LLM(str(models / "target"), device="cpu", **options, **own) as llm:
+        llm.generate([text[:-1] for text in texts], asks(max_tokens=6))
+    return dict(drafted)
+
+
+def num_overlapped(steps: Steps) -> int:
+    """How often a step was launched before the result of the one before it was collected."""
+    in_flight, count = 0, 0
+    for half, _ in steps.halves:
+        in_flight += 1 if half == "launch" else -1
+        count += in_flight == 2
+    return count
+
+
+def check(models: Path, asked: tuple[str, Any, dict[str, Any]], drafted: Drafted, steps: Steps) -> EngineStats:
+    """Tokens of the CPU without drafts, drafts of the CPU without overlap, and nothing a device would trip over."""
+    kind, sampling, _ = asked
+    with fwk.LLM(str(models / "target"), device="cpu", **OPTIONS) as llm:
+        wanted, _ = said(llm, sampling)
+    drafted.clear()
+    found, stats = elsewhere(models, asked, steps)
+    for mine, other in zip(found, wanted, strict=True):
+        assert mine[0] == other[0]
+        assert mine[1] == pytest.approx(other[1], abs=1e-4)
+    assert JOURNAL.faults == []
+    assert max(steps.waits("launch")) == 0, dict(JOURNAL.syncs)
+    each = sampling if isinstance(sampling, list) else [sampling] * len(PROMPTS)
+    if not any(one.frequency_penalty for one in each):  # a penalty reads each draft
+        assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
+        assert JOURNAL.of_kind("blocking") == {}
+    assert JOURNAL.of_kind("pageable") == {}
+    assert num_overlapped(steps) > 3
+    greedy = [p + tokens for p, (tokens, _), one in zip(PROMPTS, wanted, each, strict=True) if one == asks(
+        max_tokens=one.max_tokens, logprobs=one.logprobs
+    )]  # fmt: skip
+    mine = {text: drafts for text, drafts in drafted.items() if any(tuple(t[: len(text)]) == text for t in greedy)}
+    assert len(mine) > 2
+    expected = from_each_text(models, kind, [list(text) for text in mine], drafted)
+    for text, drafts in mine.items():
+        assert drafts == expected[text][: len(drafts)], len(text)
+    return stats
+
+
+QUICK = ("draft model", "EAGLE-3, captured")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ASKED])
+def test_steps_run_ahead_of_drafts_made_late(
+    models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted, name: str
+) -> None:
+    kind, sampling, more = ASKED[name]
+    stats = check(models, ASKED[name], drafted, Steps(monkeypatch))
+    assert (stats.preemptions > 0) == (more is PRESSED)
+    if kind == "standalone" or (kind == "eagle3" and isinstance(sampling, SamplingParams) and more is not ADAPTIVE):
+        assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
+
+
+def nothing_is_taken_off(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(InputBuffers, "_shorten", lambda *_: None)
+
+
+def a_draft_stands_where_all_were_accepted(patch: pytest.MonkeyPatch) -> None:
+    real = InputBuffers.prepare_one
+    patch.setattr(InputBuffers, "prepare_one", lambda self, *parts: real(self, *parts[:3]))
+
+
+def a_heads_keys_stand_where_all_were_accepted(patch: pytest.MonkeyPatch) -> None:
+    real = InputBuffers.prepare_next_late
+
+    def prepare(self: InputBuffers, *parts: Any) -> ForwardBatch:
+        slots, tokens, first, starts, fewer, last = parts
+        return real(self, slots, tokens, first, starts, torch.zeros_like(fewer), last)
+
+    patch.setattr(InputBuffers, "prepare_next_late", prepare)
+
+
+def a_head_goes_on_from_the_last_draft(patch: pytest.MonkeyPatch) -> None:
+    real = InputBuffers.prepare_next_late
+
+    def prepare(self: InputBuffers, *parts: Any) -> ForwardBatch:
+        forward = real(self, *parts)
+        assert forward.hidden_indices is not None
+        forward.hidden_indices.copy_(forward.query_start[1:] - 1)
+        return forward
+
+    patch.setattr(InputBuffers, "prepare_next_late", prepare)
+
+
+def all_counts_as_accepted(patch: pytest.MonkeyPatch) -> None:
+    real = InFlight._accept
+
+    def accept(self: InFlight, step: Launched, picked: Tensor) -> None:
+        real(self, step, picked)
+        self.rejected.zero_()
+
+    patch.setattr(InFlight, "_accept", accept)
+
+
+MUTATIONS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
+    ("standalone", nothing_is_taken_off),
+    ("standalone", a_draft_stands_where_all_were_accepted),
+    ("standalone", all_counts_as_accepted),
+    ("eagle3", a_draft_stands_where_all_were_accepted),
+    ("eagle3", a_heads_keys_stand_where_all_were_accepted),
+    ("eagle3", a_head_goes_on_from_the_last_draft),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "mutate"), MUTATIONS)
+def test_what_would_be_wrong_is_noticed(
+    models: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    drafted: Drafted,
+    kind: str,
+    mutate: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError):
+        check(models, (kind, asks(), EAGER), drafted, Steps(monkeypatch))
