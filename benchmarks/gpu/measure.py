@@ -26,7 +26,9 @@ from fwk_loaders.dummy.weights import DummyWeights
 DRAFT = "draft"
 DRAFTING = ("speculative_algorithm", "speculative_num_draft_tokens")
 DETERMINISTIC = "enable_deterministic_inference"
-SETTINGS = ("kv_cache_dtype", "quantization", "disable_cuda_graph", "disable_overlap_schedule", DETERMINISTIC)
+GEMM = ("int4_gemm_backend", "int8_gemm_backend", "fp8_gemm_backend")
+GRAPHS = ("disable_cuda_graph", "cuda_graph_bs")
+SETTINGS = ("kv_cache_dtype", "quantization", "disable_overlap_schedule", DETERMINISTIC, *GEMM, *GRAPHS)
 """Of what is served, which the reference goes without."""
 REFERENCE = {name: "torch" for name in ("attention_backend", "operator_backend", "sampling_backend")}
 
