@@ -20,9 +20,9 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=8, temperature=1.0, seed=3, top_p=0.9, ignore_eos=True)
 
 
-def outputs(llm: fwk.LLM, sampling: SamplingParams = GREEDY) -> list[list[int]]:
+def outputs(llm: fwk.LLM, sampling: SamplingParams = GREEDY, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
     """All at once: they evict each other, are pre-empted, come back."""
-    return [done.token_ids for done in llm.generate(PROMPTS, sampling)]
+    return [done.token_ids for done in llm.generate(prompts, sampling)]
 
 
 def cached(llm: fwk.LLM) -> list[int]:
@@ -131,14 +131,18 @@ def test_damaged_files_change_nothing(tiny_llm: Tiny, tiny_folder: Path, tmp_pat
 
 def test_every_rank_keeps_its_own_part(tiny_llm: Tiny, tiny_folder: Path, tmp_path: Path) -> None:
     """What one rank has lost, none has."""
-    two = {"tensor_parallel_size": 2, "hicache_ratio": 1}
+    two = {"tensor_parallel_size": 2, "hicache_ratio": 1, "hicache_storage_prefetch_policy": "wait_complete"}
     wanted = outputs(tiny_llm(prefix_cache="none", page_size=4))
+    with engine(tiny_folder, tmp_path / "begin", **two) as llm:
+        llm.generate([PROMPTS[0][:5]], SamplingParams(max_tokens=1))
+    first_block = {path.name for path in (tmp_path / "begin").rglob("*") if path.is_file()}
     with engine(tiny_folder, tmp_path / "kv", **two) as llm:
         assert outputs(llm) == wanted
     first, second = [path for path in (tmp_path / "kv").iterdir() if path.is_dir()]
     assert {p.name for p in first.rglob("*")}.isdisjoint(p.name for p in second.rglob("*") if p.is_file())
-    lost = sorted(path for path in second.rglob("*") if path.is_file())[::4]
-    for path in lost:
+    kept = sorted(path for path in second.rglob("*") if path.is_file() and path.name not in first_block)
+    assert len(kept) == 132, "all but the block that all prompts begin with"
+    for path in kept[::4]:
         path.unlink()
     with engine(tiny_folder, tmp_path / "kv", **two) as llm:
         assert outputs(llm) == wanted
