@@ -105,6 +105,7 @@ class Served:
 
 def on_cpu(folder: Path, sampling: Any = GREEDY, prompts: Any = PROMPTS, **options: Any) -> list[list[int]]:
     settings: dict[str, Any] = {**OPTIONS, "attention_backend": "torch", **options}
+    settings.pop("cuda_graph_bs", None)
     with fwk.LLM(str(folder), device="cpu", **settings) as llm:
         return [done.token_ids for done in llm.generate(prompts, sampling)]
 
