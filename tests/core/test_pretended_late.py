@@ -52,7 +52,6 @@ def asks(**more: Any) -> SamplingParams:
 
 ASKED: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "draft model, captured": ("standalone", asks(), {}),
-    "draft model": ("standalone", asks(), EAGER),
     "draft model, log-probabilities": ("standalone", [asks(logprobs=2), asks()], EAGER),
     "draft model alongside a sampled one": ("standalone", [asks(), asks(temperature=0.9, seed=3)], EAGER),
     "draft model, pre-empted": ("standalone", asks(max_tokens=24), {**PRESSED, "prefix_cache": "none"}),
@@ -184,7 +183,7 @@ def check(models: Path, asked: tuple[str, Any, dict[str, Any]], drafted: Drafted
     return stats
 
 
-QUICK = ("draft model", "EAGLE-3, captured")
+QUICK = ("EAGLE-3", "Medusa")
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ASKED])
