@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.pretend_cuda import JOURNAL, Steps, pretended, triton_kernels
+from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, triton_kernels
 from torch import Tensor
 
 import fwk
@@ -35,11 +35,7 @@ OPTIONS: dict[str, Any] = {
     "max_total_tokens": 256,
     "max_running_requests": 2,
     "chunked_prefill_size": 16,
-    "dtype": "float32",
-    "check_blocks": True,
-    "attention_backend": "torch",
-    "operator_backend": "torch",
-    "sampling_backend": "torch",
+    **EXACT,
 }
 NGRAM: dict[str, Any] = {
     "attention_backend": "triton",

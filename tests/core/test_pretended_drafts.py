@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.draft_heads import SIZE, save_eagle3, save_medusa
-from tests.helpers.pretend_cuda import JOURNAL, Steps, pretended, read_results
+from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, read_results
 from tests.helpers.tiny import save_llama
 
 import fwk
@@ -29,11 +29,7 @@ OPTIONS: dict[str, Any] = {
     "max_total_tokens": 2048,
     "max_running_requests": 8,
     "chunked_prefill_size": 16,
-    "dtype": "float32",
-    "check_blocks": True,
-    "attention_backend": "torch",
-    "operator_backend": "torch",
-    "sampling_backend": "torch",
+    **EXACT,
     "speculative_num_steps": 4,
     "speculative_adaptive": False,
 }

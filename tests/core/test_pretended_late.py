@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.draft_heads import SIZE, save_eagle, save_eagle3, save_medusa
-from tests.helpers.pretend_cuda import JOURNAL, Steps, pretended, triton_kernels
+from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, triton_kernels
 from tests.helpers.tiny import save_llama
 from torch import Tensor
 
@@ -34,11 +34,7 @@ OPTIONS: dict[str, Any] = {
     "max_total_tokens": 256,
     "max_running_requests": 2,
     "chunked_prefill_size": 16,
-    "dtype": "float32",
-    "check_blocks": True,
-    "attention_backend": "torch",
-    "operator_backend": "torch",
-    "sampling_backend": "torch",
+    **EXACT,
 }
 DRAFTS: dict[str, Any] = {"speculative_num_steps": 3, "speculative_adaptive": False}
 EAGER = {"disable_cuda_graph": True}

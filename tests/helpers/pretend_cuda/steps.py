@@ -10,6 +10,15 @@ import pytest
 from fwk.worker.worker import LocalWorker
 from tests.helpers.pretend_cuda.tensors import JOURNAL
 
+EXACT: dict[str, Any] = {
+    "dtype": "float32",
+    "check_blocks": True,
+    "attention_backend": "torch",
+    "operator_backend": "torch",
+    "sampling_backend": "torch",
+}
+"""Options with which tokens are the CPU's own."""
+
 
 class Steps:
     """How often the host waited, in each launch and each collected step."""

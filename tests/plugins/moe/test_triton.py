@@ -24,7 +24,8 @@ from fwk.plugins import discover, find
 from fwk_kit.testing.moe import EXPERTS, HIDDEN, INNER, TOP_K, Experts, reference, routed
 from fwk_moe.triton_fused import runner
 from fwk_moe.triton_fused.matrices import Matrices
-from fwk_moe.triton_fused.runner import FEW_ROWS, MANY_ROWS, Tiling, TritonRunner, tiling
+from fwk_moe.triton_fused.runner import FEW_ROWS, MANY_ROWS, TritonRunner, tiling
+from fwk_tiles.launches import Tile
 
 PLUGINS = discover()
 TRITON = find(PLUGINS, "moe", "triton")
@@ -109,7 +110,7 @@ PACKED += [("int4", 4, True, 1), ("e4m3", 1, False, 1), ("e4m3", 2, False, 16)]
 def test_packed_experts(
     form: tuple[str, int, bool, int], dtype: torch.dtype, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "tiling", lambda *_: Tiling(16, 32, step, 4, 1))
+    monkeypatch.setattr(runner, "tiling", lambda *_: Tile(16, 32, step, 4, 1))
     experts = PackedExperts(*form)
     found = TritonRunner(MoEContext(EXPERTS, TOP_K, HIDDEN, INNER, "silu", dtype, CPU))
     found.load(experts)
@@ -134,7 +135,7 @@ def test_experts_whose_inputs_are_rounded(
     groups: int, row_block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against every token and expert written out in float64; the products themselves are exact."""
-    monkeypatch.setattr(runner, "tiling", lambda *_: Tiling(16, 32, 8 // dtype.itemsize, 4, 1))
+    monkeypatch.setattr(runner, "tiling", lambda *_: Tile(16, 32, 8 // dtype.itemsize, 4, 1))
     experts = PackedExperts("e4m3", groups, False, row_block)
     experts._packed = [[replace(one, rounds_input=True) for one in of] for of in experts._packed]
     found = TritonRunner(MoEContext(EXPERTS, TOP_K, HIDDEN, INNER, "silu", dtype, CPU))
@@ -169,7 +170,7 @@ def test_inputs_are_rounded_as_torch_does() -> None:
     packed = PackedNumbers("e4m3", torch.zeros(8, 96, dtype=torch.float8_e4m3fn), torch.ones(8, 1), rounds_input=True)
     for group in (96, 32):
         form = replace(packed, scales=torch.ones(8, 96 // group), group_size=group)
-        given, scales, _ = made(Experts())._inputs(x, Matrices.like(form, 2), Tiling(16, 32, 8, 4, 1))
+        given, scales, _ = made(Experts())._inputs(x, Matrices.like(form, 2), Tile(16, 32, 8, 4, 1))
         groups = x.unflatten(1, (-1, group))
         largest = groups.abs().amax(-1)
         assert torch.equal(scales.isinf(), ~largest.isfinite())
@@ -231,7 +232,7 @@ def test_a_tokens_bits_do_not_depend_on_others_in_its_tile() -> None:
 @interpreted
 def test_tiles_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several steps over the inputs, several tiles of an expert, columns that no tile fills."""
-    monkeypatch.setattr(runner, "tiling", lambda *_: Tiling(32, 32, 16, 4, 1))
+    monkeypatch.setattr(runner, "tiling", lambda *_: Tile(32, 32, 16, 4, 1))
     experts = Experts()
     x, ids, weights = routed(150)
     torch.testing.assert_close(

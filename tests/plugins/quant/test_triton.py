@@ -9,15 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.helpers.machine_code import compiled
+from tests.helpers.models import make_quantised_context
 from tests.helpers.packed import packed_matrix
+from tests.helpers.quantised import checkpoint_twins
 from tests.helpers.tiny import save_llama
 from torch import Tensor
 
 import fwk
 from fwk import SamplingParams
-from fwk.errors import ConfigError
-from fwk_quant._linear_triton import matrix
+from fwk.errors import ConfigError, ModelLoadError
+from fwk.layers import ColumnParallelLinear, Part, QKVLinear
+from fwk_quant._common.integers import IntegerMatrix
+from fwk_quant._linear_triton import choice, matrix
 from fwk_quant._linear_triton.matrix import FEW_TOKENS, TritonMatrix, parts_of
 
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
@@ -151,6 +156,59 @@ def test_neither_a_device_nor_an_interpreter(name: str, tmp_path: Path, monkeypa
     save_llama(tmp_path, num_hidden_layers=1)
     with pytest.raises(ConfigError, match=f"--{name}-gemm-backend triton is not possible: its kernels need a cuda"):
         fwk.LLM(str(tmp_path), quantization=name, device="cpu", **{f"{name}_gemm_backend": "triton"})
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["int4", "int8", "fp8"])
+def test_triton_is_not_installed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "ANYWHERE", replace(choice.ANYWHERE, packages=("triton>=99",)))
+    save_llama(tmp_path, num_hidden_layers=1)
+    with pytest.raises(ConfigError, match=f"--{name}-gemm-backend triton is not possible: triton needs triton>=99"):
+        fwk.LLM(str(tmp_path), quantization=name, device="cpu", **{f"{name}_gemm_backend": "triton"})
+
+
+@interpreted
+@pytest.mark.parametrize("num_tokens", [3, FEW_TOKENS + 1])
+@pytest.mark.parametrize("name", ["fp8-block", "fp8-compressed-channel"])
+def test_a_layer_whose_inputs_are_rounded(name: str, num_tokens: int, tmp_path: Path) -> None:
+    """Products of few tokens are the kernels', of more torch's; both multiply the same numbers."""
+    twins = checkpoint_twins(name, tmp_path, hidden_size=128, intermediate_size=128)
+    options = {"fp8_activations": "8bit"}
+    mine, torchs = (gate_up(twins.path, fp8_gemm_backend=backend, **options) for backend in ("triton", "torch"))
+    x = given(num_tokens, 128, torch.bfloat16)
+    wanted = torchs(x)
+    near = 2.0**-7 * float(wanted.abs().max())  # both are rounded to bfloat16
+    torch.testing.assert_close(mine(x), wanted, rtol=near, atol=near)
+    assert not torch.equal(gate_up(twins.path, fp8_activations="full")(x), wanted), "rounding made no difference"
+
+
+def gate_up(path: Path, **options: Any) -> ColumnParallelLinear:
+    plugin_options = {"quant.fp8": options}
+    context = make_quantised_context(path, dtype=torch.bfloat16, plugin_options=plugin_options, quantization="fp8")
+    parts = [Part(f"model.layers.0.mlp.{name}_proj", context.config.intermediate_size) for name in ("gate", "up")]
+    return ColumnParallelLinear(context, parts, context.config.hidden_size)
+
+
+@interpreted
+def test_scales_of_activations_in_the_checkpoint_are_refused(tmp_path: Path) -> None:
+    folder = checkpoint_twins("fp8-compressed-tensor", tmp_path).path
+    tensors = load_file(folder / "model.safetensors")
+    known = {f"model.layers.0.mlp.{name}_proj.input_scale": torch.ones(1) for name in ("gate", "up")}
+    save_file(tensors | known, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match="--fp8-gemm-backend triton rounds activations by their own"):
+        gate_up(folder, fp8_gemm_backend="triton", fp8_activations="8bit")
+    kept = gate_up(folder, fp8_gemm_backend="triton")
+    x = given(3, kept.in_features, torch.bfloat16)
+    torch.testing.assert_close(kept(x), gate_up(folder, fp8_activations="full")(x), rtol=2e-2, atol=2e-2)
+
+
+@interpreted
+def test_groups_of_different_sizes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkpoint_twins("int4-gptq-act-order", tmp_path).path
+    monkeypatch.setattr(IntegerMatrix, "in_order", lambda self: (self, None))
+    options = {"quant.int4": {"int4_gemm_backend": "triton"}}
+    with pytest.raises(ModelLoadError, match="its groups differ in size, which --int4-gemm-backend triton"):
+        QKVLinear(make_quantised_context(folder, plugin_options=options), "model.layers.0.self_attn")
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import torch
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.quant import PackedNumbers
+from fwk_tiles.launches import form_of
 from fwk_tiles.matrices import FORMATS, PLAIN
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Matrices:
 
     @staticmethod
     def plain(numbers: Tensor) -> Matrices:
-        return Matrices(numbers, None, None, _constants(PLAIN.value, 1, 1, 1, False))
+        return Matrices(numbers, None, None, {**form_of(PLAIN.value, 1, 1, 1, has_zeros=False), "ROUNDS": False})
 
     @staticmethod
     def like(one: PackedNumbers, num_experts: int) -> Matrices:
@@ -42,8 +43,8 @@ class Matrices:
             return torch.empty(num_experts, *x.shape, dtype=x.dtype, device=x.device)
 
         groups, zeros = one.scales.shape[1], None if one.zeros is None else room(one.zeros)
-        constants = _constants(FORMATS[one.kind].value, groups, one.group_size, one.row_block, zeros is not None)
-        constants["ROUNDS"] = one.rounds_input
+        form = form_of(FORMATS[one.kind].value, groups, one.group_size, one.row_block, has_zeros=zeros is not None)
+        constants = {**form, "ROUNDS": one.rounds_input}
         return Matrices(room(_bytes(one.numbers)), room(one.scales), zeros, constants, one.rounds_input)
 
     def put(self, expert: int, one: PackedNumbers) -> None:
@@ -66,8 +67,3 @@ class Matrices:
 def _bytes(numbers: Tensor) -> Tensor:
     """As uint8: not every device that Triton compiles for reads e4m3."""
     return numbers.view(torch.uint8)
-
-
-def _constants(form: int, groups: int, group_size: int, row_block: int, has_zeros: bool) -> dict[str, Any]:
-    form_of = {"FORMAT": form, "GROUPS": groups, "GROUP": group_size, "ROW_BLOCK": row_block}
-    return {**form_of, "HAS_ZEROS": has_zeros, "ROUNDS": False}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import ExpertWeights, MoERunner
 from fwk_moe.triton_fused import kernels
 from fwk_moe.triton_fused.matrices import Matrices
-from fwk_tiles.matrices import round_rows
+from fwk_tiles.launches import Tile, power_of_two, rounded_inputs
 from fwk_tiles.numbers import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -30,23 +29,7 @@ NUMBERS = 1024
 """Of a token's sum in one program: eight for each of 128 threads."""
 
 
-def power_of_two(n: int) -> int:
-    """The smallest one that is no less than n."""
-    return 1 << (n - 1).bit_length()
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Pairs and outputs of a tile, and how many inputs a program reads at once."""
-
-    rows: int
-    columns: int
-    step: int
-    num_warps: int
-    num_stages: int
-
-
-def tiling(num_pairs: int, num_experts: int, itemsize: int, is_deterministic: bool = False) -> Tiling:
+def tiling(num_pairs: int, num_experts: int, itemsize: int, is_deterministic: bool = False) -> Tile:
     """By how many pairs an expert has on average. A matrix is read once for every tile of its expert.
 
     is_deterministic: always one size, for matrix units add up tiles of another otherwise.
@@ -54,7 +37,7 @@ def tiling(num_pairs: int, num_experts: int, itemsize: int, is_deterministic: bo
     # Sums of many rows in float32 do not fit the registers.
     has_few = is_deterministic or itemsize == 4 or num_pairs <= num_experts * FEW_ROWS
     rows = FEW_ROWS if has_few else MANY_ROWS
-    return Tiling(rows, columns=64, step=128 // itemsize, num_warps=4, num_stages=3)
+    return Tile(rows, columns=64, step=128 // itemsize, num_warps=4, num_stages=3)
 
 
 class TritonRunner(MoERunner):
@@ -116,15 +99,11 @@ class TritonRunner(MoERunner):
         _launch(kernels.add_experts, grid, *given, SIZE=size, TOP_K=top_k, WIDTH=NUMBERS)
         return out
 
-    def _inputs(self, x: Tensor, matrices: Matrices, tile: Tiling) -> tuple[Tensor, Tensor, int]:
+    def _inputs(self, x: Tensor, matrices: Matrices, tile: Tile) -> tuple[Tensor, Tensor, int]:
         """x [n, columns] as the kernels read it, scales [n, groups], and how many of a row they read at once."""
         if not matrices.rounds_input:
             return x, x, tile.step
-        groups, group = matrices.constants["GROUPS"], matrices.constants["GROUP"]
-        numbers = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-        scales = torch.empty(x.shape[0], groups, dtype=torch.float32, device=x.device)
-        sizes = {"SIZE": x.shape[1], "GROUPS": groups, "GROUP": group, "WIDTH": min(power_of_two(group), NUMBERS)}
-        _launch(round_rows, (x.shape[0], groups), x, x.stride(0), numbers, scales, **sizes)
+        numbers, scales = rounded_inputs(x, matrices.constants["GROUPS"], matrices.constants["GROUP"], _launch)
         return numbers, scales, tile.step * x.element_size()
 
     def _sorted(self, expert_ids: Tensor, num_pairs: int, rows: int) -> tuple[Tensor, Tensor]:

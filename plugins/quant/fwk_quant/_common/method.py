@@ -126,7 +126,7 @@ class IntegerMethod(QuantMethod):
                 f"{shape.prefix}: its groups differ in size, which --int{self.bits}-gemm-backend triton does not read: "
                 "leave that flag out"
             )
-        return TritonMatrix.of(packed, matrix.size, columns)
+        return TritonMatrix(packed, matrix.size, columns)
 
     def apply(self, weights: list[Matrix], x: Tensor, bias: Tensor | None) -> Tensor:
         if len(weights) == 1:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import torch
 
 from fwk.errors import ConfigError
+from fwk.interfaces.declaration import Host, Needs
 from fwk.interfaces.quant import QuantContext
 from fwk_quant._common.options import GemmBackend
+
+ANYWHERE = Needs(packages=("triton>=3.4",))
+ON_DEVICE = replace(ANYWHERE, device="cuda", compute_capability=(8, 0))
 
 
 def uses_triton(context: QuantContext, wanted: GemmBackend, flag: str) -> bool:
@@ -22,13 +27,12 @@ def uses_triton(context: QuantContext, wanted: GemmBackend, flag: str) -> bool:
 
 
 def _why_not(context: QuantContext) -> str | None:
-    device = context.device
     if context.is_deterministic:
         return "its sums depend on the number of tokens (--enable-deterministic-inference)"
-    if device.type == "cuda":
-        found = torch.cuda.get_device_capability(device)
-        is_new = torch.version.hip is not None or found >= (8, 0)
-        return None if is_new else f"its kernels need compute capability 8.0, this device has {found}"
-    if os.environ.get("TRITON_INTERPRET") != "1":
+    device = context.device
+    is_cuda = device.type == "cuda"
+    if not is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return "its kernels need a cuda device, or TRITON_INTERPRET=1 to run in a slow interpreter"
-    return None
+    capability = torch.cuda.get_device_capability(device) if is_cuda else None
+    why = (ON_DEVICE if is_cuda else ANYWHERE).refusal(Host(device.type, capability))
+    return None if why is None else f"triton {why}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,8 @@ import triton
 
 from fwk.interfaces.quant import PackedNumbers
 from fwk_quant._linear_triton import kernels
-from fwk_tiles.matrices import FORMATS, round_rows
+from fwk_tiles.launches import Tile, form_of, rounded_inputs
+from fwk_tiles.matrices import FORMATS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,24 +28,13 @@ MAX_PARTS = 8
 COLUMNS = 64
 
 NUMBERS = 1024
-"""Of a sum of parts, or of an input that is rounded, in one program: eight for each of 128 threads."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Tokens and outputs of a program, and how many inputs it multiplies at once."""
-
-    rows: int
-    columns: int
-    step: int
-    num_warps: int = 4
-    num_stages: int = 3
+"""Of a sum of parts in one program: eight for each of 128 threads."""
 
 
 def tile_of(num_tokens: int, itemsize: int) -> Tile:
     """itemsize: of a number of x as the kernel reads it. Sums of many rows in float32 do not fit the registers."""
     rows = 16 if num_tokens <= 16 or itemsize == 4 else 32 if num_tokens <= 32 else 64
-    return Tile(rows, COLUMNS, step=128 // itemsize)
+    return Tile(rows, COLUMNS, step=128 // itemsize, num_warps=4, num_stages=3)
 
 
 def parts_of(outputs: int, inputs: int, step: int) -> tuple[int, int]:
@@ -55,20 +45,21 @@ def parts_of(outputs: int, inputs: int, step: int) -> tuple[int, int]:
     return -(-inputs // span), span
 
 
-@dataclass(frozen=True, slots=True)
 class TritonMatrix:
-    """A packed matrix [outputs, inputs] that the kernels read; ``order``: [inputs] int64, the input at each place."""
+    """A packed matrix as the kernels read it."""
 
-    packed: PackedNumbers
-    size: tuple[int, int]
-    order: Tensor | None = None
-
-    @staticmethod
-    def of(packed: PackedNumbers, size: tuple[int, int], order: Tensor | None = None) -> TritonMatrix:
-        """With tensors whose rows lie one after the other, as the kernels read them."""
-        zeros = None if packed.zeros is None else packed.zeros.contiguous()
-        in_rows = {"numbers": packed.numbers.contiguous(), "scales": packed.scales.contiguous(), "zeros": zeros}
-        return TritonMatrix(replace(packed, **in_rows), size, order)
+    def __init__(self, packed: PackedNumbers, size: tuple[int, int], order: Tensor | None = None) -> None:
+        """size: outputs and inputs; order: [inputs] int64, the input at each place."""
+        scales, zeros = packed.scales.contiguous(), None if packed.zeros is None else packed.zeros.contiguous()
+        self.packed = replace(packed, numbers=packed.numbers.contiguous(), scales=scales, zeros=zeros)
+        self.size, self.order = size, order
+        (outputs, inputs), groups, has_zeros = size, scales.shape[1], zeros is not None
+        self._group = min(packed.group_size, inputs)
+        form = form_of(FORMATS[packed.kind].value, groups, self._group, packed.row_block, has_zeros=has_zeros)
+        self._constants = {"INPUTS": inputs, "OUTPUTS": outputs, **form}
+        numbers = self.packed.numbers.view(torch.uint8)  # not every device that Triton compiles for reads e4m3
+        self._tensors = (numbers, scales, scales if zeros is None else zeros)
+        self._scales_products = groups == 1 and not has_zeros  # the kernels leave a row's one scale out
 
     @staticmethod
     def is_for(x: Tensor) -> bool:
@@ -87,7 +78,9 @@ class TritonMatrix:
 
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         (outputs, inputs), num_tokens, dtype = self.size, x.shape[0], x.dtype
-        x, of_x = self._rounded(x) if self.packed.rounds_input else (x, x)
+        of_x = x
+        if self.packed.rounds_input:
+            x, of_x = rounded_inputs(x, self.packed.scales.shape[1], self._group, _launch)
         tile = tile_of(num_tokens, x.element_size())
         parts, span = parts_of(outputs, inputs, tile.step)
         shape, kind = ((num_tokens, outputs), dtype) if parts == 1 else ((parts, num_tokens, outputs), torch.float32)
@@ -118,7 +111,7 @@ class TritonMatrix:
             return out
         y = torch.empty(num_tokens, outputs, dtype=dtype, device=x.device)
         sizes = {"OUTPUTS": outputs, "PARTS": parts, "HAS_BIAS": bias is not None, "WIDTH": NUMBERS}
-        grid = (num_tokens, triton.cdiv(outputs, NUMBERS), 1)
+        grid = (num_tokens, triton.cdiv(outputs, NUMBERS))
         _launch(kernels.add_parts, grid, out, y if bias is None else bias, y, num_tokens, **sizes)
         return y
 
@@ -126,7 +119,7 @@ class TritonMatrix:
         outputs, inputs = self.size
         dense = x.new_empty(outputs, inputs)
         step = 128
-        grid = (triton.cdiv(outputs, 32), triton.cdiv(inputs, step), 1)
+        grid = (triton.cdiv(outputs, 32), triton.cdiv(inputs, step))
         _launch(kernels.unpack_tiles, grid, *self._tensors, dense, **self._constants, ROWS=32, STEP=step)
         if not self._scales_products:
             return F.linear(x, dense, bias)
@@ -136,41 +129,7 @@ class TritonMatrix:
         y = F.linear(x, dense).mul_(of_rows)
         return y if bias is None else y.add_(bias)
 
-    def _rounded(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x as bytes of e4m3 numbers, and float32 scales [num_tokens, groups]."""
-        groups, group = self._constants["GROUPS"], self._constants["GROUP"]
-        numbers = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-        scales = torch.empty(x.shape[0], groups, dtype=torch.float32, device=x.device)
-        width = min(1 << (group - 1).bit_length(), NUMBERS)
-        sizes = {"SIZE": x.shape[1], "GROUPS": groups, "GROUP": group, "WIDTH": width}
-        _launch(round_rows, (x.shape[0], groups, 1), x, x.stride(0), numbers, scales, **sizes)
-        return numbers, scales
 
-    @property
-    def _scales_products(self) -> bool:
-        """Whether the kernels leave the scales out, one of which each row has."""
-        return self.packed.scales.shape[1] == 1 and self.packed.zeros is None
-
-    @property
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        packed = self.packed
-        numbers = packed.numbers.view(torch.uint8)  # not every device that Triton compiles for reads e4m3
-        return numbers, packed.scales, packed.scales if packed.zeros is None else packed.zeros
-
-    @property
-    def _constants(self) -> dict[str, Any]:
-        packed, (outputs, inputs) = self.packed, self.size
-        return {
-            "INPUTS": inputs,
-            "OUTPUTS": outputs,
-            "FORMAT": FORMATS[packed.kind].value,
-            "GROUPS": packed.scales.shape[1],
-            "GROUP": min(packed.group_size, inputs),
-            "ROW_BLOCK": packed.row_block,
-            "HAS_ZEROS": packed.zeros is not None,
-        }
-
-
-def _launch(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **constants: Any) -> None:
+def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Arguments of a kernel are what its decorator makes of them: no type checker knows it."""
     kernel[grid](*arguments, **constants, IS_INTERPRETED=not arguments[0].is_cuda)

@@ -94,7 +94,7 @@ class Fp8Method(QuantMethod):
             )
         rows, columns = found.numbers.shape
         rounds = packed.rounds_input
-        return replace(found, rounds_input=rounds, for_triton=TritonMatrix.of(packed, (rows, columns)))
+        return replace(found, rounds_input=rounds, for_triton=TritonMatrix(packed, (rows, columns)))
 
     def _matrix(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Fp8Matrix:
         numbers = loaded["weight"]

@@ -7,29 +7,19 @@ rows to a row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 
+from fwk_tiles.launches import Tile
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Rows of x and outputs of a program, and how many inputs it multiplies at once: independent of the shape of x."""
-
-    rows: int
-    columns: int
-    step: int
-    num_warps: int
-    num_stages: int
-
-
 def tile_of(itemsize: int) -> Tile:
-    """By the size of a number. Larger ones in float32, which no matrix unit multiplies, leave the registers."""
+    """By the size of a number alone. Larger ones in float32, which no matrix unit multiplies, leave the registers."""
     if itemsize == 4:
         return Tile(rows=16, columns=64, step=32, num_warps=4, num_stages=3)
     return Tile(rows=64, columns=64, step=64, num_warps=4, num_stages=4)
