@@ -104,6 +104,7 @@ class Served:
 
 
 def on_cpu(folder: Path, sampling: Any = GREEDY, prompts: Any = PROMPTS, **options: Any) -> list[list[int]]:
+    """What the CPU says, where sizes of captures would be refused."""
     settings: dict[str, Any] = {**OPTIONS, "attention_backend": "torch", **options}
     settings.pop("cuda_graph_bs", None)
     with fwk.LLM(str(folder), device="cpu", **settings) as llm:
@@ -485,7 +486,7 @@ def test_what_is_around_no_capture_is_refused(folder: Path, name: str) -> None:
 
 def test_on_a_cpu_one_capture_serves_all_sizes(folder: Path) -> None:
     with pytest.raises(ConfigError, match="--cuda-graph-bs: on this device one capture serves steps of all sizes"):
-        on_cpu(folder, cuda_graph_bs=(4,))
+        fwk.LLM(str(folder), device="cpu", **OPTIONS | {"attention_backend": "torch", "cuda_graph_bs": (4,)})
 
 
 def test_an_attention_that_plans_anew_says_so(folder: Path) -> None:
