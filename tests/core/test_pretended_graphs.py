@@ -228,6 +228,15 @@ def test_trees_of_drafts_are_not_replayed(folder: Path, monkeypatch: pytest.Monk
     assert not any(were_trees)
 
 
+ROUNDED: dict[str, Any] = {
+    "quantization": "fp8",
+    "fp8_activations": "8bit",
+    "operator_backend": "triton",
+    "max_prefill_tokens": 16,
+    "chunked_prefill_size": 16,
+}
+"""Products are torch's; steps are small, since gates take the interpreter long."""
+
 IN_TRITON: dict[str, tuple[Any, dict[str, Any]]] = {
     **WITH,
     "requests that end": (ENDING, {"cuda_graph_bs": (1, 2, 4)}),
@@ -236,6 +245,7 @@ IN_TRITON: dict[str, tuple[Any, dict[str, Any]]] = {
     "fp8 K/V": (GREEDY, {"kv_cache_dtype": "fp8"}),
     "int4 products": (GREEDY, {"quantization": "int4", "int4_gemm_backend": "triton"}),
     "fp8 products": (GREEDY, {"quantization": "fp8", "fp8_gemm_backend": "triton"}),
+    "inputs that operators round": (GREEDY, ROUNDED),
 }
 
 

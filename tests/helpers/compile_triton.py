@@ -102,17 +102,39 @@ def compile_operators(cc: int | str, dtype: str) -> None:
     number, strides = f"*{dtype}", {"x_token_stride": "i32", "x_head_stride": "i32"}
     given = {"IS_INTERPRETED": False}
     norm = {"x": number, **strides, "residual": number, "weight": number, "weight_head_stride": "i32", "out": number}
-    norm |= {"num_rows": "i32", "eps": "fp32"}
+    norm |= {"scales": "*fp32", "num_rows": "i32", "eps": "fp32"}
     for heads, size, rows, adds in ((1, 4096, 1, True), (8, 128, 8, False)):
-        sizes = {"HEADS": heads, "SIZE": size, "WIDTH": size, "ROWS": rows, "ADDS": adds, "ROUNDS_LAST": False}
+        sizes = {
+            "HEADS": heads,
+            "SIZE": size,
+            "WIDTH": size,
+            "ROWS": rows,
+            "ADDS": adds,
+            "ROUNDS_LAST": False,
+            "GROUPS": 0,
+        }
         report(operators.norm_rows, cc, norm, {**sizes, **given}, num_warps=16 if adds else 4)
+    for groups in (1, 32):
+        sizes = {
+            "HEADS": 1,
+            "SIZE": 4096,
+            "WIDTH": 4096,
+            "ROWS": 1,
+            "ADDS": True,
+            "ROUNDS_LAST": False,
+            "GROUPS": groups,
+        }
+        report(operators.norm_rows, cc, norm | {"out": "*u8"}, {**sizes, **given}, num_warps=16)
     turn = {"x": number, **strides, "cos": number, "cos_stride": "i32", "sin": number, "sin_stride": "i32"}
     sizes = {"HEADS": 8, "HALF": 64, "WIDTH": 64, "ROWS": 16}
     report(operators.rotate_rows, cc, {**turn, "num_rows": "i32"}, {**sizes, **given})
     rows = {"SIZE": 4096, "WIDTH": 1024}
-    gate = {"x": number, "x_stride": "i32", "out": number}
+    gate = {"x": number, "x_stride": "i32", "out": number, "scales": "*fp32"}
     for activation in range(5):
-        report(operators.gate_rows, cc, gate, {**rows, "ACTIVATION": activation, **given})
+        report(operators.gate_rows, cc, gate, {**rows, "ACTIVATION": activation, "GROUPS": 0, **given})
+    for width, groups in ((1024, 8), (16384, 1)):
+        sizes = {"SIZE": 14336, "WIDTH": width, "ACTIVATION": 0, "GROUPS": groups}
+        report(operators.gate_rows, cc, gate | {"out": "*u8"}, {**sizes, **given}, num_warps=min(width // 256, 16))
     table = {"table": number, "table_stride": "i32", "indices": "*i64", "out": number, "scale": "fp32"}
     report(operators.table_rows, cc, table, {**rows, "SCALES": True, **given})
 

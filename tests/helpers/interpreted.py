@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from fwk.errors import PluginError
 from fwk.interfaces.declaration import Facts, Host
 from fwk.plugins import PluginSet, choose, find
+
+interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
 
 
 def check_never_chosen_by_itself(plugins: PluginSet, family: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,38 @@ def e4m3_bytes(y):
 
 
 @triton.jit
+def scale_of(largest):
+    """Of numbers that are to become e4m3 and whose largest is this; infinite if one is no number."""
+    return tl.maximum(tl.math.div_rn(largest, 448.0), 1e-12)
+
+
+@triton.jit
+def size_of(y):
+    """Of a number; infinite if it is none."""
+    return tl.where(y == y, tl.abs(y), float("inf"))
+
+
+@triton.jit
+def scaled_bytes(y, scale):
+    """Numbers as e4m3, as multiples of their scale; 0 where that is infinite."""
+    y = tl.math.div_rn(tl.where(scale < float("inf"), y, 0.0), scale)
+    return e4m3_bytes(tl.minimum(tl.maximum(y, -448.0), 448.0))
+
+
+@triton.jit
+def rounded_tile(y, GROUPS: tl.constexpr):
+    """A tile [rows, WIDTH] as e4m3 bytes, and scales [rows, GROUPS] of runs of WIDTH / GROUPS."""
+    if GROUPS == 1:  # numbers stay where they are
+        scales = tl.expand_dims(scale_of(tl.max(size_of(y), 1)), 1)
+        found = scaled_bytes(y, scales)
+    else:
+        groups = tl.reshape(y, (y.shape[0], GROUPS, y.shape[1] // GROUPS))
+        scales = scale_of(tl.max(size_of(groups), 2))
+        found = tl.reshape(scaled_bytes(groups, tl.expand_dims(scales, 2)), (y.shape[0], y.shape[1]))
+    return found, scales
+
+
+@triton.jit
 def round_rows(
     x,  # [num_rows, SIZE]
     x_stride,
@@ -101,15 +133,13 @@ def round_rows(
     for at in range(first, end, WIDTH):
         column = at + tl.arange(0, WIDTH)
         y = tl.load(x + row * x_stride + column, mask=column < end, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.where(y == y, tl.abs(y), float("inf")))
-    scale = tl.maximum(tl.math.div_rn(tl.max(largest, 0), 448.0), 1e-12)
+        largest = tl.maximum(largest, size_of(y))
+    scale = scale_of(tl.max(largest, 0))
     tl.store(scales + row * GROUPS + group, scale)
     for at in range(first, end, WIDTH):
         column = at + tl.arange(0, WIDTH)
         y = tl.load(x + row * x_stride + column, mask=column < end, other=0.0).to(tl.float32)
-        y = tl.math.div_rn(tl.where(scale < float("inf"), y, 0.0), scale)
-        y = tl.minimum(tl.maximum(y, -448.0), 448.0)
-        tl.store(numbers + row * SIZE + column, e4m3_bytes(y), mask=column < end)
+        tl.store(numbers + row * SIZE + column, scaled_bytes(y, scale), mask=column < end)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from fwk.interfaces.graphs import GraphCapture
     from fwk.interfaces.moe import Routing
+    from fwk.interfaces.quant import RoundedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,9 @@ class Operators(ABC):
 
     compiles: ClassVar[bool] = False
     """Whether first calls take so long that no request is to wait for one: steps of all kinds then run before any."""
+
+    rounds: ClassVar[bool] = False
+    """Whether it has ``add_rms_norm_rounded`` and ``gate_rounded``."""
 
     def __init__(self, context: OperatorContext) -> None:
         self.context = context
@@ -66,6 +70,16 @@ class Operators(ABC):
         x, residual: [num_tokens, size] each; x is unchanged.
         """
 
+    def add_rms_norm_rounded(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, group: int, *, rounds_last: bool = False
+    ) -> RoundedRows:
+        """``add_rms_norm``, or without a residual ``rms_norm``, whose outcome is then rounded to e4m3.
+
+        x: [num_tokens, size]. Every ``group`` numbers of a row have a scale: their largest / 448, at least 1e-12;
+        infinite where one is infinite or no number.
+        """
+        raise NotImplementedError(f"{type(self).__name__} rounds nothing")
+
     @abstractmethod
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Turn the first ``size`` numbers of every head in place: x * cos + swapped(x) * sin, the halves swapped.
@@ -80,6 +94,10 @@ class Operators(ABC):
 
         activation: as config.json names it; ``fwk.layers.activation`` knows all that there are.
         """
+
+    def gate_rounded(self, x: Tensor, activation: str, group: int) -> RoundedRows:
+        """``gate``, whose outcome is then rounded to e4m3 (``add_rms_norm_rounded``)."""
+        raise NotImplementedError(f"{type(self).__name__} rounds nothing")
 
     @abstractmethod
     def rows(self, table: Tensor, indices: Tensor, scale: float | None = None) -> Tensor:

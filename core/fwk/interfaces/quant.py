@@ -113,6 +113,24 @@ class PackedNumbers:
     rounds_input: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RoundedRows:
+    """Activations in e4m3, as ``Operators`` that round them give them to a layer.
+
+    numbers: [num_tokens, columns] float8_e4m3fn. scales: [num_tokens, groups] float32, a group is a run of columns; the
+    value is number * scale. dtype: of the numbers that were rounded, and so of the layer's outputs.
+    """
+
+    numbers: Tensor
+    scales: Tensor
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the numbers."""
+        return self.numbers.shape
+
+
 class QuantMethod(ABC):
     """Creates, repacks and applies the weights of linear layers; knows nothing of the model or other ranks.
 
@@ -168,6 +186,18 @@ class QuantMethod(ABC):
     @abstractmethod
     def apply(self, weights: Weights, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [num_tokens, in_features] to [num_tokens, sum(out_features)] in x's dtype."""
+
+    def input_group(self, weights: Weights) -> int | None:
+        """How many columns of an input share a scale, where ``apply`` rounds it to e4m3 by their largest number.
+
+        The scale is that number / 448, at least 1e-12; operators may then round in the same pass that made the input.
+        weights: ``finish``'s. None: it does not.
+        """
+        return None
+
+    def apply_rounded(self, weights: Weights, x: RoundedRows, bias: Tensor | None) -> Tensor:
+        """``apply``, of an input that was rounded in groups of ``input_group``."""
+        raise NotImplementedError(f"{type(self).__name__} rounds no inputs")
 
     @property
     def packed_version(self) -> str | None:

@@ -12,7 +12,7 @@ import torch
 from fwk.interfaces.lora import LoRAPart
 from fwk.interfaces.native import NativeLinear
 from fwk.interfaces.parallel import SingleRank
-from fwk.interfaces.quant import LayerFormat, PackedNumbers, QuantMethod, Weights
+from fwk.interfaces.quant import LayerFormat, PackedNumbers, QuantMethod, RoundedRows, Weights
 from fwk.layers.sharding import WHOLE, Part, SegmentShards, Shard, load, output_cut, output_shard
 
 if TYPE_CHECKING:
@@ -63,8 +63,17 @@ class _Linear:
                 ]
             )
 
-    def _apply(self, x: Tensor) -> Tensor:
+    @property
+    def input_group(self) -> int | None:
+        """``QuantMethod.input_group``, where the run's operators round inputs; None where others read them, too."""
+        if self.is_mixed or self._lora is not None or not self._operators.rounds:
+            return None
+        return self.method.input_group(self.weights)
+
+    def _apply(self, x: Tensor | RoundedRows) -> Tensor:
         """This rank's result, adapters included."""
+        if isinstance(x, RoundedRows):
+            return self.method.apply_rounded(self.weights, x, self.bias)
         y = self._apply_mixed(x, self.bias) if self.is_mixed else self.method.apply(self.weights, x, self.bias)
         return y if self._lora is None else self._lora.apply(y, x, self._lora_layer)
 
@@ -122,7 +131,7 @@ class ColumnParallelLinear(_Linear):
         super().__init__(context, parts, in_features, shards, WHOLE, method)
         self.bias = self._read_bias(context) if bias else None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | RoundedRows) -> Tensor:
         """[num_tokens, in_features] to [num_tokens, sum of this rank's out_features]."""
         return self._apply(x)
 
@@ -143,7 +152,7 @@ class ReplicatedLinear(_Linear):
         super().__init__(context, [Part(prefix, out_features)], in_features, [WHOLE], WHOLE, method)
         self.bias = self._read_bias(context) if bias else None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | RoundedRows) -> Tensor:
         """[num_tokens, in_features] to [num_tokens, out_features]."""
         return self._apply(x)
 
@@ -193,6 +202,6 @@ class RowParallelLinear(_Linear):
         full_bias = self._read_bias(context) if bias else None
         self.bias = full_bias if context.tp.rank == 0 else None  # added once, not once a rank
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | RoundedRows) -> Tensor:
         """[num_tokens, this rank's in_features] to [num_tokens, out_features], the same on all ranks if reduced."""
         return self.group.all_reduce(self._apply(x))

@@ -33,9 +33,13 @@ class GatedMLP:
         activation_named(self.activation)  # one that is unknown is reported now
         self.operators = context.operators
         parts = [Part(f"{prefix}.{name}_proj", inner) for name in ("gate", "up")]
-        self.gate_up = ColumnParallelLinear(context, parts, hidden, bias=bias)
+        self.gate_up = self.only_reader = ColumnParallelLinear(context, parts, hidden, bias=bias)
         self.down = RowParallelLinear(context, f"{prefix}.down_proj", inner, hidden, bias=bias)
+        self.group = self.down.input_group
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
-        return self.down(self.operators.gate(self.gate_up(x), self.activation))
+        x = self.gate_up(x)
+        if self.group is None:
+            return self.down(self.operators.gate(x, self.activation))
+        return self.down(self.operators.gate_rounded(x, self.activation, self.group))

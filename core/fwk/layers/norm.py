@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,12 @@ class RMSNorm:
     def __init__(self, context: ModelContext, prefix: str, size: int, eps: float) -> None:
         self.weight = context.weights.tensor(f"{prefix}.weight", (size,)).to(context.device, context.dtype)
         self.eps, self.operators = eps, context.operators
+        self.group: int | None = None
+
+    def feed(self, part: Any) -> None:
+        """``add``'s outcome goes to ``part``: rounded, if its ``only_reader``, a linear layer, wants that."""
+        reader = getattr(part, "only_reader", None)
+        self.group = None if reader is None else reader.input_group
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., size], unchanged, to its normalised copy."""
@@ -45,6 +51,10 @@ class RMSNorm:
 
         Without a residual, ``x`` starts the stream.
         """
+        if self.group is not None:
+            given = (x, residual, self.weight, self.eps, self.group)
+            made = self.operators.add_rms_norm_rounded(*given, rounds_last=self.rounds_last)
+            return cast("Tensor", made), x if residual is None else residual  # its reader takes both
         if residual is None:
             return self(x), x
         add_norm = self.operators.add_rms_norm

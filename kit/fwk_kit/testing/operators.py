@@ -13,6 +13,7 @@ from torch import Tensor
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.moe import Routing
 from fwk.interfaces.operators import OperatorContext, Operators
+from fwk.interfaces.quant import RoundedRows
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered
 from fwk_kit.testing.served import ServedSuite
@@ -66,6 +67,16 @@ def close(found: Tensor, wanted: Tensor, dtype: torch.dtype, roundings: int = 1,
 def normed(x: Tensor, weight: Tensor, dtype: torch.dtype, rounds_last: bool) -> Tensor:
     y = x.double() / (x.double().square().mean(-1, keepdim=True) + EPS).sqrt()
     return (y if rounds_last else rounded(y, dtype)) * weight.double()
+
+
+def check_rounded(found: RoundedRows, wanted: Tensor, group: int) -> None:
+    """wanted: the same, not rounded. A scale is that of the largest of ``group`` numbers, to the last bit."""
+    groups = wanted.float().unflatten(-1, (wanted.shape[-1] // group, group))
+    scales = (groups.abs().amax(-1, keepdim=True) / 448).clamp(min=1e-12)
+    numbers = (groups / scales).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert (found.dtype, found.shape, found.scales.dtype) == (wanted.dtype, wanted.shape, torch.float32)
+    assert torch.equal(found.scales, scales.squeeze(-1))
+    assert torch.equal(found.numbers.float(), numbers.flatten(-2).float())
 
 
 class OperatorsSuite(ServedSuite):
@@ -213,6 +224,39 @@ class OperatorsSuite(ServedSuite):
             mine, wanted_order = ids.argsort(-1), wanted_ids.argsort(-1)
             assert torch.equal(ids.gather(-1, mine), wanted_ids.gather(-1, wanted_order))
             close(weights.gather(-1, mine), wanted.gather(-1, wanted_order).double(), torch.float32)
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_rounded_outcomes(self, item: Registered, dtype: torch.dtype) -> None:
+        """As the operators' own, rounded after: of whole rows, and of groups, of which the last program has few."""
+        operators = self.operators(item, dtype)
+        if not operators.rounds:
+            pytest.skip(f"{item.name} rounds nothing")
+        for size, group in ((1, 1), (48, 48), (1200, 1200), (128, 128), (1152, 128)):
+            for n, rounds_last in ((0, False), (1, True), (5, False)):
+                x, residual = random(n, size, dtype=dtype), random(n, size, dtype=dtype, seed=7)
+                x[1:2] = 0
+                given = (random(size, dtype=torch.float32 if rounds_last else dtype, seed=1), EPS)
+                wanted = operators.rms_norm(x, *given, rounds_last=rounds_last)
+                found = operators.add_rms_norm_rounded(x, None, *given, group, rounds_last=rounds_last)
+                check_rounded(found, wanted, group)
+                stream, mine = residual.clone(), residual.clone()
+                wanted = operators.add_rms_norm(x, stream, *given, rounds_last=rounds_last)
+                found = operators.add_rms_norm_rounded(x, mine, *given, group, rounds_last=rounds_last)
+                check_rounded(found, wanted, group)
+                assert torch.equal(mine, stream)
+                both = random(n, 2 * size, dtype=dtype, scale=4.0)
+                check_rounded(operators.gate_rounded(both, "silu", group), operators.gate(both, "silu"), group)
+
+    @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+    def test_what_cannot_be_rounded_shows(self, item: Registered, number: float) -> None:
+        operators = self.operators(item, torch.float32)
+        if not operators.rounds:
+            pytest.skip(f"{item.name} rounds nothing")
+        x = torch.ones(2, 512)
+        x[0, 300] = number
+        found = operators.gate_rounded(x, "silu", 128)
+        values = found.numbers.float().unflatten(1, (2, 128)) * found.scales[..., None]
+        assert values.isfinite().all(-1).tolist() == [[False, True], [True, True]]
 
     def test_a_row_depends_on_no_other(self, item: Registered) -> None:
         """Alone or among others, on one thread or on some: the same bits."""

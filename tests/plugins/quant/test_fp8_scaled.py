@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.helpers.interpreted import interpreted
 from tests.helpers.models import make_quantised_context
 from tests.helpers.quantised import checkpoint_twins, e4m3, online_twins
 from torch import Tensor
 
 from fwk.errors import ConfigError
+from fwk.interfaces.quant import RoundedRows
 from fwk.layers import ColumnParallelLinear, Part
 from fwk_quant.fp8 import scaled
 
@@ -85,6 +87,33 @@ def test_products(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert not mine[4].any()
 
 
+@pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=interpreted)])
+@pytest.mark.parametrize("name", CASES)
+def test_inputs_that_came_rounded(name: str, backend: str, tmp_path: Path) -> None:
+    """Operators may round in groups that the layer names: to the last bit the product is that of inputs it rounds."""
+    twins = online_twins("fp8", tmp_path) if name == "online-fp8" else checkpoint_twins(name, tmp_path)
+    context, layer = gate_up(twins.path, torch.bfloat16, fp8_gemm_backend=backend)
+    columns = context.config.hidden_size
+    group = layer.method.input_group(layer.weights)
+    assert group == (CASES[name] or columns)
+    assert layer.input_group is None, "torch's operators round nothing"
+    layer.bias = torch.ones(layer.weights.numbers.shape[0], dtype=torch.bfloat16)
+    x = activations(columns, torch.bfloat16)
+    given = RoundedRows(*scaled.quantise(x, min(group, columns)), x.dtype)
+    none = RoundedRows(given.numbers[:0], given.scales[:0], x.dtype)
+    with torch.inference_mode():
+        assert torch.equal(layer(given), layer(x))
+        assert (layer(none).shape, layer(none).dtype) == ((0, len(layer.bias)), x.dtype)
+
+
+def test_inputs_stay_as_they_are_where_an_adapter_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, layer = gate_up(checkpoint_twins("fp8-block", tmp_path).path, torch.bfloat16)
+    monkeypatch.setattr(layer._operators, "rounds", True, raising=False)
+    assert layer.input_group == 128
+    monkeypatch.setattr(layer, "_lora", object())
+    assert layer.input_group is None
+
+
 def test_the_checkpoints_own_scale_of_activations(tmp_path: Path) -> None:
     """Parts of a fused layer round their common input by the larger of their scales; what is beyond it is cut off."""
     twins = checkpoint_twins("fp8", tmp_path)
@@ -97,6 +126,7 @@ def test_the_checkpoints_own_scale_of_activations(tmp_path: Path) -> None:
     x = activations(context.config.hidden_size, torch.float32)
     with torch.inference_mode():
         mine = layer(x)
+    assert layer.method.input_group(layer.weights) is None, "operators know tokens' own scales only"
     wanted = torch.from_numpy(rounded(x.numpy(), scale=0.02)) @ weight.T
     torch.testing.assert_close(mine.double(), wanted, atol=1e-5 * float(wanted.abs().max()), rtol=0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.helpers.interpreted import interpreted
 from tests.helpers.machine_code import compiled
 from tests.helpers.models import make_quantised_context
 from tests.helpers.packed import packed_matrix
@@ -24,8 +24,6 @@ from fwk.layers import ColumnParallelLinear, Part, QKVLinear
 from fwk_quant._common.integers import IntegerMatrix
 from fwk_quant._linear_triton import choice, matrix
 from fwk_quant._linear_triton.matrix import FEW_TOKENS, TritonMatrix, parts_of
-
-interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
 
 FORMS = [
     ("int8", 1, False, 1),

@@ -30,7 +30,7 @@ class NormedAttention:
     ) -> None:
         config = context.config
         self.rotary, self.head_size = rotary, config.head_size
-        self.qkv = QKVLinear(context, prefix, bias=bias)
+        self.qkv = self.only_reader = QKVLinear(context, prefix, bias=bias)
         self.num_heads, self.num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
         self.norm = QKNorm(context, prefix, self.num_heads, self.num_kv_heads, norm=norm)
         self.output = RowParallelLinear(

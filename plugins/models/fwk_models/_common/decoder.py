@@ -64,6 +64,8 @@ class DecoderLayer:
         self.tap, self.wanted = HiddenTap(context, index), SelectTokens(context, index)
         self.mlp_norm = RMSNorm(context, f"{prefix}.post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
         self.mlp = make_mlp(f"{prefix}.mlp")
+        self.input_norm.feed(self.attention)
+        self.mlp_norm.feed(self.mlp)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, rows: RotaryRows, batch: ForwardBatch

@@ -86,6 +86,8 @@ class Gemma3Layer:
         self.mlp_norm = norm("pre_feedforward_layernorm")
         self.mlp = GatedMLP(context, f"{prefix}.mlp", activation=raw.get("hidden_activation") or "gelu_pytorch_tanh")
         self.output_norm = norm("post_feedforward_layernorm")
+        self.input_norm.feed(self.attention)
+        self.mlp_norm.feed(self.mlp)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, rows: RotaryRows, batch: ForwardBatch

@@ -35,7 +35,7 @@ class LlamaAttention:
         bias = bool(config.raw.get("attention_bias", False))
         always_biased = config.architecture == "Qwen2ForCausalLM"  # on q, k and v only, and no key says so
         self.rotary = rotary
-        self.qkv = QKVLinear(context, prefix, bias=bias or always_biased)
+        self.qkv = self.only_reader = QKVLinear(context, prefix, bias=bias or always_biased)
         self.output = RowParallelLinear(
             context,
             f"{prefix}.o_proj",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 import triton
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.operators import Operators
+from fwk.interfaces.quant import RoundedRows
 from fwk_operators.triton_ops import kernels
 from fwk_tiles.numbers import ACTIVATIONS
 
@@ -21,15 +23,25 @@ NUMBERS = 1024
 class TritonOperators(Operators):
     """Each operator in one launch."""
 
+    rounds = True
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, rounds_last: bool = False) -> Tensor:
-        return _norm(x, None, weight, eps, rounds_last)
+        return _norm(x, None, weight, eps, rounds_last)[0]
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, rounds_last: bool = False
     ) -> Tensor:
         if not residual.is_contiguous():
-            return _norm(residual.add_(x), None, weight, eps, rounds_last)
-        return _norm(x, residual, weight, eps, rounds_last)
+            return _norm(residual.add_(x), None, weight, eps, rounds_last)[0]
+        return _norm(x, residual, weight, eps, rounds_last)[0]
+
+    def add_rms_norm_rounded(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, group: int, *, rounds_last: bool = False
+    ) -> RoundedRows:
+        if residual is not None and not residual.is_contiguous():
+            x, residual = residual.add_(x), None
+        numbers, scales = _norm(x, residual, weight, eps, rounds_last, group)
+        return RoundedRows(numbers.view(torch.float8_e4m3fn), scales, x.dtype)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         num_tokens, heads, _ = x.shape
@@ -53,14 +65,25 @@ class TritonOperators(Operators):
         )
 
     def gate(self, x: Tensor, activation: str) -> Tensor:
+        return self._gate(x, activation, NUMBERS, 0)[0]
+
+    def gate_rounded(self, x: Tensor, activation: str, group: int) -> RoundedRows:
+        width = max(_tile(min(group, x.shape[1] // 2))[0], NUMBERS)  # whole groups in one program
+        numbers, scales = self._gate(x, activation, width, group)
+        return RoundedRows(numbers.view(torch.float8_e4m3fn), scales, x.dtype)
+
+    @staticmethod
+    def _gate(x: Tensor, activation: str, width: int, group: int) -> tuple[Tensor, Tensor]:
         code = ACTIVATIONS.get(activation)
         if code is None:
             raise ModelLoadError(f"activation {activation!r} is not known; these kernels do {', '.join(ACTIVATIONS)}")
         num_tokens, size = x.shape[0], x.shape[1] // 2
-        out = x.new_empty(num_tokens, size)
-        grid = (num_tokens, triton.cdiv(size, NUMBERS))
-        _launch(kernels.gate_rows, grid, x, x.stride(0), out, SIZE=size, WIDTH=NUMBERS, ACTIVATION=code.value)
-        return out
+        out, scales, groups = _room(x, (num_tokens, size), width, group)
+        grid = (num_tokens, triton.cdiv(size, width))
+        sizes = {"SIZE": size, "WIDTH": width, "ACTIVATION": code.value, "GROUPS": groups}
+        warps = min(max(width // NUMBERS * 4, 4), 16)
+        _launch(kernels.gate_rows, grid, x, x.stride(0), out, scales, **sizes, num_warps=warps)
+        return out, scales
 
     def rows(self, table: Tensor, indices: Tensor, scale: float | None = None) -> Tensor:
         flat = table.flatten(1) if table.dim() > 1 else table.unsqueeze(1)
@@ -81,11 +104,25 @@ class TritonOperators(Operators):
         return out
 
 
-def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, rounds_last: bool) -> Tensor:
-    """x: [num_tokens, size] or [num_tokens, heads, size], with a residual the former."""
+def _room(x: Tensor, shape: tuple[int, ...], width: int, group: int) -> tuple[Tensor, Tensor, int]:
+    """Outputs of ``shape``, their scales, and how many groups ``width`` numbers are; group 0: none, and x's type."""
+    if not group:
+        out = x.new_empty(shape)
+        return out, out, 0
+    out = torch.empty(shape, dtype=torch.uint8, device=x.device)
+    size = shape[-1]
+    group = min(group, size)
+    scales = torch.empty(shape[0], triton.cdiv(size, group), dtype=torch.float32, device=x.device)
+    return out, scales, 1 if group == size else width // group
+
+
+def _norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, rounds_last: bool, group: int = 0
+) -> tuple[Tensor, Tensor]:
+    """x: [num_tokens, size] or [num_tokens, heads, size], with a residual or a group the former."""
     size, heads = x.shape[-1], x.shape[1] if x.dim() == 3 else 1
-    out = x.new_empty(x.shape)
     width, rows = _tile(size)
+    out, scales, groups = _room(x, tuple(x.shape), width, group)
     num_rows = x.shape[0] * heads
     _launch(
         kernels.norm_rows,
@@ -93,10 +130,11 @@ def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, rounds
         x,
         x.stride(0),
         x.stride(1) if x.dim() == 3 else 0,
-        out if residual is None else residual,
+        x if residual is None else residual,
         weight,
         weight.stride(0) if weight.dim() == 2 else 0,
         out,
+        scales,
         num_rows,
         eps,
         HEADS=heads,
@@ -105,9 +143,10 @@ def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, rounds
         ROWS=rows,
         ADDS=residual is not None,
         ROUNDS_LAST=rounds_last,
+        GROUPS=groups,
         num_warps=min(max(width * rows // NUMBERS * 4, 4), 16),
     )
-    return out
+    return out, scales
 
 
 def _tile(size: int) -> tuple[int, int]:

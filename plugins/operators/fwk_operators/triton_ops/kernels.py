@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fwk_tiles.matrices import rounded_tile
 from fwk_tiles.numbers import activate, rounded
 
 
@@ -16,7 +17,8 @@ def norm_rows(
     residual,  # [num_rows, SIZE] of x's type, changed in place where ADDS
     weight,
     weight_head_stride,
-    out,  # [num_rows, SIZE]
+    out,  # [num_rows, SIZE]; where GROUPS, bytes of e4m3 numbers
+    scales,  # [num_rows, SIZE / GROUP rounded up] float32, where GROUPS
     num_rows,
     eps,
     HEADS: tl.constexpr,
@@ -25,6 +27,7 @@ def norm_rows(
     ROWS: tl.constexpr,
     ADDS: tl.constexpr,
     ROUNDS_LAST: tl.constexpr,
+    GROUPS: tl.constexpr,  # of WIDTH numbers that are rounded to e4m3; 0: they are not
     IS_INTERPRETED: tl.constexpr,
 ):
     """x / sqrt(mean(x ** 2) + eps) * weight, of x or of the sum of x and residual."""
@@ -35,7 +38,7 @@ def norm_rows(
     source = x + token[:, None] * x_token_stride + head[:, None] * x_head_stride + column[None, :]
     numbers = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     place = row.to(tl.int64)[:, None] * SIZE + column[None, :]
-    dtype = out.dtype.element_ty
+    dtype = x.dtype.element_ty
     if ADDS:
         numbers += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
         total = rounded(numbers, dtype, IS_INTERPRETED)
@@ -45,7 +48,14 @@ def norm_rows(
     normed = numbers * tl.rsqrt(tl.sum(numbers * numbers, 1) / SIZE + eps)[:, None]
     if not ROUNDS_LAST:
         normed = rounded(normed, dtype, IS_INTERPRETED).to(tl.float32)
-    tl.store(out + place, rounded(normed * factors.to(tl.float32), dtype, IS_INTERPRETED), mask=mask)
+    found = rounded(normed * factors.to(tl.float32), dtype, IS_INTERPRETED)
+    if GROUPS > 0:
+        found, of_groups = rounded_tile(found.to(tl.float32), GROUPS)
+        count: tl.constexpr = (SIZE + WIDTH // GROUPS - 1) // (WIDTH // GROUPS)
+        group = tl.arange(0, GROUPS)
+        is_group = (row < num_rows)[:, None] & (group < count)[None, :]
+        tl.store(scales + row.to(tl.int64)[:, None] * count + group[None, :], of_groups, mask=is_group)
+    tl.store(out + place, found, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -91,22 +101,30 @@ def rotate_rows(
 def gate_rows(
     x,
     x_stride,
-    out,
+    out,  # [num_rows, SIZE]; where GROUPS, bytes of e4m3 numbers
+    scales,  # [num_rows, SIZE / GROUP rounded up] float32, where GROUPS
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    GROUPS: tl.constexpr,  # of WIDTH numbers that are rounded to e4m3; 0: they are not
     IS_INTERPRETED: tl.constexpr,
 ):
     """activation(first half of a row), rounded, times the second half; WIDTH numbers of one row a program."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    column = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
     mask = column < SIZE
     source = x + row * x_stride + column
-    dtype = out.dtype.element_ty
+    dtype = x.dtype.element_ty
     gate = activate(tl.load(source, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
     gate = rounded(gate, dtype, IS_INTERPRETED).to(tl.float32)
     up = tl.load(source + SIZE, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row * SIZE + column, rounded(gate * up, dtype, IS_INTERPRETED), mask=mask)
+    found = rounded(gate * up, dtype, IS_INTERPRETED)
+    if GROUPS > 0:
+        found, of_groups = rounded_tile(found.to(tl.float32), GROUPS)
+        count: tl.constexpr = (SIZE + WIDTH // GROUPS - 1) // (WIDTH // GROUPS)
+        group = (tl.program_id(1) * GROUPS + tl.arange(0, GROUPS))[None, :]
+        tl.store(scales + row * count + group, of_groups, mask=group < count)
+    tl.store(out + row * SIZE + column, found, mask=mask)
 
 
 @triton.jit

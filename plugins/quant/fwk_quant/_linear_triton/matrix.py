@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from fwk.interfaces.quant import PackedNumbers
+from fwk.interfaces.quant import PackedNumbers, RoundedRows
 from fwk_quant._linear_triton import kernels
 from fwk_tiles.launches import Tile, form_of, rounded_inputs
 from fwk_tiles.matrices import FORMATS
@@ -62,7 +62,7 @@ class TritonMatrix:
         self._scales_products = groups == 1 and not has_zeros  # the kernels leave a row's one scale out
 
     @staticmethod
-    def is_for(x: Tensor) -> bool:
+    def is_for(x: Tensor | RoundedRows) -> bool:
         """Whether x has so few rows that its product is theirs."""
         return x.shape[0] <= FEW_TOKENS
 
@@ -76,11 +76,20 @@ class TritonMatrix:
             return self._product_of_many(x, bias)
         return self._product(x, bias)
 
+    def apply_rounded(self, x: RoundedRows, bias: Tensor | None) -> Tensor:
+        """As ``apply``, of e4m3 numbers in groups as the matrix has them."""
+        if not x.shape[0]:
+            return torch.empty(0, self.size[0], dtype=x.dtype, device=x.numbers.device)
+        return self._product_of(x.numbers.view(torch.uint8), x.scales, x.dtype, bias)
+
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        (outputs, inputs), num_tokens, dtype = self.size, x.shape[0], x.dtype
-        of_x = x
+        given, of_x = x, x
         if self.packed.rounds_input:
-            x, of_x = rounded_inputs(x, self.packed.scales.shape[1], self._group, _launch)
+            given, of_x = rounded_inputs(x, self.packed.scales.shape[1], self._group, _launch)
+        return self._product_of(given, of_x, x.dtype, bias)
+
+    def _product_of(self, x: Tensor, of_x: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+        (outputs, inputs), num_tokens = self.size, x.shape[0]
         tile = tile_of(num_tokens, x.element_size())
         parts, span = parts_of(outputs, inputs, tile.step)
         shape, kind = ((num_tokens, outputs), dtype) if parts == 1 else ((parts, num_tokens, outputs), torch.float32)

@@ -12,11 +12,29 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk.errors import ConfigError, ModelLoadError
-from fwk.interfaces.quant import ALL, PLAIN, LinearShape, PackedNumbers, ParamSpec, QuantContext, QuantMethod
+from fwk.interfaces.quant import (
+    ALL,
+    PLAIN,
+    LinearShape,
+    PackedNumbers,
+    ParamSpec,
+    QuantContext,
+    QuantMethod,
+    RoundedRows,
+)
 from fwk_quant._common.layouts import activation_params, weights_arguments
 from fwk_quant._common.product import multiply
 from fwk_quant._linear_triton.choice import uses_triton
-from fwk_quant.fp8.scaled import BLOCK, LARGEST, block_product, padded_block_scales, row_product, why_not
+from fwk_quant.fp8.scaled import (
+    BLOCK,
+    LARGEST,
+    block_product,
+    block_product_of,
+    padded_block_scales,
+    row_product,
+    row_product_of,
+    why_not,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,6 +144,21 @@ class Fp8Method(QuantMethod):
             y = block_product(x, weights.numbers, weights.scales)
         else:
             y = row_product(x, weights.numbers, weights.scales, weights.input_scale)
+        return y if bias is None else y.add_(bias)
+
+    def input_group(self, weights: Fp8Matrix) -> int | None:
+        if not weights.rounds_input or weights.input_scale is not None:
+            return None
+        return BLOCK if weights.is_block else weights.numbers.shape[1]
+
+    def apply_rounded(self, weights: Fp8Matrix, x: RoundedRows, bias: Tensor | None) -> Tensor:
+        ours = weights.for_triton
+        if ours is not None and ours.is_for(x):
+            return ours.apply_rounded(x, bias)
+        if not x.shape[0]:
+            return torch.empty(0, weights.numbers.shape[0], dtype=x.dtype, device=x.numbers.device)
+        product = block_product_of if weights.is_block else row_product_of
+        y = product(x, weights.numbers, weights.scales)
         return y if bias is None else y.add_(bias)
 
     def packed_numbers(self, weights: Fp8Matrix) -> PackedNumbers | None:

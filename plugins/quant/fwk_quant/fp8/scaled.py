@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fwk.interfaces.quant import RoundedRows
+
 LARGEST = 448.0
 """The largest number of e4m3 (the variant without infinities)."""
 
@@ -47,21 +49,29 @@ def padded_block_scales(scales: Tensor) -> Tensor:
 def row_product(x: Tensor, numbers: Tensor, scales: Tensor, input_scale: Tensor | None) -> Tensor:
     """x [n, columns] times numbers [rows, columns] * scales [rows], transposed. input_scale: [] where it is known."""
     if input_scale is None:
-        rounded, of_tokens = quantise(x)
-    else:
-        of_tokens = input_scale.expand(x.shape[0], 1).contiguous()
-        rounded = _round(x.float() / of_tokens)
-    return scaled_mm(rounded, numbers, of_tokens, scales[None], x.dtype)
+        return row_product_of(RoundedRows(*quantise(x), x.dtype), numbers, scales)
+    of_tokens = input_scale.expand(x.shape[0], 1).contiguous()
+    return row_product_of(RoundedRows(_round(x.float() / of_tokens), of_tokens, x.dtype), numbers, scales)
+
+
+def row_product_of(x: RoundedRows, numbers: Tensor, scales: Tensor) -> Tensor:
+    """The same of inputs that are rounded already, with a scale a row."""
+    return scaled_mm(x.numbers, numbers, x.scales, scales[None], x.dtype)
 
 
 def block_product(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
     """As ``row_product``, for scales [rows / BLOCK, columns / BLOCK]; x gets one for each BLOCK numbers of a token."""
-    rounded, of_groups = quantise(x, BLOCK)
-    if x.device.type == "cuda":
+    return block_product_of(RoundedRows(*quantise(x, BLOCK), x.dtype), numbers, scales)
+
+
+def block_product_of(x: RoundedRows, numbers: Tensor, scales: Tensor) -> Tensor:
+    """The same of inputs that are rounded already, with a scale for each BLOCK numbers."""
+    rounded, of_groups = x.numbers, x.scales
+    if rounded.device.type == "cuda":
         apart = of_groups.t().contiguous().t()  # along tokens first
         return scaled_mm(rounded, numbers, apart, scales.t(), x.dtype)
     of_rows = scales.repeat_interleave(BLOCK, 0)[: numbers.shape[0]]
-    y = torch.zeros(x.shape[0], numbers.shape[0], device=x.device)
+    y = torch.zeros(x.shape[0], numbers.shape[0], device=rounded.device)
     for i, (part, block) in enumerate(zip(rounded.split(BLOCK, 1), numbers.split(BLOCK, 1), strict=True)):
         of_tokens = of_groups[:, i : i + 1].contiguous()
         y += scaled_mm(part.contiguous(), block.contiguous(), of_tokens, of_rows[:, i][None].contiguous(), y.dtype)
