@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, triton_kernels
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from fwk.types import EngineStats
 from fwk.worker import drafting
 from fwk.worker.in_flight import InFlight, Launched
 from fwk.worker.inputs import InputBuffers
+from fwk.worker.step_rows import StepRows
 from fwk_attention.triton_paged import backend
 from fwk_kit.testing.serving import TINY
 from fwk_speculative.ngram.decoder import NgramDecoder
@@ -35,6 +37,7 @@ OPTIONS: dict[str, Any] = {
     "max_total_tokens": 256,
     "max_running_requests": 2,
     "chunked_prefill_size": 16,
+    "random_seed": 7,
     **EXACT,
 }
 NGRAM: dict[str, Any] = {
@@ -50,6 +53,9 @@ def asks(**more: Any) -> SamplingParams:
 
 
 EAGER = {"disable_cuda_graph": True}
+PRESSED = {**EAGER, "max_total_tokens": 48, "prefix_cache": "none"}
+SAMPLES_IN_TRITON = {**EAGER, "sampling_backend": "triton"}
+TWO_SEEDS = [asks(temperature=1.1, seed=3), asks(temperature=0.8, seed=4, top_k=30, top_p=0.95, min_p=0.01)]
 ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
     "captured": (asks(), {}),
     "eager": (asks(), EAGER),
@@ -59,7 +65,14 @@ ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
     "log-probabilities": ([asks(logprobs=2), asks()], EAGER),
     "alongside a sampled one": ([asks(), asks(temperature=0.9, seed=3)], EAGER),
     "alongside a grammar": ([asks(), asks(grammar=GrammarRequest("regex", "(ab|ac){20}"))], EAGER),
-    "pre-empted": (asks(max_tokens=24), {**EAGER, "max_total_tokens": 48, "prefix_cache": "none"}),
+    "sampled, captured": (TWO_SEEDS, {}),
+    "sampled, eager": (TWO_SEEDS, EAGER),
+    "sampled without seeds": (asks(temperature=1.0, logprobs=2), EAGER),
+    "sampled by Triton": ([asks(temperature=1.1, seed=3), asks()], SAMPLES_IN_TRITON),
+    "sampled with a bias": (asks(temperature=0.9, seed=5, logit_bias={7: 2.0}), EAGER),
+    "sampled alongside a penalty": ([asks(temperature=1.1, seed=3), asks(frequency_penalty=0.4)], EAGER),
+    "sampled, pre-empted": (asks(max_tokens=24, temperature=1.1, seed=3), PRESSED),
+    "pre-empted": (asks(max_tokens=24), PRESSED),
 }
 
 
@@ -136,13 +149,33 @@ def check(found: Said, wanted: Said, stats: EngineStats, steps: Steps) -> None:
     assert num_overlapped(steps) > 3
 
 
-@pytest.mark.parametrize("name", ASKED)
+SLOW = ("sampled, captured", "sampled, pre-empted", "sampled alongside a penalty")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in ASKED])
 def test_steps_run_ahead_of_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     sampling, options = ASKED[name]
     wanted = on_cpu(folder, sampling)
     found, stats, steps = elsewhere(folder, sampling, monkeypatch, wanted, **options)
     check(found, wanted, stats, steps)
-    assert (stats.preemptions > 0) == (name == "pre-empted")
+    assert (stats.preemptions > 0) == ("pre-empted" in name)
+
+
+def test_who_drafts_ahead_gives_no_probabilities(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of drafts that are drawn the host looks up where they stand."""
+
+    def propose(self: NgramDecoder, view: DraftView) -> Drafts:
+        return Drafts([[5] for _ in view.slots], probabilities=torch.ones(len(view.slots), TINY["vocab_size"]))
+
+    monkeypatch.setattr(NgramDecoder, "propose", propose)
+    options = OPTIONS | NGRAM | EAGER
+    with (
+        triton_kernels(),
+        pretended() as plugins,
+        pytest.raises(ValueError, match="must not give probabilities"),
+        fwk.LLM(str(folder), plugins=plugins, device="pretended", **options),  # which rehearses a request
+    ):
+        pass
 
 
 def nothing_is_rejected(patch: pytest.MonkeyPatch) -> None:
@@ -168,23 +201,40 @@ def drafts_begin_where_the_text_is_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(drafting, "_after", lambda tokens, verified: tokens)
 
 
+def rejected_drafts_use_numbers_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(InputBuffers, "_shorten_rows", lambda *_: None)
+
+
+def one_rejected_draft_uses_its_number_up(patch: pytest.MonkeyPatch) -> None:
+    real = InputBuffers._shorten_rows
+
+    def shorten(self: InputBuffers, rows: StepRows) -> None:
+        real(self, rows)
+        if rows.num_fewer is not None:
+            rows.num_fewer.sub_(1).clamp_(min=0)
+
+    patch.setattr(InputBuffers, "_shorten_rows", shorten)
+
+
 @pytest.mark.parametrize(
-    "mutate",
+    ("mutate", "sampling"),
     [
-        nothing_is_rejected,
-        attention_plans_for_all_drafts,
-        the_newest_token_is_the_first_row,
-        drafts_begin_where_the_text_is_known,
+        (nothing_is_rejected, asks(logprobs=2)),
+        (attention_plans_for_all_drafts, asks(logprobs=2)),
+        (the_newest_token_is_the_first_row, asks(logprobs=2)),
+        (drafts_begin_where_the_text_is_known, asks(logprobs=2)),
+        (rejected_drafts_use_numbers_up, TWO_SEEDS),
+        (one_rejected_draft_uses_its_number_up, TWO_SEEDS),
     ],
 )
 def test_what_would_be_wrong_is_noticed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, mutate: Callable[[pytest.MonkeyPatch], None]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mutate: Callable[[pytest.MonkeyPatch], None], sampling: Any
 ) -> None:
-    wanted = on_cpu(folder, asks(logprobs=2))
+    wanted = on_cpu(folder, sampling)
     mutate(monkeypatch)
 
     def serve() -> None:
-        found, stats, steps = elsewhere(folder, asks(logprobs=2), monkeypatch, wanted, **EAGER)
+        found, stats, steps = elsewhere(folder, sampling, monkeypatch, wanted, **EAGER)
         check(found, wanted, stats, steps)
 
     with pytest.raises(AssertionError):

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,8 +22,10 @@ import fwk
 from fwk import SamplingParams
 from fwk.engine.scheduler import Scheduler
 from fwk.types import EngineStats, ForwardBatch
+from fwk.worker.draft_steps import Steps as DraftSteps
 from fwk.worker.in_flight import InFlight, Launched
 from fwk.worker.inputs import InputBuffers
+from fwk.worker.step_rows import StepRows
 from fwk_loaders.dummy.loader import DummyCheckpoint
 
 pytestmark = [
@@ -34,6 +38,7 @@ OPTIONS: dict[str, Any] = {
     "max_total_tokens": 256,
     "max_running_requests": 2,
     "chunked_prefill_size": 16,
+    "random_seed": 7,
     **EXACT,
 }
 DRAFTS: dict[str, Any] = {"speculative_num_steps": 3, "speculative_adaptive": False}
@@ -46,11 +51,16 @@ def asks(**more: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, **more})
 
 
+SAMPLED = [asks(temperature=1.1, seed=3), asks(temperature=0.8, seed=4, top_k=30, top_p=0.95, min_p=0.01)]
+LONG_SAMPLED = [asks(temperature=0.8, seed=seed, max_tokens=24) for seed in (3, 4)]
 ASKED: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "draft model, captured": ("standalone", asks(), {}),
     "draft model, log-probabilities": ("standalone", [asks(logprobs=2), asks()], EAGER),
     "draft model alongside a sampled one": ("standalone", [asks(), asks(temperature=0.9, seed=3)], EAGER),
     "draft model, pre-empted": ("standalone", asks(max_tokens=24), {**PRESSED, "prefix_cache": "none"}),
+    "draft model, sampled, captured": ("standalone", SAMPLED, {}),
+    "draft model, sampled without seeds": ("standalone", asks(temperature=1.1, logprobs=2), EAGER),
+    "draft model, sampled, pre-empted": ("standalone", LONG_SAMPLED, {**PRESSED, "prefix_cache": "none"}),
     "EAGLE-3, captured": ("eagle3", asks(), {}),
     "EAGLE-3": ("eagle3", asks(), EAGER),
     "EAGLE-3 of adaptive depth": ("eagle3", asks(), ADAPTIVE),
@@ -58,8 +68,11 @@ ASKED: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "EAGLE-3 alongside a penalty": ("eagle3", [asks(), asks(frequency_penalty=0.4)], EAGER),
     "EAGLE-3, pre-empted": ("eagle3", asks(max_tokens=24), PRESSED),
     "EAGLE-3 that ends early": ("eagle3", [asks(max_tokens=5), asks()], EAGER),
+    "EAGLE-3, sampled": ("eagle3", SAMPLED, EAGER),
+    "EAGLE-3, sampled alongside a penalty": ("eagle3", [SAMPLED[0], asks(frequency_penalty=0.4)], EAGER),
     "EAGLE": ("eagle", asks(), EAGER),
     "Medusa": ("medusa", asks(), EAGER),
+    "Medusa, sampled": ("medusa", SAMPLED, EAGER),
     "Medusa, captured": ("medusa", asks(), {}),
 }
 
@@ -129,13 +142,15 @@ def elsewhere(models: Path, asked: tuple[str, Any, dict[str, Any]], steps: Steps
         return said(llm, sampling)
 
 
-def from_each_text(models: Path, kind: str, texts: list[list[int]], drafted: Drafted) -> Drafted:
+def from_each_text(
+    models: Path, kind: str, texts: list[list[int]], sampling: list[SamplingParams], drafted: Drafted
+) -> Drafted:
     """What is drafted after each text, computed on a CPU as a prompt of its own."""
     options = {**OPTIONS, **DRAFTS, "max_running_requests": 8, "max_total_tokens": 4096, "prefix_cache": "none"}
     own = {"speculative_algorithm": kind, "speculative_draft_model_path": str(models / kind)}
     drafted.clear()
     with fwk.LLM(str(models / "target"), device="cpu", **options, **own) as llm:
-        llm.generate([text[:-1] for text in texts], asks(max_tokens=6))
+        llm.generate([text[:-1] for text in texts], sampling)
     return dict(drafted)
 
 
@@ -166,20 +181,26 @@ def check(models: Path, asked: tuple[str, Any, dict[str, Any]], drafted: Drafted
         assert JOURNAL.of_kind("blocking") == {}
     assert JOURNAL.of_kind("pageable") == {}
     assert num_overlapped(steps) > 3
-    greedy = [p + tokens for p, (tokens, _), one in zip(PROMPTS, wanted, each, strict=True) if one == asks(
-        max_tokens=one.max_tokens, logprobs=one.logprobs, stop_token_ids=one.stop_token_ids
-    )]  # fmt: skip
-    mine = {text: drafts for text, drafts in drafted.items() if any(tuple(t[: len(text)]) == text for t in greedy)}
+    mine: dict[tuple[int, ...], tuple[list[int], SamplingParams]] = {}
+    for prompt, (tokens, _), one in zip(PROMPTS, wanted, each, strict=True):
+        if (one.temperature and one.seed is None) or one.frequency_penalty:
+            continue  # what is drafted follows from more than the text
+        alone = msgspec.structs.replace(one, max_tokens=6, logprobs=None, stop_token_ids=[])
+        whole = tuple(prompt + tokens)
+        mine |= {text: (drafts, alone) for text, drafts in drafted.items() if whole[: len(text)] == text}
+    if not mine:
+        assert all(one.temperature for one in each)
+        return stats
     assert len(mine) > 2
-    expected = from_each_text(models, kind, [list(text) for text in mine], drafted)
-    for text, drafts in mine.items():
+    expected = from_each_text(models, kind, [list(text) for text in mine], [one for _, one in mine.values()], drafted)
+    for text, (drafts, _) in mine.items():
         count = min(len(drafts), len(expected[text]))  # either may have had room for fewer
         assert count > 0
         assert drafts[:count] == expected[text][:count], len(text)
     return stats
 
 
-QUICK = ("EAGLE-3", "Medusa")
+QUICK = ("EAGLE-3", "Medusa", "Medusa, sampled")
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ASKED])
@@ -248,25 +269,50 @@ def all_counts_as_accepted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(InFlight, "_accept", accept)
 
 
-MUTATIONS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
-    ("standalone", nothing_is_taken_off),
-    ("standalone", a_draft_stands_where_all_were_accepted),
-    ("standalone", all_counts_as_accepted),
-    ("eagle3", a_draft_stands_where_all_were_accepted),
-    ("eagle3", a_heads_keys_stand_where_all_were_accepted),
-    ("eagle3", a_head_goes_on_from_the_last_draft),
+def drafts_are_drawn_as_if_all_were_accepted(patch: pytest.MonkeyPatch) -> None:
+    real = DraftSteps.choose
+
+    def choose(self: DraftSteps, logits: Tensor, rows: np.ndarray, ahead: int) -> Tensor:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(DraftSteps, "_fewer", lambda *_: None)
+            return real(self, logits, rows, ahead)
+
+    patch.setattr(DraftSteps, "choose", choose)
+
+
+def rejected_drafts_use_numbers_up(patch: pytest.MonkeyPatch) -> None:
+    real = InputBuffers._shorten_rows
+
+    def shorten(self: InputBuffers, rows: StepRows) -> None:
+        real(self, rows)
+        if rows.num_fewer is not None:
+            rows.num_fewer.zero_()
+
+    patch.setattr(InputBuffers, "_shorten_rows", shorten)
+
+
+MUTATIONS: list[tuple[str, Any, Callable[[pytest.MonkeyPatch], None]]] = [
+    ("standalone", asks(), nothing_is_taken_off),
+    ("standalone", asks(), a_draft_stands_where_all_were_accepted),
+    ("standalone", asks(), all_counts_as_accepted),
+    ("standalone", SAMPLED, drafts_are_drawn_as_if_all_were_accepted),
+    ("standalone", SAMPLED, rejected_drafts_use_numbers_up),
+    ("eagle3", asks(), a_draft_stands_where_all_were_accepted),
+    ("eagle3", asks(), a_heads_keys_stand_where_all_were_accepted),
+    ("eagle3", asks(), a_head_goes_on_from_the_last_draft),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "mutate"), MUTATIONS)
+@pytest.mark.parametrize(("kind", "sampling", "mutate"), MUTATIONS)
 def test_what_would_be_wrong_is_noticed(
     models: Path,
     monkeypatch: pytest.MonkeyPatch,
     drafted: Drafted,
     kind: str,
+    sampling: Any,
     mutate: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
-        check(models, (kind, asks(), EAGER), drafted, Steps(monkeypatch))
+        check(models, (kind, sampling, EAGER), drafted, Steps(monkeypatch))

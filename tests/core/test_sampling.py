@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from fwk.errors import BlameSequence
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
+from fwk.interfaces.speculative import Acceptance
 from fwk.types import NewSequence, SamplingParams
 from fwk.worker.sampling import Place, SamplingPipeline, num_finished
 from fwk.worker.sequence_table import SequenceTable
@@ -90,6 +94,45 @@ def test_greedy_rows_alone_leave_the_sampler_nothing_to_finish() -> None:
     made.choose(logits, rows_of([0, 1]))
     assert recorder.rows.unfinished is None
     assert recorder.logits is logits  # nobody asked for a copy
+
+
+def test_rows_that_are_left_keep_what_was_rejected() -> None:
+    made, recorder = pipeline(0, [1.0, 1.0, 1.0])
+    rows = rows_of([0, 1, 2])
+    rows.num_fewer, rows.most_fewer = torch.tensor([1, 0, 2]), 3
+    made.pick(torch.zeros(3, 4), rows, {1: BlameSequence(1, "refused")})
+    assert recorder.rows.num_fewer is not None
+    assert recorder.rows.num_fewer.tolist() == [1, 2]
+    assert recorder.rows.most_fewer == 3
+
+
+@pytest.mark.parametrize(
+    ("what", "temperature", "is_late"),
+    [
+        ({}, 1.0, True),
+        ({"late_positions": False}, 1.0, False),
+        ({"late_positions": False}, 0.0, True),
+        ({"acceptance": Acceptance(single=0.5)}, 1.0, False),
+        ({"acceptance": Acceptance(single=0.5)}, 0.0, True),
+        ({"reads_places": True}, 1.0, False),
+        ({"reads_places": True}, 0.0, True),  # it asks nothing
+        ({"reads_history": True}, 1.0, False),
+        ({"ends": lambda *_: None}, 1.0, False),
+    ],
+)
+def test_a_token_is_chosen_late_only_where_nobody_needs_its_place(
+    what: dict[str, Any], temperature: float, is_late: bool
+) -> None:
+    said = {"late_positions": True, "acceptance": Acceptance(), "reads_places": False, "reads_history": False, **what}
+    late, acceptance = said.pop("late_positions"), said.pop("acceptance")
+    table = SequenceTable(3, 32, 4)
+    processors = {Place(1, "mine"): type("Mine", (Add,), said)(CONTEXT)}
+    made = SamplingPipeline(processors, Recorder(CONTEXT), table, late_positions=late)
+    made.acceptance = acceptance
+    new = NewSequence(1, [1, 2], 2, 0, [], SamplingParams(temperature=temperature), 7)
+    table.add(new)
+    made.add(new)
+    assert made.may_be_late(1) is is_late
 
 
 def test_where_core_needs_the_processed_logits_all_processors_run() -> None:

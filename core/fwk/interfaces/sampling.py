@@ -73,6 +73,9 @@ class LogitsProcessor(ABC):
     """Whether ``apply`` reads ``LogitsView.token_ids``. On a device it is then called when the step before, whose
     tokens the host has not seen, is collected, while the model computes this one; a processor that says False is called
     at once, and finds no newer ones there."""
+    reads_places: ClassVar[bool] = True
+    """Whether ``apply`` reads ``LogitsView.num_tokens`` or the text. While drafts are being verified only a device may
+    know how many tokens there are: steps of a sequence are planned then only if all that it asks for say False."""
 
     def __init__(self, context: SamplingContext) -> None:
         self.context = context
@@ -146,6 +149,11 @@ class SamplingRows:
     unfinished: np.ndarray | None = None
     """[num_rows] int64: slots of the rows for which the work of the processors that the sampler ``finishes`` is left to
     it, -1 for others; None: there are no such rows."""
+    num_fewer: Tensor | None = None
+    """[num_rows] int64 where the logits are: so much less than ``positions`` says is a row's position, as only the
+    device knows. Of a sampler with ``late_positions``; None: of all rows nothing."""
+    most_fewer: int = 0
+    """No number in ``num_fewer`` is larger."""
 
 
 class Sampler(ABC):
@@ -163,9 +171,9 @@ class Sampler(ABC):
 
         The logits are left as they are. A recorded step's are the same tensor each time, with other numbers.
 
-        A row's pick depends on its logits, seed and position alone: never on the other rows or on earlier calls.
-        -inf logits are never picked. A row with NaN or +inf, or without a finite logit, gets -1. Greedy picks the
-        first of equals.
+        A row's pick depends on its logits, seed and position (less ``num_fewer``) alone: never on the other rows or on
+        earlier calls. -inf logits are never picked. A row with NaN or +inf, or without a finite logit, gets -1. Greedy
+        picks the first of equals.
         """
 
     def mask(self, logits: Tensor, rows: np.ndarray, masks: np.ndarray) -> None:
@@ -194,8 +202,11 @@ class SamplerSpec(Declaration):
 
     finishes: names of logits processors whose work it does itself when they are the last in order of all installed
     ones. They then run only for rows whose processed logits core itself needs.
+    late_positions: it heeds ``SamplingRows.num_fewer``: positions that only the device knows. Without, no step is
+    planned while drafts of a sequence with a temperature are being verified.
     """
 
     family: ClassVar[str] = "samplers"
 
     finishes: tuple[str, ...] = ()
+    late_positions: bool = False

@@ -213,13 +213,13 @@ class SpeculativeDecoder(ABC):
         self.context = context
 
     drafts_ahead: bool = False
-    """Whether its drafts are chains that follow from the known text alone, further than a step's drafts: then the next
-    step is planned while one with drafts is in flight (``DraftView.ahead``)."""
+    """Whether its drafts are chains, without probabilities, that follow from the known text alone, further than a
+    step's drafts: then the next step is planned while one with drafts is in flight (``DraftView.ahead``)."""
 
     drafts_late: bool = False
-    """Whether its drafts are chains in tensors that it can make of what only the device knows (``DraftView.newest``,
-    ``TargetStep.last``): then ``learn`` and ``propose`` are called as soon as a step is launched, before its result is
-    known, and ``observe`` a step later."""
+    """Whether its drafts are chains in tensors, without probabilities, that it can make of what only the device knows
+    (``DraftView.newest``, ``TargetStep.last``): then ``learn`` and ``propose`` are called as soon as a step is
+    launched, before its result is known, and ``observe`` a step later."""
 
     @property
     def max_passes(self) -> int:

@@ -512,7 +512,8 @@ class WorkerBuilder:
         processors |= builder.build_all()
         declaration = self._factory.item("samplers").declaration
         assert isinstance(declaration, SamplerSpec)
-        pipeline = SamplingPipeline(processors, sampler, table, declaration.finishes)
+        late = declaration.late_positions
+        pipeline = SamplingPipeline(processors, sampler, table, declaration.finishes, late_positions=late)
         self.parts.operations |= ProcessorSwitch(builder, pipeline).operations()
         self.parts.pipeline = pipeline
         return pipeline

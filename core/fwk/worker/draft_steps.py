@@ -28,22 +28,30 @@ class Steps(DraftSteps):
         slots: np.ndarray,
         num_tokens: np.ndarray,
         num_fewer: Tensor | None = None,
+        most_fewer: int = 0,
     ) -> None:
-        """num_fewer: [num_seqs] int64 on the device: tokens that ``num_tokens`` counts and that were rejected."""
+        """num_fewer: [num_seqs] int64 on the device: tokens that ``num_tokens`` counts and that were rejected.
+
+        most_fewer: those that may have been, of each sequence at most.
+        """
         self._plan = plan
         self._inputs = inputs
         self._sampling = sampling
         self._slots = slots
         self._num_tokens = num_tokens
         self._num_fewer = num_fewer
+        self._most_fewer = most_fewer
 
     def batch(self, rows: np.ndarray, token_ids: Sequence[int] | Tensor, ahead: int) -> ForwardBatch:
         positions = self._num_tokens[rows] - 1 + ahead
         tokens = token_ids if isinstance(token_ids, Tensor) else np.asarray(token_ids)
-        fewer = self._num_fewer
-        if fewer is not None and len(rows) < len(self._slots):
-            fewer = fewer.index_select(0, self._inputs.send(rows))
-        return self._plan(self._inputs.prepare_one(self._slots[rows], tokens, positions, fewer))
+        return self._plan(self._inputs.prepare_one(self._slots[rows], tokens, positions, self._fewer(rows)))
+
+    def _fewer(self, rows: np.ndarray) -> Tensor | None:
+        """``num_fewer`` of some."""
+        if self._num_fewer is None or len(rows) == len(self._slots):
+            return self._num_fewer
+        return self._num_fewer.index_select(0, self._inputs.send(rows))
 
     def nodes(
         self,
@@ -67,6 +75,8 @@ class Steps(DraftSteps):
     def choose(self, logits: Tensor, rows: np.ndarray, ahead: int) -> Tensor:
         num_tokens = self._num_tokens[rows] + ahead
         step = StepRows(rows, self._slots[rows], num_tokens, has_drafts=True)
+        if not step.sampling_state(self._inputs.table).all_greedy:
+            step.num_fewer, step.most_fewer = self._fewer(rows), self._most_fewer
         try:
             picked = self._sampling.choose(logits, step)
         except BlameSequence:  # verification will meet it again, and blame whom it must

@@ -250,10 +250,11 @@ class Drafting(NoDrafting):
             num_tokens = step.late.computed[places] + num_new[places] + 1
             fewer = step.late.num_fewer.index_select(0, at) + rejected.index_select(0, at)
             most = self._most(slots, num_tokens)
-            steps = Steps(self.plan, *self._steps, slots, num_tokens, fewer)
+            most_fewer = step.rows.most_fewer + (0 if step.num_drafts is None else int(step.num_drafts.max()))
+            steps = Steps(self.plan, *self._steps, slots, num_tokens, fewer, most_fewer)
             view = DraftView(slots, num_tokens, most, self._table.token_ids, steps)
             view.newest = newest.index_select(0, at)
-            drafts = self._decoder.propose(view)
+            drafts = self._proposed(view)
             counts = [0] * len(slots)
             if isinstance(drafts.token_ids, Tensor):
                 assert self._store is not None
@@ -349,7 +350,7 @@ class Drafting(NoDrafting):
         view = DraftView(slots, num_tokens, most, table.token_ids, steps)
         if coming:
             view.ahead = np.array([1 + len(coming[slot]) if slot in coming else 0 for slot in slots.tolist()], np.int64)
-        drafts = self._decoder.propose(view)
+        drafts = self._proposed(view)
         if coming:
             assert isinstance(drafts.token_ids, list), "a decoder that drafts ahead does so on the host"
             drafts.token_ids = [
@@ -363,6 +364,14 @@ class Drafting(NoDrafting):
                 results[slot].draft_token_ids = [0] * count  # which the host learns when they are verified
         else:
             self._keep(slots, drafts, most, results)
+
+    def _proposed(self, view: DraftView) -> Drafts:
+        drafts = self._decoder.propose(view)
+        if self.runs_ahead and drafts.probabilities is not None:
+            raise ValueError(
+                "a speculative decoder that drafts ahead or late must not give probabilities of its drafts"
+            )
+        return drafts
 
     def _left(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> np.ndarray:
         """Slots of the sequences to draft for.

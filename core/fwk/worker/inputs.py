@@ -142,6 +142,7 @@ class InputBuffers:
             self._send_with_newest(forward, step_rows, rows, positions)
             if table.unverified[slots].any():
                 self._shorten(forward, slots, rows)
+                self._shorten_rows(step_rows)
         if trees:
             forward.tree_mask = self.send(tree_mask(slots.tolist(), num_new.tolist(), trees))
         elif self._ring.is_host and is_decode and len(step_rows.slots) == len(slots):
@@ -199,6 +200,15 @@ class InputBuffers:
             of_each, index, sequence = both.split((len(slots), len(own), len(own)))
             forward.num_fewer, fewer = self.rejected.index_select(0, of_each), self.rejected.index_select(0, index)
         self._take_off(forward, fewer, sequence)
+
+    def _shorten_rows(self, rows: StepRows) -> None:
+        """``_shorten`` of the texts that tokens are drawn after."""
+        if rows.sampling_state(self.table).all_greedy or not len(rows.slots):
+            return
+        assert self.rejected is not None, "steps run ahead only where they are in flight"
+        unverified = self.table.unverified[rows.slots]
+        mine = self.send(np.where(unverified > 0, rows.slots, self.table.null_slot))
+        rows.num_fewer, rows.most_fewer = self.rejected.index_select(0, mine), int(unverified.max())
 
     def _take_off(self, forward: ForwardBatch, fewer: torch.Tensor, sequence: torch.Tensor) -> None:
         """Take ``num_fewer`` off the lengths of a step, and its tokens' own, ``fewer``, off their places.

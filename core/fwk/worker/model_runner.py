@@ -286,9 +286,5 @@ class ModelRunner:
         return failed
 
     def _may_run_ahead(self, slot: int) -> bool:
-        """Whether all that follows from the number of accepted drafts is done where that is known, on the device.
-
-        Where logits are changed or a token is drawn, its place in the text matters.
-        """
-        table = self._table
-        return bool(table.is_greedy[slot]) and not table.wants_hidden[slot] and self._sampling.leaves_alone(slot)
+        """Whether all that follows from the number of accepted drafts is done where that is known, on the device."""
+        return not self._table.wants_hidden[slot] and self._sampling.may_be_late(slot)

@@ -48,6 +48,8 @@ class SamplingPipeline:
     """All logits processors and the sampler of a worker.
 
     finishes: the sampler does the work of the processors of these names itself, while they are the last.
+
+    late_positions: the sampler's own word (``SamplerSpec``).
     """
 
     def __init__(
@@ -56,8 +58,11 @@ class SamplingPipeline:
         sampler: Sampler,
         table: SequenceTable,
         finishes: tuple[str, ...] = (),
+        *,
+        late_positions: bool = False,
     ) -> None:
         self._finishes = finishes
+        self._late_positions = late_positions
         self.acceptance = EXACT
         self._active: list[_Active] = []
         self._first: list[_Active] = []
@@ -92,7 +97,7 @@ class SamplingPipeline:
                 active.processor.close()
         kept = [active for active in every if active.is_current or active.slots]
         self._active = sorted(kept, key=lambda active: (active.place.order, active.place.name))
-        self._ending = [a for a in self._active if type(a.processor).ends is not LogitsProcessor.ends]
+        self._ending = [active for active in self._active if _has_ends(active.processor)]
         names = [active.place.name for active in self._active]
         num_first = len(names) - num_finished(names, self._finishes)
         if not set(self._finishes).isdisjoint(names[:num_first]):  # one of them is being exchanged
@@ -117,9 +122,12 @@ class SamplingPipeline:
         if is_over:
             self._arrange(self._active)
 
-    def leaves_alone(self, slot: int) -> bool:
-        """Whether no processor has anything to do for the sequence of a slot."""
-        return not any(slot in active.slots for active in self._active)
+    def may_be_late(self, slot: int) -> bool:
+        """Whether the device chooses the tokens of a slot where it alone knows how many come before them."""
+        if not self._table.is_greedy[slot] and not (self._late_positions and self.acceptance.is_exact):
+            return False
+        asked = [active.processor for active in self._active if slot in active.slots]
+        return not any(x.reads_history or x.reads_places or _has_ends(x) for x in asked)
 
     def ends(self, slot: int, token_ids: list[int]) -> int | None:
         """How many of a step's tokens stand when the output is complete with them; None while it may continue."""
@@ -176,7 +184,8 @@ class SamplingPipeline:
             elif not len(good):
                 return torch.full((len(rows.slots),), -1, device=logits.device)
             else:
-                part_logits, part = logits.index_select(0, self.send(good)), rows.take(good)
+                index = self.send(good)
+                part_logits, part = logits.index_select(0, index), rows.take(good, index)
             try:
                 tokens = self._pick(part_logits, part)
             except BlameSequence as error:
@@ -211,7 +220,9 @@ class SamplingPipeline:
             logits, settled = self._settle_drawn(logits, rows, is_greedy)
             if unfinished is not None:
                 unfinished[settled] = -1
-        how = SamplingRows(is_greedy, choices.seeds, rows.num_tokens, all_greedy, unfinished)
+        how = SamplingRows(
+            is_greedy, choices.seeds, rows.num_tokens, all_greedy, unfinished, rows.num_fewer, rows.most_fewer
+        )
         picked = self._sampler.sample(logits, how)
         for is_empty, cause in refusals:
             picked = torch.where(is_empty & (picked == -1), self._code(cause), picked)
@@ -273,9 +284,14 @@ class SamplingPipeline:
         proposal = torch.stack([q for _, q in found])
         draws = uniform_draws(self._table.seeds[rows.slots[at]], rows.num_tokens[at])
         index = self.send(np.array(at))
-        own = self._process(self._last, logits.index_select(0, index), rows.take(np.array(at)))
+        own = self._process(self._last, logits.index_select(0, index), rows.take(np.array(at), index))
         rest = rejection_logits(own, drafts, proposal, self.send(draws), self.acceptance)
         return logits.float().index_copy(0, index, rest), at
+
+
+def _has_ends(processor: LogitsProcessor) -> bool:
+    """Whether it has a word on when outputs end."""
+    return type(processor).ends is not LogitsProcessor.ends
 
 
 def _asked(processors: list[_Active], rows: StepRows) -> list[_Active]:

@@ -25,6 +25,9 @@ class StepRows:
     wants_prompt_logprobs: bool = False  # of at least one sequence of the step
     wants_hidden: bool = False  # hidden states, for the reply to at least one
     has_drafts: bool = False  # the texts of some end in drafts
+    num_fewer: torch.Tensor | None = None
+    """[num_rows] int64 on the device: tokens that ``num_tokens`` counts and that were rejected; None: of none."""
+    most_fewer: int = 0  # those that may have been, of each row at most
     plan: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     """Of the whole step, [num_seqs] each: slots, new tokens, and whether a token is sampled."""
     _sampling_state: SamplingState | None = None
@@ -54,11 +57,14 @@ class StepRows:
         """Take what is known of the rows' slots already."""
         self._sampling_state, self._slot_set = sampling, slot_set
 
-    def take(self, places: np.ndarray) -> StepRows:
-        """Some of the rows."""
-        return StepRows(
+    def take(self, places: np.ndarray, index: torch.Tensor) -> StepRows:
+        """Some of the rows. index: ``places`` on the device."""
+        rows = StepRows(
             self.sequences[places], self.slots[places], self.num_tokens[places], self.drawn, has_drafts=self.has_drafts
         )
+        if self.num_fewer is not None:
+            rows.num_fewer, rows.most_fewer = self.num_fewer.index_select(0, index), self.most_fewer
+        return rows
 
 
 @dataclass(slots=True)

@@ -86,7 +86,7 @@ class Verifier:
         picked = torch.full((len(rows.slots),), -1, device=logits.device)
         for some in self._by_paths(rows, trees):
             index = self._sampling.send(some)
-            part = self._sampling.pick(logits.index_select(0, index), rows.take(some), failed)
+            part = self._sampling.pick(logits.index_select(0, index), rows.take(some, index), failed)
             picked.index_copy_(0, index, part)
         return picked
 
@@ -137,8 +137,8 @@ class Verifier:
         picked = [-1] * len(rows.slots)
         chains = np.flatnonzero(~np.isin(rows.slots, list(trees)))
         if len(chains):
-            some = logits.index_select(0, self._sampling.send(chains))
-            part = self._sampling.sample_valid(some, rows.take(chains), failed)
+            index = self._sampling.send(chains)
+            part = self._sampling.sample_valid(logits.index_select(0, index), rows.take(chains, index), failed)
             for row, token in zip(chains.tolist(), part, strict=True):
                 picked[row] = token
         return picked

@@ -116,6 +116,16 @@ class LogitsProcessorSuite(ServedSuite):
             unknown = [text[0], *(0 for _ in text[1:])]
             assert torch.equal(self.alone(item, params, text, logits), self.alone(item, params, unknown, logits))
 
+    def test_who_reads_no_places_does_the_same_in_all(self, item: Registered) -> None:
+        """Where ``reads_places`` is False, neither the text nor its length changes anything."""
+        params = self.settings()[0]
+        if self.processor(item).reads_places:
+            pytest.skip("it reads how many tokens there are, and is told")
+        assert not self.processor(item).reads_history
+        logits = self.logits(1)[0]
+        for text in TEXTS:
+            assert torch.equal(self.alone(item, params, text, logits), self.alone(item, params, [1] * 40, logits))
+
     def test_rows_of_drafts_have_their_own_texts(self, item: Registered) -> None:
         """A sequence whose drafts are verified has several rows, each with more of its text."""
         params = self.settings()[0]

@@ -6,10 +6,11 @@ from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
-from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
+from fwk.interfaces.sampling import Sampler, SamplerSpec, SamplingContext, SamplingRows
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered
 from fwk_kit.testing.served import ServedSuite
@@ -115,6 +116,18 @@ class SamplerSuite(ServedSuite):
         logits = torch.zeros(64, 1000)
         for rows in (rows_of(range(64), [5] * 64), rows_of([5] * 64, range(64))):
             assert len(set(self.sample(item, logits, rows).tolist())) > 32
+
+    def test_positions_may_come_late(self, item: Registered) -> None:
+        declaration = item.declaration
+        assert isinstance(declaration, SamplerSpec)
+        if not declaration.late_positions:
+            pytest.skip("it declares no late_positions")
+        logits, seeds, fewer = torch.zeros(24, 1000), np.arange(24), np.arange(24) % 4
+        late = rows_of(seeds, 5 + 3 * seeds + fewer, seeds % 5 == 0)
+        late.num_fewer, late.most_fewer = torch.from_numpy(fewer), 5
+        assert torch.equal(
+            self.sample(item, logits, late), self.sample(item, logits, rows_of(seeds, 5 + 3 * seeds, seeds % 5 == 0))
+        )
 
     def test_broken_rows_say_so(self, item: Registered) -> None:
         """NaN, +inf, or nothing left: -1, greedy or not, and the others stand."""

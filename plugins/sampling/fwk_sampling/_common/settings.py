@@ -43,12 +43,13 @@ class SlotSettings:
         self._settings[slot] = (0.0, temperature, min(params.top_p, 1.0), min_logit, top_k)
 
     def of(self, rows: SamplingRows) -> np.ndarray:
-        """[num_rows] ``SETTINGS``, with what each row draws."""
+        """[num_rows] ``SETTINGS``, with what each row draws where the host knows it."""
         if rows.unfinished is None:
             settings = np.full(len(rows.seeds), np.array(FINISHED, SETTINGS))
         else:
             settings = self._settings[rows.unfinished]
             settings[rows.unfinished < 0] = FINISHED
         settings["temperature"][rows.is_greedy] = 0.0
-        settings["draw"] = uniform(rows.seeds, rows.positions)
+        if rows.num_fewer is None:
+            settings["draw"] = uniform(rows.seeds, rows.positions)
         return settings

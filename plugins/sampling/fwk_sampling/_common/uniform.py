@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fwk.interfaces.device import Upload
+    from fwk.interfaces.sampling import SamplingRows
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -24,6 +32,19 @@ def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     state = _mix(seeds.astype(np.uint64) + _GOLDEN)
     bits = _mix(state + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+
+def draws_of(rows: SamplingRows, send: Upload) -> Tensor:
+    """What each row draws, where ``send`` brings it: [num_rows] float64.
+
+    Of a position that only the device knows the host sends the numbers of all that it may be.
+    """
+    if rows.num_fewer is None:
+        return send(uniform(rows.seeds, rows.positions))
+    count = rows.most_fewer + 1
+    positions = rows.positions[:, None] - np.arange(count)
+    numbers = uniform(np.repeat(rows.seeds, count), positions.ravel()).reshape(-1, count)
+    return send(numbers).gather(1, rows.num_fewer.unsqueeze(1)).squeeze(1)
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

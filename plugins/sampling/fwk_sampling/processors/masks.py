@@ -15,6 +15,7 @@ class LogitBias(LogitsProcessor):
     """Adds the request's bias (OpenAI's ``logit_bias``): -100 all but forbids a token, it does not mask it."""
 
     reads_history = False
+    reads_places = False
 
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)
@@ -73,6 +74,7 @@ class AllowedTokenIds(LogitsProcessor):
     """Forbids every token but the listed ones. Comes after the other masks, to see whether any of them is left."""
 
     reads_history = False
+    reads_places = False
 
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)

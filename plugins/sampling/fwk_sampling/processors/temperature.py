@@ -17,6 +17,7 @@ class Temperature(LogitsProcessor):
     """Divides the logits by ``temperature``; greedy rows (temperature 0) are left alone."""
 
     reads_history = False
+    reads_places = False
 
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)

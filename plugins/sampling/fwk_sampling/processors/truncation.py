@@ -55,6 +55,7 @@ class Truncation(LogitsProcessor):
     """
 
     reads_history = False
+    reads_places = False
 
     def __init__(self, context: SamplingContext) -> None:
         super().__init__(context)

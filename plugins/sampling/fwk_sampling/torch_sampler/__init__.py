@@ -12,6 +12,7 @@ def samplers() -> list[SamplerSpec]:
             name="torch",
             load="fwk_sampling.torch_sampler.sampler:TorchSampler",
             needs=Needs(dtypes=("float64",)),
+            late_positions=True,
             rank=10,
             summary="Inverse CDF with one uniform number per token, made from seed and position.",
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
-from fwk_sampling._common.uniform import uniform
+from fwk_sampling._common.uniform import draws_of
 
 _NUM_CLASSES = 512
 """Classes of token ids, equal modulo this number: first one of these is drawn, then a token in it."""
@@ -41,7 +41,7 @@ class TorchSampler(Sampler):
         top = table[np.arange(len(table)), picked]
         is_usable = np.isfinite(top)
         if not rows.all_greedy:
-            draws = uniform(rows.seeds, rows.positions)
+            draws = draws_of(rows, torch.from_numpy).numpy()
             with np.errstate(
                 over="ignore"
             ):  # logits that lie further apart than float32 reaches: the difference is inf
@@ -92,7 +92,7 @@ def sample_batch(logits: Tensor, rows: SamplingRows, send: Callable[[np.ndarray]
         return picked.masked_fill_((top - top) != 0, -1)  # NaN where the largest is no finite number
     logits = logits.float()
     top, picked = logits.max(dim=1, keepdim=True)
-    draws = send(uniform(rows.seeds, rows.positions)).unsqueeze(1)
+    draws = draws_of(rows, send).unsqueeze(1)
     cdf = (logits - top).exp_().double().mul_(2.0**40).nan_to_num_(0.0).long().cumsum_(1)
     total = cdf[:, -1:]
     target = torch.minimum((draws * total).long(), total - 1)

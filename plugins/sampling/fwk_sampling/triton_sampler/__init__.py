@@ -21,6 +21,7 @@ def samplers() -> list[SamplerSpec]:
             load="fwk_sampling.triton_sampler.sampler:TritonSampler",
             needs=Needs(packages=("triton>=3.4",)),
             finishes=("temperature", "truncation"),
+            late_positions=True,
             rank=-10,  # below torch until a GPU has shown that the kernels are right
             summary="Own Triton kernels that temper, truncate without a sort and pick, in two launches and without a "
             "wait; so far run in Triton's interpreter only.",

@@ -11,6 +11,7 @@ import triton
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
 from fwk_sampling._common.settings import SETTINGS, SlotSettings
 from fwk_sampling._common.unchanged import Unchanged
+from fwk_sampling._common.uniform import draws_of
 from fwk_sampling.triton_sampler import kernels
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class TritonSampler(Sampler):
         places = torch.empty(num_rows, num_chunks, dtype=torch.int32, **made)
         samples = not rows.all_greedy
         settings = self.context.send(_table(self._settings.of(rows))) if samples else tops
+        if samples and rows.num_fewer is not None:
+            settings[:, 0] = draws_of(rows, self.context.send)
         scaled = torch.empty(num_rows, vocab_size, dtype=torch.float32, **made) if samples else tops
         shared: dict[str, Any] = {"SAMPLES": samples, "num_warps": NUM_WARPS}
         given = (logits, logits.stride(0), settings, scaled, tops, places, vocab_size)
