@@ -135,8 +135,8 @@ class TargetStep:
     arXiv:2401.15077): ``batch()`` is the input of such a pass, the tokens after these at these tokens' places, with
     each sequence's last one as the wanted token. It is valid until the next batch is asked for.
 
-    Of a decoder that ``drafts_late`` only the device may know how many tokens stand: then rejected ones follow them, up
-    to the next sequence's, and mean nothing; nothing that stands sees them.
+    Of a decoder that ``drafts_late`` only the device may know which tokens stand: then rejected ones follow them, up to
+    the next sequence's, and mean nothing; nothing that stands sees them.
     """
 
     slots: np.ndarray  # [num_seqs] int64
@@ -217,14 +217,22 @@ class SpeculativeDecoder(ABC):
     step's drafts: then the next step is planned while one with drafts is in flight (``DraftView.ahead``)."""
 
     drafts_late: bool = False
-    """Whether its drafts are chains in tensors, without probabilities, that it can make of what only the device knows
+    """Whether its drafts are in tensors, without probabilities, that it can make of what only the device knows
     (``DraftView.newest``, ``TargetStep.last``): then ``learn`` and ``propose`` are called as soon as a step is
     launched, before its result is known, and ``observe`` a step later."""
+
+    drafts_trees: bool = False
+    """Of a decoder that drafts late: whether its drafts may be trees. Sampled sequences then do not run ahead."""
 
     @property
     def max_passes(self) -> int:
         """Most forward passes it makes between two of the target's: their inputs have room side by side."""
         return self.max_drafts + 1
+
+    @property
+    def max_levels(self) -> int:
+        """Most drafts of a tree that follow one another: K/V of so many are moved where the device finds the path."""
+        return self.max_drafts
 
     def follow(self, batch: ForwardBatch) -> None:
         """The target has computed these tokens; a model of one's own computes its K and V of them too."""

@@ -63,7 +63,8 @@ class Steps(DraftSteps):
         if isinstance(token_ids, Tensor):
             assert isinstance(parents, Tensor), "tokens and parents are tensors, or neither is"
             if not token_ids.is_cpu:
-                return self._plan(self._inputs.prepare_nodes_on_device(slots, token_ids, parents, first))
+                fewer = self._fewer(rows)
+                return self._plan(self._inputs.prepare_nodes_on_device(slots, token_ids, parents, first, fewer))
             token_ids, parents = token_ids.tolist(), parents.tolist()
         assert not isinstance(parents, Tensor), "tokens and parents are tensors, or neither is"
         trees = [DraftTree(list(tokens), above) for tokens, above in zip(token_ids, parents, strict=True)]

@@ -26,6 +26,10 @@ class StoredDrafts:
     are_trees: list[bool]
     numbers: Tensor
 
+    def tree_rows(self) -> dict[int, int]:
+        """Of each slot whose drafts are a tree, its row of ``numbers``."""
+        return {s.slot: i for i, (s, is_tree) in enumerate(zip(self.sequences, self.are_trees, strict=True)) if is_tree}
+
     def learn(self, host: Tensor) -> dict[int, DraftTree]:
         """Write the tokens into the plan; returns the trees by slot. host: a copy of ``numbers`` on the host."""
         tokens, parents = host.tolist()
@@ -118,10 +122,11 @@ class DraftStore:
         width, columns = parents.shape[1], forward.tree_mask.shape[1]
         owner, nth = np.repeat(np.arange(len(counts)), counts), _nth(counts)
         rows = (forward.query_start_np[places + 1] - counts)[owner] + nth  # of the step's tokens
-        first = (forward.seq_lens_np[places] - counts)[owner]
         source = chosen[owner] * width + nth
-        at = self._send(np.stack((rows, first, source)).astype(np.int64))
-        forward.positions.index_copy_(0, at[0], at[1] + depths(sees).reshape(-1).index_select(0, at[2]))
+        at = self._send(np.stack((rows, nth, source)).astype(np.int64))
+        # A draft's K/V has a place of its own; it stands as far after the first as it is deep.
+        first = forward.positions.index_select(0, at[0]) - at[1]
+        forward.positions.index_copy_(0, at[0], first + depths(sees).reshape(-1).index_select(0, at[2]))
         each = counts[owner]  # entries of the mask for each draft
         other = _nth(each)
         target = np.repeat(rows * columns + (num_new[places] - counts)[owner], each) + other

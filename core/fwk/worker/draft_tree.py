@@ -58,6 +58,27 @@ def depths(sees: Tensor) -> Tensor:
     return sees.sum(2) - 1
 
 
+def accepted_in_trees(tokens: Tensor, parents: Tensor, counts: Tensor, picked: Tensor) -> tuple[Tensor, Tensor]:
+    """Which nodes a walk from each tree's root goes through (``Verifier.gained``), without a wait for the device.
+
+    tokens, parents: [num_trees, n] int64, as ``DraftTree`` has them, of which a tree's first ``counts`` [num_trees]
+    count; picked: [num_trees, 1 + n], what the target picked after the sequence's end, and after each node.
+
+    Returns the order in which these 1 + n stand, [num_trees, 1 + n] int64: the sequence's end (0), the accepted nodes
+    (one more than their place in ``tokens``), the others; and how many nodes are accepted, [num_trees] int64.
+    """
+    count = tokens.shape[1]
+    parents = parents.clamp(max=count - 1)  # of those that do not count any number may be there
+    nodes = torch.arange(count, device=tokens.device)
+    agrees = (picked.gather(1, parents + 1) == tokens) & (nodes < counts.unsqueeze(1))
+    same = (parents.unsqueeze(2) == parents.unsqueeze(1)) & (tokens.unsqueeze(2) == tokens.unsqueeze(1))
+    agrees &= ~same.tril(-1).any(2)  # the first of equals is the child that a walk finds
+    stands = ~(ancestors(parents) & ~agrees.unsqueeze(1)).any(2)
+    # Parents come first, so those that stand are in the order of their depths.
+    order = torch.where(stands, nodes, nodes + count).sort(1).values % count + 1
+    return torch.cat((torch.zeros_like(order[:, :1]), order), 1), stands.sum(1)
+
+
 def positions_in_trees(
     positions: np.ndarray, slots: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray, trees: Mapping[int, DraftTree]
 ) -> np.ndarray:

@@ -46,6 +46,8 @@ class NoDrafting:
     num_taps = 0
     runs_ahead = False
     """Whether steps are planned while drafts are in flight (``SpeculativeDecoder.drafts_ahead``, ``drafts_late``)."""
+    drafts_trees = False
+    """Whether those may be trees (``SpeculativeDecoder.drafts_trees``)."""
     is_early = False
     """Whether sequences that run ahead are drafted for as soon as a step is launched (``draft_early``)."""
     forced = NoForcedDrafts()
@@ -158,6 +160,7 @@ class Drafting(NoDrafting):
         self.reads_hidden = decoder.reads_hidden
         self.runs_ahead = runs_ahead
         self.is_early = runs_ahead and decoder.drafts_late
+        self.drafts_trees = decoder.drafts_trees
 
     def enter(self, batch: Batch, forward: ForwardBatch) -> StoredDrafts | None:
         return None if self._store is None else self._store.enter(batch, forward)
@@ -241,6 +244,8 @@ class Drafting(NoDrafting):
             return
         started = time.perf_counter()
         send, places = self._steps[1].send, np.flatnonzero(is_mine)
+        if step.late.order is not None:
+            self._keep_early(step, step.late.order)
         if step.hidden is not None:
             self._learn_early(step, places, picked, rejected)
         places = np.flatnonzero(is_mine & samples)
@@ -263,6 +268,19 @@ class Drafting(NoDrafting):
             step.early = dict(zip(slots.tolist(), counts, strict=True))
         step.drafting = time.perf_counter() - started
 
+    def _keep_early(self, step: Launched, order: Tensor) -> None:
+        """``keep`` of all trees of sequences that run ahead, as far down as a path can go: only the device knows it."""
+        assert step.num_drafts is not None
+        assert step.late is not None
+        chosen = np.flatnonzero(step.num_drafts)
+        counts = step.num_drafts[chosen]
+        begin, counts = step.rows.query_start[chosen + 1] - counts, np.minimum(counts, self._decoder.max_levels)
+        target = self._steps[1].send(np.repeat(begin - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum()))
+        source = order.index_select(0, target)
+        for group, places in enumerate(step.late.kv_places):
+            layers = [layer for layer in self.layers if layer.kv_group == group]
+            self._attention.move(layers, places.index_select(0, source), places.index_select(0, target))
+
     def _learn_early(self, step: Launched, places: np.ndarray, picked: Tensor, rejected: Tensor) -> None:
         """``learn`` of the sequences at ``places`` of a step, all of their rows: only the device knows which stand."""
         rows, late, table, send = step.rows, step.late, self._table, self._steps[1].send
@@ -283,12 +301,17 @@ class Drafting(NoDrafting):
         row_of = np.full(int(begin[-1]), -1, np.int64)  # of the logits, for each token of the step
         row_of[_row_tokens(rows)] = np.arange(len(rows.slots))
         at = send(np.stack((together, known, row_of[together])))
-        tokens = at[1]
+        tokens, order = at[1], late.order
+        if order is not None:  # a draft's row is as far from its token as those of its sequence's others
+            moved = order.index_select(0, at[0])
+            at[2] += moved - at[0]
+            at[0] = moved
         if len(rows.slots):
             tokens = torch.where(at[2] < 0, tokens, picked.index_select(0, at[2].clamp(min=0)))
         ends = send(np.stack((places, starts[1:] - 1)))
         fewer, last = late.num_fewer.index_select(0, ends[0]), ends[1] - rejected.index_select(0, ends[0])
-        hidden = step.hidden if len(together) == step.hidden.shape[0] else step.hidden.index_select(0, at[0])
+        stays = order is None and len(together) == step.hidden.shape[0]
+        hidden = step.hidden if stays else step.hidden.index_select(0, at[0])
         own, *taps = hidden.chunk(1 + self.num_taps, 1)
 
         def batch() -> ForwardBatch:

@@ -16,7 +16,7 @@ from fwk.interfaces.device import Device, Event
 from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
 from fwk.worker.acceptance import count_gained
 from fwk.worker.draft_store import StoredDrafts
-from fwk.worker.draft_tree import DraftTree
+from fwk.worker.draft_tree import DraftTree, accepted_in_trees
 from fwk.worker.hidden_states import HiddenStates, put_all
 from fwk.worker.logprobs import PromptLogprobs, packed_logprobs, unpacked_logprobs
 from fwk.worker.sequence_table import SequenceTable
@@ -60,13 +60,18 @@ class LateRows:
     """Where the sequences of a launched step stand.
 
     computed: [num_seqs] int64, tokens before it, as if no draft of the step before it was rejected; num_fewer:
-    [num_seqs] int64 on the device, those that were; token_ids: [num_tokens] int64, its input, while no other step is
-    prepared.
+    [num_seqs] int64 on the device, those that were; token_ids: [num_tokens] int64, its input, and kv_places, for each
+    KV group, [num_tokens] int64, where its K/V are, while no other step is prepared.
+
+    order: [num_tokens] int64 on the device, where drafts are trees and tokens were chosen: the order in which the
+    tokens stand, each tree's accepted drafts before the others; None: their own.
     """
 
     computed: np.ndarray
     num_fewer: Tensor
     token_ids: Tensor
+    kv_places: list[Tensor]
+    order: Tensor | None = None
 
 
 class Early(Protocol):
@@ -185,6 +190,14 @@ class InFlight:
         assert step.num_drafts is not None
         assert step.rows.plan is not None
         chosen = np.flatnonzero(step.num_drafts)
+        trees = {} if step.stored is None else step.stored.tree_rows()
+        if trees:
+            is_tree = np.isin(step.rows.plan[0][chosen], list(trees))
+            if is_tree.any():
+                self._accept_trees(step, picked, chosen[is_tree], trees)
+            chosen = chosen[~is_tree]
+            if not len(chosen):
+                return
         counts = step.num_drafts[chosen]
         most = int(counts.max())
         numbers = np.empty((3 + 2 * most, len(chosen)), np.int64)
@@ -210,6 +223,34 @@ class InFlight:
         num_accepted = agree.cumprod_(0).sum(0)
         self.newest.index_copy_(0, slots, picked.index_select(0, num_accepted + there[2]).clamp_(min=0))
         self.rejected.index_copy_(0, slots, num_accepted.neg_().add_(there[1]))
+
+    def _accept_trees(self, step: Launched, picked: Tensor, chosen: np.ndarray, trees: dict[int, int]) -> None:
+        """``_accept`` of trees, and the order in which their tokens then stand.
+
+        chosen: [num_trees], places in the batch; trees: by slot, its row of ``StoredDrafts.numbers``.
+        """
+        assert step.num_drafts is not None
+        assert step.rows.plan is not None
+        assert step.stored is not None
+        assert step.late is not None, "only drafts that are made late are trees of which the device alone knows"
+        slots, counts = step.rows.plan[0][chosen], step.num_drafts[chosen]
+        first = np.searchsorted(step.rows.sequences, chosen)
+        begin = step.rows.query_start[chosen + 1] - counts - 1  # of the step's tokens: the last one before the drafts
+        stored = np.array([trees[slot] for slot in slots.tolist()], np.int64)
+        there = self._sampler.send(np.stack((slots, counts, first, begin, stored)))
+        width = 1 + int(counts.max())
+        owner = np.repeat(np.arange(len(chosen)), counts + 1)
+        cells = _ranges(np.arange(len(chosen)) * width, counts + 1)
+        at = self._sampler.send(np.stack((begin[owner] + cells - owner * width, cells)))
+        rows = there[2].unsqueeze(1) + torch.arange(width, device=picked.device)
+        mine = picked.index_select(0, rows.clamp_(max=len(picked) - 1).view(-1)).view(rows.shape)
+        tokens, parents = step.stored.numbers.index_select(1, there[4])[:, :, : width - 1]
+        order, num_accepted = accepted_in_trees(tokens, parents, there[1], mine)
+        newest = mine.gather(1, order.gather(1, num_accepted.unsqueeze(1))).squeeze(1)
+        self.newest.index_copy_(0, there[0], newest.clamp_(min=0))
+        self.rejected.index_copy_(0, there[0], there[1] - num_accepted)
+        each = (there[3].unsqueeze(1) + order).view(-1).index_select(0, at[1])
+        step.late.order = torch.arange(len(step.late.token_ids), device=picked.device).index_copy_(0, at[0], each)
 
     def settle(self, until: Pending | None = None) -> None:
         """Wait for the steps up to one, or for all, and take in their tokens."""

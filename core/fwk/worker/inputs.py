@@ -213,7 +213,8 @@ class InputBuffers:
     def _take_off(self, forward: ForwardBatch, fewer: torch.Tensor, sequence: torch.Tensor) -> None:
         """Take ``num_fewer`` off the lengths of a step, and its tokens' own, ``fewer``, off their places.
 
-        fewer, sequence: [num_tokens] int64 on the device, the latter of each token's place in the step.
+        fewer, sequence: [num_tokens] int64 on the device, the latter of each token's place in the step. Of others the
+        positions may be those of drafts in a tree, which say nothing of their places.
         """
         assert forward.num_fewer is not None
         forward.positions.sub_(fewer)
@@ -223,7 +224,7 @@ class InputBuffers:
         offsets = forward.positions - nth * size
         for group in forward.kv_groups:
             blocks = group.block_table[sequence, nth].long()
-            group.slot_mapping.copy_(blocks * size + offsets)
+            group.slot_mapping.copy_(torch.where(fewer > 0, blocks * size + offsets, group.slot_mapping))
 
     def _send(self, forward: ForwardBatch) -> None:
         """What was filled is on its way to the device; captured steps find their block tables where they were."""
@@ -394,9 +395,17 @@ class InputBuffers:
         return forward
 
     def prepare_nodes_on_device(
-        self, slots: np.ndarray, token_ids: torch.Tensor, parents: torch.Tensor, first: np.ndarray
+        self,
+        slots: np.ndarray,
+        token_ids: torch.Tensor,
+        parents: torch.Tensor,
+        first: np.ndarray,
+        num_fewer: torch.Tensor | None = None,
     ) -> ForwardBatch:
-        """As ``prepare_nodes``, of trees that only the device knows: [num_seqs, num_nodes] int64 each."""
+        """As ``prepare_nodes``, of trees that only the device knows: [num_seqs, num_nodes] int64 each.
+
+        num_fewer: [num_seqs] int64 on the device, what to take off ``first``; None: nothing.
+        """
         num_seqs, count = token_ids.shape
         places = first[:, None] + np.arange(count)
         flat, each = places.ravel(), np.arange(num_seqs * count)
@@ -406,7 +415,14 @@ class InputBuffers:
         sees = ancestors(parents)
         forward.hidden_indices = None
         forward.tree_mask = sees.view(-1, count)
-        forward.positions.copy_((self.send(first).unsqueeze(1) + depths(sees)).view(-1))
+        if num_fewer is not None:
+            forward.num_fewer = num_fewer
+            self._take_off(
+                forward,
+                num_fewer.repeat_interleave(count),
+                torch.arange(num_seqs, device=num_fewer.device).repeat_interleave(count),
+            )
+        forward.positions.view(-1, count).copy_(forward.positions.view(-1, count)[:, :1] + depths(sees))
         return forward
 
     def blank(self, num_tokens: int, num_hidden: int, num_logits: int, num_seqs: int) -> ForwardBatch:

@@ -122,7 +122,10 @@ class ModelRunner:
         if self._drafting.is_early:
             assert rows.plan is not None
             step.late = LateRows(
-                self._table.num_computed[rows.plan[0]], self._num_fewer(forward, rows), forward.token_ids
+                self._table.num_computed[rows.plan[0]],
+                self._num_fewer(forward, rows),
+                forward.token_ids,
+                [group.slot_mapping for group in forward.kv_groups],
             )
             if hidden is not None and step.hidden is not None and not self._table.runs_ahead[rows.plan[0]].all():
                 step.hidden = hidden.clone()  # some is read when the step is collected, and another was launched then
@@ -287,4 +290,8 @@ class ModelRunner:
 
     def _may_run_ahead(self, slot: int) -> bool:
         """Whether all that follows from the number of accepted drafts is done where that is known, on the device."""
-        return not self._table.wants_hidden[slot] and self._sampling.may_be_late(slot)
+        if self._table.wants_hidden[slot]:
+            return False
+        if self._drafting.drafts_trees:  # the places of a tree's nodes are not known either
+            return bool(self._table.is_greedy[slot]) and self._sampling.leaves_alone(slot)
+        return self._sampling.may_be_late(slot)

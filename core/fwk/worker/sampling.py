@@ -122,6 +122,10 @@ class SamplingPipeline:
         if is_over:
             self._arrange(self._active)
 
+    def leaves_alone(self, slot: int) -> bool:
+        """Whether no processor has anything to do for the sequence of a slot."""
+        return not any(slot in active.slots for active in self._active)
+
     def may_be_late(self, slot: int) -> bool:
         """Whether the device chooses the tokens of a slot where it alone knows how many come before them."""
         if not self._table.is_greedy[slot] and not (self._late_positions and self.acceptance.is_exact):

@@ -113,7 +113,7 @@ class Verifier:
         """What a sequence gains, of whose rows, from ``row`` on, these tokens were picked.
 
         Comes before the table takes the tokens in. What a tree's accepted drafts stored is moved to where a chain's
-        would be.
+        would be; of sequences that run ahead the device has done that.
         """
         if tree is None:
             return gained_by_chain(scheduled, picked, row)
@@ -122,7 +122,8 @@ class Verifier:
             node = child
             path.append(node)
             tokens.append(picked[1 + node])
-        self._drafting.keep(scheduled.slot, path)
+        if not self._table.runs_ahead[scheduled.slot]:
+            self._drafting.keep(scheduled.slot, path)
         tree.path = path
         return tokens, [row, *(row + 1 + draft for draft in path)]
 

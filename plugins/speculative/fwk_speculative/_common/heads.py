@@ -63,7 +63,7 @@ class HeadDecoder(SpeculativeDecoder):
         self.max_drafts = max(self._num_tokens, (levels - 1) * self._width + 1)
         self._depth = DraftDepth(context.num_slots, levels, options.speculative_adaptive)
         self._most_levels = levels
-        self.drafts_late = self._width == 1
+        self.drafts_late, self.drafts_trees = True, self._width > 1
         self._levels = np.zeros(context.num_slots, np.int64)  # of each slot's last drafts
         self._payoff = Payoff(context.num_slots, is_on=context.is_host and options.speculative_adaptive)
         self._head = head
@@ -72,6 +72,10 @@ class HeadDecoder(SpeculativeDecoder):
 
     @property
     def max_passes(self) -> int:
+        return self._most_levels
+
+    @property
+    def max_levels(self) -> int:
         return self._most_levels
 
     def learn(self, step: TargetStep) -> None:
@@ -101,7 +105,7 @@ class HeadDecoder(SpeculativeDecoder):
     def propose(self, view: DraftView) -> Drafts:
         depth = np.minimum(view.max_drafts, self._depth.of(view.slots))
         depth[self._payoff.is_off(view.slots)] = 0
-        self._levels[view.slots] = depth
+        self._levels[view.slots[depth > 0]] = depth[depth > 0]  # others may have drafts that are being verified
         return self._chains(view, depth) if self._width == 1 else self._trees(view, depth)
 
     def _after(self, view: DraftView, rows: np.ndarray) -> tuple[Tensor, Tensor]:

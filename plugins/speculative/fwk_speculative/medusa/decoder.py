@@ -76,13 +76,17 @@ class MedusaDecoder(SpeculativeDecoder):
         self._heads = self._heads[:levels]
         self.max_drafts = min(self.max_drafts, len(self._heads)) if self._width == 1 else self.max_drafts
         self._depth = DraftDepth(context.num_slots, len(self._heads), options.speculative_adaptive)
-        self.drafts_late = self._width == 1
+        self.drafts_late, self.drafts_trees = True, self._width > 1
         self._levels = np.zeros(context.num_slots, np.int64)
         self._hidden: Tensor | None = None  # [num_slots, hidden_size]: each slot's newest
 
     @property
     def max_passes(self) -> int:
         return 0
+
+    @property
+    def max_levels(self) -> int:
+        return len(self._heads)
 
     def learn(self, step: TargetStep) -> None:
         last = step.hidden.index_select(0, step.last)
@@ -101,9 +105,9 @@ class MedusaDecoder(SpeculativeDecoder):
 
     def propose(self, view: DraftView) -> Drafts:
         depth = np.minimum(view.max_drafts, self._depth.of(view.slots))
-        self._levels[view.slots] = depth
         chains = Chains(depth, self.context.send)
         rows = chains.rows
+        self._levels[view.slots[rows]] = depth[rows]  # others may have drafts that are being verified
         if not len(rows):
             return chains.drafts()
         assert self._hidden is not None, "the target computed no step yet"

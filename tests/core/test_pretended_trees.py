@@ -1,0 +1,321 @@
+"""Trees of drafts behind which the next step is launched: the device alone knows which path of them was accepted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.helpers.architectures import KINDS, write
+from tests.helpers.draft_heads import SIZE, save_eagle3, save_medusa
+from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, triton_kernels
+from tests.helpers.tiny import save_llama
+from torch import Tensor
+
+import fwk
+from fwk import SamplingParams
+from fwk.engine.scheduler import Scheduler
+from fwk.engine.sequence import Status
+from fwk.types import EngineStats
+from fwk.worker import in_flight
+from fwk.worker.draft_tree import DraftTree, accepted_in_trees
+from fwk.worker.drafting import Drafting
+from fwk.worker.inputs import InputBuffers
+from fwk_loaders.dummy.loader import DummyCheckpoint
+
+emulated = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in an interpreter")
+pytestmark = [pytest.mark.usefixtures("one_thread"), emulated]
+
+PROMPTS = [[1, 7, 3, 9] * 5, [5, 5, 6]]  # the first comes in chunks
+WORDS = [21, 77, 130, 200, 251]  # all that the target says, and its heads know
+OPTIONS: dict[str, Any] = {
+    "max_total_tokens": 512,
+    "max_running_requests": 2,
+    "chunked_prefill_size": 16,
+    "page_size": 4,
+    **EXACT,
+}
+NUM_DRAFTS = 9
+TREES: dict[str, Any] = {
+    "speculative_num_steps": 4,
+    "speculative_eagle_topk": 3,
+    "speculative_num_draft_tokens": NUM_DRAFTS,
+    "speculative_adaptive": False,
+}
+EAGER = {"disable_cuda_graph": True}
+PRESSED = {**EAGER, "max_total_tokens": 72, "schedule_conservativeness": 0.0}
+
+
+def asks(**more: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 26, "temperature": 0.0, "ignore_eos": True, **more})
+
+
+Case = tuple[str, Any, dict[str, Any]]
+ASKED: dict[str, Case] = {
+    "EAGLE-3": ("eagle3", [asks(max_tokens=4), asks(max_tokens=42, logprobs=2)], EAGER),
+    "Medusa": ("medusa", asks(), EAGER),
+    "Medusa of adaptive depth": ("medusa", asks(), {**EAGER, "speculative_adaptive": True}),
+    "Medusa alongside a sampled one": ("medusa", [asks(), asks(temperature=0.9, top_k=3, seed=3)], EAGER),
+    "Medusa alongside a penalty": ("medusa", [asks(), asks(frequency_penalty=0.4)], EAGER),
+    "Medusa, pre-empted": ("medusa", asks(), PRESSED),
+    "Medusa that ends early": ("medusa", [asks(max_tokens=9), asks()], EAGER),
+    "Medusa, quantised K/V": ("medusa", asks(), {**EAGER, "kv_cache_dtype": "int8"}),
+}
+QUICK = ("Medusa alongside a sampled one",)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_llama(folder / "target", seed=1, tie_word_embeddings=False)
+    DummyCheckpoint(folder / "target").tokenizer().save(str(folder / "target" / "tokenizer.json"))
+    only_words(folder / "target", "lm_head.weight")
+    head = save_eagle3(folder / "eagle3")
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps({**config, "draft_vocab_size": len(WORDS)}))
+    rows = torch.randn((len(WORDS), SIZE), generator=torch.Generator().manual_seed(2))
+    file = head / "model.safetensors"
+    save_file(load_file(file) | {"d2t": torch.tensor(WORDS) - torch.arange(len(WORDS)), "lm_head.weight": rows}, file)
+    only_words(save_medusa(folder / "medusa", 4), *(f"{i}.1.weight" for i in range(4)))
+    return folder
+
+
+def only_words(model: Path, *names: str) -> None:
+    """Leave nothing in these projections to say but words: a text of a few is often foretold, if seldom first."""
+    tensors = load_file(model / "model.safetensors")
+    for name in names:
+        others = torch.ones(len(tensors[name]), dtype=torch.bool)
+        others[WORDS] = False
+        tensors[name][others] = 0
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+
+
+Drafted = dict[tuple[int, ...], list[int]]
+"""What was drafted after each text, where there was room for all."""
+
+
+@pytest.fixture
+def drafted(monkeypatch: pytest.MonkeyPatch) -> Drafted:
+    found: Drafted = {}
+    real = Scheduler.update
+
+    def update(self: Scheduler, step: Any, result: Any) -> Any:
+        for (sequence, epoch), scheduled in zip(step.sequences, step.batch.sequences, strict=True):
+            is_under_way = sequence.status is Status.RUNNING and sequence.num_preemptions == epoch
+            if is_under_way and len(scheduled.draft_token_ids) == NUM_DRAFTS:
+                found[tuple(sequence.token_ids)] = list(scheduled.draft_token_ids)
+        return real(self, step, result)
+
+    moved = Drafting.keep
+
+    def keep(self: Drafting, slot: int, path: list[int]) -> None:
+        assert not self._table.runs_ahead[slot], "the device has moved them"
+        moved(self, slot, path)
+
+    monkeypatch.setattr(Scheduler, "update", update)
+    monkeypatch.setattr(Drafting, "keep", keep)
+    return found
+
+
+Said = list[tuple[list[int], list[float]]]
+
+
+def said(llm: fwk.LLM, sampling: Any, prompts: list[list[int]]) -> Said:
+    done = llm.generate(prompts, sampling)
+    return [(one.token_ids, [found.logprob for found in one.logprobs or []]) for one in done]
+
+
+def on_cpu(models: Path, sampling: Any, prompts: list[list[int]] = PROMPTS, **more: Any) -> Said:
+    with fwk.LLM(str(models / "target"), device="cpu", **OPTIONS | more) as llm:
+        return said(llm, sampling, prompts)
+
+
+def options_of(models: Path, kind: str) -> dict[str, Any]:
+    return {**OPTIONS, **TREES, "speculative_algorithm": kind, "speculative_draft_model_path": str(models / kind)}
+
+
+def elsewhere(models: Path, case: Case, steps: Steps, *prompts: list[list[int]]) -> tuple[list[Said], EngineStats]:
+    """What is said to these prompts, one after another."""
+    kind, sampling, more = case
+    options = {**options_of(models, kind), "attention_backend": "triton", **more}
+    with (
+        triton_kernels(),
+        pretended() as plugins,
+        fwk.LLM(str(models / "target"), plugins=plugins, device="pretended", **options) as llm,
+    ):
+        JOURNAL.clear()
+        steps.halves.clear()
+        return [said(llm, sampling, some) for some in prompts], llm.engine.stats()
+
+
+def num_overlapped(steps: Steps) -> int:
+    """How often a step was launched before the result of the one before it was collected."""
+    in_flight, count = 0, 0
+    for half, _ in steps.halves:
+        in_flight += 1 if half == "launch" else -1
+        count += in_flight == 2
+    return count
+
+
+def check(models: Path, case: Case, drafted: Drafted, steps: Steps) -> EngineStats:
+    """Tokens of the CPU without drafts, drafts of the CPU without overlap, and nothing a device would trip over."""
+    kind, sampling, more = case
+    numbers = {name: more[name] for name in ("kv_cache_dtype",) if name in more}
+    wanted = on_cpu(models, sampling, **numbers)
+    drafted.clear()
+    (found,), stats = elsewhere(models, case, steps, PROMPTS)
+    for mine, other in zip(found, wanted, strict=True):
+        assert mine[0] == other[0]
+        assert mine[1] == pytest.approx(other[1], abs=1e-4)
+    assert JOURNAL.faults == []
+    assert max(steps.waits("launch")) == 0, dict(JOURNAL.syncs)
+    each = sampling if isinstance(sampling, list) else [sampling] * len(PROMPTS)
+    if not any(one.frequency_penalty or one.temperature for one in each):  # their trees the host must know
+        assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
+        assert JOURNAL.of_kind("blocking") == {}
+    assert JOURNAL.of_kind("pageable") == {}
+    assert num_overlapped(steps) > 3
+    ahead = [p + tokens for p, (tokens, _), one in zip(PROMPTS, wanted, each, strict=True) if one == asks(
+        max_tokens=one.max_tokens, logprobs=one.logprobs, stop_token_ids=one.stop_token_ids
+    )]  # fmt: skip
+    mine = {text: drafts for text, drafts in drafted.items() if any(tuple(t[: len(text)]) == text for t in ahead)}
+    if "speculative_adaptive" not in more:
+        assert len(mine) > 1
+        hold_against_cpu(models, kind, mine, drafted, **numbers)
+    return stats
+
+
+def hold_against_cpu(models: Path, kind: str, mine: Drafted, drafted: Drafted, **numbers: Any) -> None:
+    """Drafts are those that a CPU makes after each text as a prompt of its own."""
+    drafted.clear()
+    own = {"max_total_tokens": 4096, "max_running_requests": 8, "page_size": 128, "prefix_cache": "none"}
+    texts = [list(text[:-1]) for text in mine]
+    on_cpu(models, asks(max_tokens=NUM_DRAFTS + 6), texts, **options_of(models, kind) | own | numbers)
+    for text, drafts in mine.items():
+        assert drafts == drafted[text], len(text)
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ASKED])
+def test_steps_run_ahead_of_trees(models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted, name: str) -> None:
+    stats = check(models, ASKED[name], drafted, Steps(monkeypatch))
+    assert (stats.preemptions > 0) == ("pre-empted" in name)
+    assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
+
+
+@pytest.mark.parametrize("kind", ["medusa", pytest.param("eagle3", marks=pytest.mark.slow)])
+def test_accepted_paths_are_what_a_prefix_was(
+    models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted, kind: str
+) -> None:
+    wanted = on_cpu(models, asks())
+    longer = [[*prompt, *tokens[:23], 7] for prompt, (tokens, _) in zip(PROMPTS, wanted, strict=True)]
+    drafted.clear()
+    again = on_cpu(models, asks(), longer)
+    found, stats = elsewhere(models, (kind, asks(), EAGER), Steps(monkeypatch), PROMPTS, longer)
+    assert found == [[(tokens, []) for tokens, _ in some] for some in (wanted, again)]
+    assert stats.cached_prompt_tokens > sum(map(len, PROMPTS)) + 8
+    mine = {text: drafts for text, drafts in drafted.items() if any([*text[: len(some)]] == some for some in longer)}
+    assert len(mine) > 1
+    hold_against_cpu(models, kind, mine, drafted)
+
+
+@pytest.mark.slow
+def test_paths_of_windows_and_of_all_keys_stay_apart(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted
+) -> None:
+    changes = {"sliding_window": 20, "layer_types": KINDS, "num_hidden_layers": 2, "tie_word_embeddings": False}
+    write(tmp_path / "target", "olmo3", changes)
+    only_words(tmp_path / "target", "lm_head.weight")
+    (tmp_path / "medusa").symlink_to(models / "medusa")
+    check(tmp_path, ("medusa", asks(), EAGER), drafted, Steps(monkeypatch))
+
+
+@pytest.mark.slow
+def test_a_stop_token_ends_a_path(models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted) -> None:
+    tokens = on_cpu(models, asks())[0][0]
+    stop = max(set(tokens), key=tokens.index)
+    assert tokens.index(stop) > 3
+    check(models, ("medusa", [asks(stop_token_ids=[stop]), asks()], EAGER), drafted, Steps(monkeypatch))
+
+
+def test_a_path_is_what_a_walk_finds() -> None:
+    random = np.random.default_rng(5)
+    count, width, length = 400, 9, 0
+    parents = np.array([[random.integers(-1, i) for i in range(width)] for _ in range(count)])
+    tokens, picked = random.integers(0, 3, (count, width)), random.integers(0, 3, (count, 1 + width))
+    counts = random.integers(1, width + 1, count)
+    for i, n in enumerate(counts):
+        parents[i, n:] = 40  # of another tree
+    order, accepted = accepted_in_trees(*map(torch.from_numpy, (tokens, parents, counts, picked)))
+    for i, n in enumerate(counts.tolist()):
+        tree, node, path = DraftTree(tokens[i, :n].tolist(), parents[i].tolist()), -1, list[int]()
+        while (child := tree.child(node, int(picked[i, 1 + node]))) is not None:
+            node = child
+            path.append(1 + node)
+        assert order[i, : 1 + accepted[i]].tolist() == [0, *path]
+        assert sorted(order[i].tolist()) == list(range(1 + width))
+        length = max(length, len(path))
+    assert length > 2
+
+
+def keys_stay_where_they_were(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Drafting, "_keep_early", lambda *_: None)
+
+
+def hidden_states_stay_in_the_order_of_drafts(patch: pytest.MonkeyPatch) -> None:
+    real = Drafting._learn_early
+
+    def learn(self: Drafting, step: Any, *parts: Any) -> None:
+        step.late.order = None
+        real(self, step, *parts)
+
+    patch.setattr(Drafting, "_learn_early", learn)
+
+
+def a_path_ends_a_node_early(patch: pytest.MonkeyPatch) -> None:
+    def accepted(*parts: Tensor) -> tuple[Tensor, Tensor]:
+        order, count = accepted_in_trees(*parts)
+        return order, (count - 1).clamp(min=0)
+
+    patch.setattr(in_flight, "accepted_in_trees", accepted)
+
+
+def a_path_is_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    def accepted(*parts: Tensor) -> tuple[Tensor, Tensor]:
+        order, count = accepted_in_trees(*parts)
+        return torch.where(order > 1, order - 1, order), count
+
+    patch.setattr(in_flight, "accepted_in_trees", accepted)
+
+
+def nodes_stand_where_all_were_accepted(patch: pytest.MonkeyPatch) -> None:
+    real = InputBuffers.prepare_nodes_on_device
+    patch.setattr(InputBuffers, "prepare_nodes_on_device", lambda self, *parts: real(self, *parts[:4]))
+
+
+MUTATIONS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
+    ("medusa", keys_stay_where_they_were),
+    ("medusa", hidden_states_stay_in_the_order_of_drafts),
+    ("medusa", a_path_ends_a_node_early),
+    ("medusa", a_path_is_off_by_one),
+    ("eagle3", nodes_stand_where_all_were_accepted),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "mutate"), MUTATIONS)
+def test_what_would_be_wrong_is_noticed(
+    models: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    drafted: Drafted,
+    kind: str,
+    mutate: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError):
+        check(models, (kind, asks(), EAGER), drafted, Steps(monkeypatch))
