@@ -168,7 +168,7 @@ def test_what_a_token_is_chosen_by_is_asked_once() -> None:
     choices = rows.sampling_state(table)
     assert (choices.is_greedy.tolist(), choices.all_greedy, choices.wants_logprobs) == ([True, False], False, False)
     assert rows.sampling_state(table) is choices
-    assert rows.take(np.array([0])).sampling_state(table).all_greedy
+    assert rows.take(np.array([0]), torch.tensor([0])).sampling_state(table).all_greedy
 
 
 WANTED: dict[str, tuple[dict[str, object], bool, list[int] | None, list[int]]] = {
