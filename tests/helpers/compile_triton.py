@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 
 from fwk_attention.triton_paged.kernels import attend_tiles, join_parts
 from fwk_attention.triton_paged.plan import device_sizes, power_of_two
-from fwk_attention.triton_paged.rows import store_rows
+from fwk_attention.triton_paged.rows import store_rows, turn_rows
 from fwk_lora.triton_lora import kernels as adapters
 from fwk_moe.triton_fused import kernels as experts
 from fwk_moe.triton_fused.runner import tiling
@@ -57,6 +57,7 @@ ON_AMD = {
 
 NOT_DIVISIBLE = (
     "num_heads",
+    "num_kv_heads",
     "num_tokens",
     "num_rows",
     "num_pairs",
@@ -305,6 +306,19 @@ def main(cc: int | str, dtype: str, form: str, kind: str, length: str) -> None:
     counts = {"num_tokens": "i32", "num_heads": "i32", "value_offset": "i32"}
     store = {"k": number, "v": number, **strides, **cache, "slot_mapping": "*i64", **counts}
     report(store_rows, cc, store, {"SIZE": size + rest, **layout, "TOKENS": sizes.tokens, "WIDTH": width})
+    if kind != "latent":
+        turn = {
+            "qkv": number,
+            "token_stride": "i32",
+            "head_stride": "i32",
+            "weight": number,
+            "cos": number,
+            "sin": number,
+        }
+        turn |= {"cos_stride": "i32", "sin_stride": "i32", **cache, "slot_mapping": "*i64", **counts, "eps": "fp32"}
+        half = {"num_kv_heads": "i32"}, {"HALF": size // 2, "WIDTH": width // 2, "TOKENS": sizes.tokens, **layout}
+        norm = {"NORMS": True, "ROUNDS_LAST": False, "IS_INTERPRETED": False}
+        report(turn_rows, cc, turn | half[0], half[1] | norm)
     work = {"out": number, "parts": "*fp32", "part_stats": "*fp32", "num_heads": "i32"}
     tile = {"GROUP": group, "HEADS": heads, "SIZE": size, "WIDTH": power_of_two(size, 16), "ROWS": rows}
     attend = {

@@ -163,8 +163,26 @@ class CaptureSizes:
     rows_per_seq: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is still to be done to queries and keys, in the words and with the roundings of ``Operators``.
+
+    cos, sin: of ``rotate``, [num_tokens, 1, head_size]. weight: [num_heads + num_kv_heads, head_size], of ``rms_norm``
+    of each head, which comes before; None: there is none.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    weight: Tensor | None = None
+    eps: float = 0.0
+    rounds_last: bool = False
+
+
 class AttentionBackend(ABC):
     """One per worker; holds no state between steps except what is the same for all of them."""
+
+    turns: bool = False
+    """Whether it has ``forward_turned``."""
 
     def __init__(self, context: AttentionContext) -> None:
         self.context = context
@@ -205,6 +223,14 @@ class AttentionBackend(ABC):
 
         Where the layer is narrowed, what is returned of tokens that are not in ``batch.hidden_indices`` means nothing.
         """
+
+    def forward_turned(self, qkv: Tensor, layer: AttentionLayer, batch: ForwardBatch, turn: Turn) -> Tensor:
+        """``forward``, of queries and keys that are first normalised and rotated; a backend may do it as it stores.
+
+        qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_size], queries, keys and values side by side, of which
+        nothing is needed any more. The layer is not latent and has no ``extra``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} turns nothing")
 
     def init_capture(self, layers: list[AttentionLayer], sizes: CaptureSizes) -> None:
         """Make the buffers of ``plan_static``. Called when the KV cache is bound, before steps are captured.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fwk.interfaces.attention import AttentionLayer, KVKind
+from fwk.interfaces.attention import AttentionLayer, KVKind, Turn
 from fwk.layers.select_tokens import SelectTokens
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.model import ModelContext
+    from fwk.layers.norm import QKNorm
+    from fwk.layers.rope import RotaryEmbedding, RotaryRows
     from fwk.types import ForwardBatch
 
 
@@ -87,3 +89,19 @@ class Attention:
         out = forward(q, k, v, self.layer, batch) if extra is None else forward(q, k, v, self.layer, batch, extra)
         out = out.reshape(q.shape[0], -1)
         return out if self.wanted is None else self.wanted(out, batch)
+
+    def turned(
+        self, qkv: Tensor, rotary: RotaryEmbedding, rows: RotaryRows, batch: ForwardBatch, norm: QKNorm | None = None
+    ) -> Tensor:
+        """As a call, of queries, keys and values side by side, the former two still to be normalised and rotated.
+
+        qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_size]; it may be changed.
+        """
+        heads, kv_heads = self.layer.num_heads, self.layer.num_kv_heads
+        if self.backend.turns and rotary.is_whole:
+            turn = Turn(*rows) if norm is None else Turn(*rows, norm.norm.weight, norm.norm.eps, norm.norm.rounds_last)
+            out = self.backend.forward_turned(qkv, self.layer, batch, turn).reshape(qkv.shape[0], -1)
+            return out if self.wanted is None else self.wanted(out, batch)
+        qk, v = qkv.split((heads + kv_heads, kv_heads), dim=1)
+        q, k = rotary.rotate(qk if norm is None else norm(qk), rows).split((heads, kv_heads), dim=1)
+        return self(q, k, v, batch)

@@ -45,7 +45,7 @@ class RotaryEmbedding:
         size = config.head_size if head_size is None else head_size
         self.is_interleaved = is_interleaved
         partial = rope.scaling.get("partial_rotary_factor") or config.raw.get("partial_rotary_factor") or 1.0
-        self.rotary_size = int(size * float(partial))
+        self.head_size, self.rotary_size = size, int(size * float(partial))
         self.operators = context.operators
         frequencies, factor = inverse_frequencies(
             _for_length(rope, context), self.rotary_size, config.max_position_embeddings
@@ -60,6 +60,11 @@ class RotaryEmbedding:
     def rows(self, positions: Tensor) -> RotaryRows:
         """The angles at ``positions`` [num_tokens]; once a step."""
         return RotaryRows(self.operators.rows(self.cos, positions), self.operators.rows(self.sin, positions))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it turns all numbers of a head, as halves."""
+        return self.rotary_size == self.head_size and not self.is_interleaved
 
     def rotate(self, x: Tensor, rows: RotaryRows) -> Tensor:
         """Rotate the heads of x [num_tokens, num_heads, head_size] in place, and return it."""

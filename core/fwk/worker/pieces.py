@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwk.interfaces.attention import AttentionBackend, AttentionLayer, BlockFormat, KVSpec
+from fwk.interfaces.attention import AttentionBackend, AttentionLayer, BlockFormat, KVSpec, Turn
 from fwk.interfaces.graphs import Cut, GraphCapture, NotCapturable
 from fwk.types import ForwardBatch
 from fwk.worker.graph_sizes import GraphSizes
@@ -36,6 +36,13 @@ class Seam(AttentionBackend):
 
     def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:
         self.backend.move(layers, source, target)
+
+    @property
+    def turns(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride] - not while pieces meet
+        return self.meeting is None and self.backend.turns
+
+    def forward_turned(self, qkv: Tensor, layer: AttentionLayer, batch: ForwardBatch, turn: Turn) -> Tensor:
+        return self.backend.forward_turned(qkv, layer, batch, turn)
 
     def forward(
         self,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fwk.interfaces.attention import AttentionBackend, AttentionBackendSpec, AttentionLayer
+from fwk.interfaces.attention import AttentionBackend, AttentionBackendSpec, AttentionLayer, Turn
 from fwk.interfaces.declaration import DETERMINISTIC, Facts
 from fwk.plugins import Registered
 from fwk_kit.testing.attention_captured import check_replayed_chains, check_replays
@@ -16,6 +16,7 @@ from fwk_kit.testing.attention_cases import (
     EXTRAS,
     FEATURES,
     KV_DTYPES,
+    RELATIVE,
     STEPS,
     TOLERANCE,
     TREES,
@@ -33,6 +34,19 @@ HEADS = [(1, 1), (2, 2), (3, 1), (9, 3), (8, 1), (16, 4), (40, 2)]
 SIZES = (16, 64, 80, 128)
 LATENT = Shape(3, 1, 48, value_head_size=32)
 QUANTISED = ("one decode", "drafts", "everything")
+
+
+def turned(qkv: torch.Tensor, turn: Turn, num_heads: int) -> torch.Tensor:
+    """What a backend is to make of q and k, in float64, rounded where operators round; v as it is."""
+    num_turned = (qkv.shape[1] + num_heads) // 2
+    x, dtype = qkv[:, :num_turned].double(), qkv.dtype
+    if turn.weight is not None:
+        x = x / (x.square().mean(-1, keepdim=True) + turn.eps).sqrt()
+        x = x if turn.rounds_last else x.to(dtype).double()
+        x = (x * turn.weight.double()).to(dtype).double()
+    swapped = torch.cat(x.chunk(2, -1)[::-1], -1)
+    x = (x * turn.cos.double()).to(dtype).double() + swapped * turn.sin.double()
+    return torch.cat((x.to(dtype), qkv[:, num_turned:]), 1)
 
 
 class AttentionSuite(ServedSuite):
@@ -402,6 +416,39 @@ class AttentionSuite(ServedSuite):
         shape = Shape(3, 1, sizes[0], value_head_size=sizes[1], sliding_window=12, soft_cap=4.0)
         check(item, shape, [20, 5, 0, 17], [1, 3, 18, 20])
         check(item, replace(shape, dtype="bfloat16", soft_cap=None), [20, 5], [4, 1], parents=[[-1, 0, 0, 2], [-1]])
+
+    @pytest.mark.parametrize(("heads", "size"), [((4, 2), 32), ((3, 1), 80)], ids=str)
+    @pytest.mark.parametrize("rounds_last", [None, False, True], ids=["no norm", "norm", "norm that rounds last"])
+    @pytest.mark.parametrize("form", [("float32", x) for x in KV_DTYPES] + [("bfloat16", "auto")], ids=str)
+    def test_turned(
+        self, item: Registered, form: tuple[str, str], rounds_last: bool | None, heads: tuple[int, int], size: int
+    ) -> None:
+        """Queries and keys that the backend normalises and rotates: as if they came so; prompts and next tokens."""
+        shape = Shape(*heads, size, dtype=form[0], kv_dtype=form[1])
+        tables = block_tables([21, 6], shape.block_size)
+        mine, given = (Cached(item, shape, sum(map(len, tables)) + 1, is_dirty=False) for _ in range(2))
+        if not mine.backend.turns:
+            pytest.skip(f"{item.name} turns nothing")
+        for pasts, num_new in (([0, 0], [20, 5]), ([20, 5], [1, 1])):
+            count = sum(num_new)
+            qkv, angles = mine.tokens(count, heads[0] + 2 * heads[1]), mine.tokens(count, 1)[..., : size // 2]
+            cos, sin = angles.cos(), angles.sin()
+            turn = Turn(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+            if rounds_last is not None:
+                weight = mine.tokens(1, heads[0] + heads[1])[0].to(torch.float32 if rounds_last else mine.dtype)
+                turn = replace(turn, weight=weight, eps=1e-5, rounds_last=rounds_last)
+            q, k, v = turned(qkv, turn, heads[0]).split((heads[0], heads[1], heads[1]), 1)
+            batch = make_batch(pasts, num_new, tables, block_size=shape.block_size)
+            with torch.inference_mode():
+                batch.plan = given.backend.plan(batch, given.layers)
+                wanted = given.backend.forward(q, k, v, given.layer, batch)
+                batch.plan = mine.backend.plan(batch, mine.layers)
+                found = mine.backend.forward_turned(qkv, mine.layer, batch, turn)
+            assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+            atol = TOLERANCE[shape.dtype] if shape.kv_dtype == "auto" else 0.02  # a last bit may round to another code
+            torch.testing.assert_close(found, wanted, atol=atol, rtol=RELATIVE[shape.dtype])
+            if form == ("float32", "auto"):
+                torch.testing.assert_close(mine.layer.kv_cache, given.layer.kv_cache, atol=1e-5, rtol=1e-5)
 
     @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
     def test_chunks_make_no_difference(self, item: Registered, kv_dtype: str) -> None:

@@ -382,6 +382,9 @@ def test_kernels_compile_for_gpus(variant: str) -> None:
         bound = 1 if "plain" in variant and "tree" not in variant else 160
         if "fp32" not in variant or "latent" not in variant or "plain" in variant:
             assert max(code["local_loads"], code["local_stores"]) <= bound, f"{name}: {code}"
+    if "latent" not in variant:
+        turn = found["turn_rows"]
+        assert turn["local_loads"] == turn["local_stores"] == 0 < turn["loads_of_128_bits"], turn
     attend = found["attend_tiles"]
     if "fp32" not in variant:
         assert attend["matrix_products"] > 0

@@ -17,6 +17,7 @@ from fwk.interfaces.attention import (
     CaptureSizes,
     KVKind,
     KVSpec,
+    Turn,
 )
 from fwk_attention._common.rows import block_format, move_rows, rows_of
 from fwk_attention._common.staging import PlanBuffers
@@ -32,7 +33,7 @@ from fwk_attention.triton_paged.plan import (
     power_of_two,
     shortened,
 )
-from fwk_attention.triton_paged.rows import FP8, INT8, PLAIN, store_rows
+from fwk_attention.triton_paged.rows import FP8, INT8, PLAIN, store_rows, turn_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +58,8 @@ class LayerState:
 
 class TritonBackend(AttentionBackend):
     """Paged attention in Triton."""
+
+    turns = True
 
     def __init__(self, context: AttentionContext) -> None:
         super().__init__(context)
@@ -111,9 +114,15 @@ class TritonBackend(AttentionBackend):
         extra: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         state = self._state(layer)
-        slots = batch.kv_groups[layer.kv_group].slot_mapping
-        self._store(k, v, state, slots)
-        q = _unit_stride(q)
+        self._store(k, v, state, batch.kv_groups[layer.kv_group].slot_mapping)
+        return self._attended(_unit_stride(q), layer, state, batch)
+
+    def forward_turned(self, qkv: Tensor, layer: AttentionLayer, batch: ForwardBatch, turn: Turn) -> Tensor:
+        state, qkv = self._state(layer), _unit_stride(qkv)
+        self._turn(qkv, turn, layer, state, batch.kv_groups[layer.kv_group].slot_mapping)
+        return self._attended(qkv[:, : layer.num_heads], layer, state, batch)
+
+    def _attended(self, q: Tensor, layer: AttentionLayer, state: LayerState, batch: ForwardBatch) -> Tensor:
         out = torch.empty((*q.shape[:2], layer.value_head_size), dtype=q.dtype, device=q.device)
         for launch in batch.plan[state.kind]:
             self._attend(q, out, layer, state, batch, launch)
@@ -180,6 +189,39 @@ class TritonBackend(AttentionBackend):
             FORMAT=self._format,
             TOKENS=at_once,
             WIDTH=power_of_two(size, 16),
+        )
+
+    def _turn(self, qkv: Tensor, turn: Turn, layer: AttentionLayer, state: LayerState, slots: Tensor) -> None:
+        cache, at_once, half = state.cache, state.kind.sizes.tokens, layer.head_size // 2
+        _launch(
+            turn_rows,
+            (triton.cdiv(len(qkv), at_once), qkv.shape[1]),
+            qkv,
+            qkv.stride(0),
+            qkv.stride(1),
+            qkv if turn.weight is None else turn.weight,
+            turn.cos,
+            turn.cos.stride(0),
+            turn.sin,
+            turn.sin.stride(0),
+            cache,
+            state.scales,
+            slots,
+            len(qkv),
+            layer.num_heads,
+            layer.num_kv_heads,
+            state.value_offset,
+            turn.eps,
+            HALF=half,
+            ROW=cache.shape[4],
+            BLOCK_SIZE=cache.shape[3],
+            BLOCK_STRIDE=cache.stride(0),
+            FORMAT=self._format,
+            NORMS=turn.weight is not None,
+            ROUNDS_LAST=turn.rounds_last,
+            TOKENS=at_once,
+            WIDTH=power_of_two(half, 16),
+            IS_INTERPRETED=self._is_interpreted,
         )
 
     def _attend(

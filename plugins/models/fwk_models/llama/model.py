@@ -52,7 +52,4 @@ class LlamaAttention:
     def __call__(self, x: Tensor, rows: RotaryRows, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] to the same, of the last layer the wanted tokens."""
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_size)
-        num_rotated = self.num_heads + self.num_kv_heads
-        self.rotary.rotate(qkv[:, :num_rotated], rows)  # q and k at once: they are neighbours
-        q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        return self.output(self.attention(q, k, v, batch))
+        return self.output(self.attention.turned(qkv, self.rotary, rows, batch))

@@ -66,9 +66,7 @@ class HeadLayer:
 
     def _attend(self, x: Tensor, rows: RotaryRows, batch: ForwardBatch) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_size)
-        self.rotary.rotate(qkv[:, : self.num_heads + self.num_kv_heads], rows)
-        q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        return self.output(self.attention(q, k, v, batch))
+        return self.output(self.attention.turned(qkv, self.rotary, rows, batch))
 
 
 class EagleHead(DraftHead):
