@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.helpers.checkpoints import make_checkpoint, token_ids
 from tests.helpers.models import RunnableModel, make_context
+from tests.helpers.tiny import save_llama
 
 import fwk
 from fwk import ModelSpec, SamplingParams, hookimpl
@@ -111,13 +113,13 @@ class Recording:
 def test_layers_say_what_they_need(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama")
     model = RunnableModel(tmp_path)
-    weights = Tensors({"a.k_scale": torch.ones(1)})
+    weights = Tensors({"a.k_scale": torch.tensor([0.5]), "a.v_proj.v_scale": torch.tensor([[2.0], [3.0]])})
     context = make_context(model.context.config, weights)
     backend = Recording()
     context.attention = backend  # type: ignore[assignment]
     layer = Attention(context, 4, 2, extras={"sinks": torch.zeros(4)}, needs=frozenset({"odd"}), prefix="a", soft_cap=1)
     assert layer.layer.features == {"sinks", "odd", "soft_cap"}
-    assert "a.k_scale" in weights.skipped
+    assert (layer.layer.k_scale, layer.layer.v_scale) == (0.5, 3.0)
     q, batch, extra = torch.zeros(1, 4, 32), SimpleNamespace(), {"indices": torch.zeros(1)}
     layer(q, q, q, batch)  # type: ignore[arg-type]
     layer(q, q, q, batch, extra)  # type: ignore[arg-type]
@@ -129,3 +131,21 @@ def test_layers_beyond_the_backend_are_named() -> None:
     layer = AttentionLayer(3, 4, 2, 32, 1.0, needs=frozenset({"odd"}), prefix="model.layers.3.self_attn")
     with pytest.raises(ConfigError, match=r"layer 3 \(model\.layers\.3\.self_attn\) of this model: it lacks odd"):
         check_layers([layer], find(discover(), "attention", "torch"), Facts(dtype="float32"))
+
+
+def test_a_checkpoint_with_scales_of_its_kv_cache(tmp_path: Path) -> None:
+    """They are for backends that keep K and V in fewer bits by a constant; others serve it as one without."""
+    tokens: list[list[int]] = []
+    for scale in (None, 0.5, 0.0):
+        folder = save_llama(tmp_path / str(scale), num_hidden_layers=2)
+        if scale is not None:
+            tensors = load_file(folder / "model.safetensors")
+            scales = {f"model.layers.{i}.self_attn.{of}_scale": torch.tensor(scale) for i in (0, 1) for of in "kv"}
+            save_file(tensors | scales, folder / "model.safetensors")
+        if scale == 0:
+            with pytest.raises(ModelLoadError, match="scale of a KV cache is a positive number, not 0"):
+                fwk.LLM(str(folder), device="cpu", max_total_tokens=256)
+            continue
+        with fwk.LLM(str(folder), device="cpu", max_total_tokens=256) as llm:
+            tokens.append(llm.generate([[1, 7, 3, 9]], SAMPLING)[0].token_ids)
+    assert tokens[0] == tokens[1]

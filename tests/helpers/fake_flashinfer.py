@@ -92,6 +92,8 @@ class _Paged(_Wrapper):
         q: Tensor,
         paged_kv_cache: Tensor,
         *,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
         out: Tensor | None = None,
         return_lse: bool = False,
         sinks: Tensor | None = None,
@@ -112,6 +114,7 @@ class _Paged(_Wrapper):
             pages = p["indices"][p["indptr"][i] : p["indptr"][i + 1]].long()
             kv_len = (len(pages) - 1) * p["page_size"] + int(p["last_page_len"][i])
             k, v = paged_kv_cache[pages].double().permute(1, 0, 3, 2, 4).flatten(1, 2)
+            k, v = k * (1.0 if k_scale is None else k_scale), v * (1.0 if v_scale is None else v_scale)
             rows = slice(int(p["qo_indptr"][i]), int(p["qo_indptr"][i + 1]))
             n = rows.stop - rows.start
             seen = self._seen(i, n, kv_len)

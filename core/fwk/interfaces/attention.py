@@ -87,6 +87,9 @@ class AttentionLayer:
     extras: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
     needs: frozenset[str] = frozenset()
     prefix: str = ""  # the layer's name in the checkpoint, for messages
+    k_scale: float | None = None
+    """What the checkpoint says K is to be divided by where it is kept in fewer bits by a constant; None: nothing."""
+    v_scale: float | None = None
 
     def __post_init__(self) -> None:
         self.value_head_size = self.value_head_size or self.head_size

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from fwk.errors import ModelLoadError
 from fwk.interfaces.attention import AttentionLayer, KVKind, Turn
 from fwk.layers.select_tokens import SelectTokens
 
@@ -18,7 +20,11 @@ if TYPE_CHECKING:
     from fwk.types import ForwardBatch
 
 
-_STATIC_SCALES = ("k_scale", "v_scale", "q_scale", "k_proj.k_scale", "v_proj.v_scale", "attn.k_scale", "attn.v_scale")
+_STATIC_SCALES = {
+    "k": ("k_scale", "k_proj.k_scale", "attn.k_scale"),
+    "v": ("v_scale", "v_proj.v_scale", "attn.v_scale"),
+    "q": ("q_scale",),
+}
 """Where checkpoints keep the scales of a KV cache that is quantised by constants, below the layer's name."""
 
 
@@ -26,8 +32,8 @@ class Attention:
     """Causal attention over the paged past. Head counts are this rank's (``QKVLinear`` knows them).
 
     With ``kind=KVKind.LATENT`` the cache keeps only k, and its first ``value_head_size`` numbers are the value.
-    ``extras`` and ``needs`` are those of ``AttentionLayer``. ``prefix`` is the layer's name in the checkpoint: static
-    scales of a quantised KV cache below it are skipped, as every backend here scales K and V token by token.
+    ``extras`` and ``needs`` are those of ``AttentionLayer``. ``prefix`` is the layer's name in the checkpoint, below
+    which static scales of a quantised KV cache are read.
     ``index`` is given by models that narrow (``Model.prunes_last_layer``): its decoder layer's place among all.
     """
 
@@ -67,8 +73,7 @@ class Attention:
             prefix=prefix,
         )
         if prefix:
-            for name in _STATIC_SCALES:
-                context.weights.skip(f"{prefix}.{name}")
+            self.layer.k_scale, self.layer.v_scale, _ = (_scale(context, prefix, of) for of in _STATIC_SCALES)
         context.attention_layers.append(self.layer)
 
     def __call__(
@@ -105,3 +110,13 @@ class Attention:
         qk, v = qkv.split((heads + kv_heads, kv_heads), dim=1)
         q, k = rotary.rotate(qk if norm is None else norm(qk), rows).split((heads, kv_heads), dim=1)
         return self(q, k, v, batch)
+
+
+def _scale(context: ModelContext, prefix: str, of: str) -> float | None:
+    """The largest that the checkpoint gives for K, V or the queries, so that no head's numbers are cut off."""
+    found = [name for name in (f"{prefix}.{name}" for name in _STATIC_SCALES[of]) if context.weights.has(name)]
+    scales = [float(context.weights.raw(name).max()) for name in found]
+    for name, scale in zip(found, scales, strict=True):
+        if not 0 < scale < math.inf:
+            raise ModelLoadError(f"{name}: the scale of a KV cache is a positive number, not {scale}")
+    return max(scales, default=None)

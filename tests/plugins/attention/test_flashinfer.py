@@ -113,6 +113,23 @@ def test_fp8_with_one_scale(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {plan["kv_data_type"] for plan in fake_flashinfer.PLANS} == {torch.float8_e4m3fn}
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_fp8_with_the_checkpoints_scales(has_sinks: bool) -> None:
+    """Of K and V: what is beyond e4m3's range is not cut off, and what is small keeps its bits."""
+    shape = Shape(kv_dtype="fp8_e4m3", head_size=16, has_sinks=has_sinks)
+    cached = Cached(FLASHINFER, shape, 4)
+    cached.layer.k_scale, cached.layer.v_scale = 0.25, 8.0
+    k, v = (torch.tensor(contract.E4M3[random_codes(seed)]).float() for seed in (1, 2))
+    q, out = cached.step([0], [3], [[2]], k * 0.25, v * 8.0)
+    wanted = contract.reference(q, k * 0.25, v * 8.0, 0, replace(shape, kv_dtype="auto"))
+    torch.testing.assert_close(out.double(), wanted, atol=1e-3, rtol=1e-5)
+
+
+def random_codes(seed: int) -> np.ndarray:
+    """Of numbers that e4m3 has: [3 tokens, 2 heads, 16]."""
+    return np.random.default_rng(seed).integers(0, len(contract.E4M3), (3, 2, 16))
+
+
 @pytest.mark.parametrize(
     "shape",
     [

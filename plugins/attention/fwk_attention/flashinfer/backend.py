@@ -2,7 +2,8 @@
 
 The cache is its "HND" layout, [num_blocks, 2, num_kv_heads, block_size, head_size]: the same as the torch backend's.
 Its kernels take one scale for all of K and one for all of V, where the other backends keep one per token and head. So
-``fp8_e4m3`` is a format of its own here: numbers are stored as they are, those beyond 448 as 448 (scale 1).
+``fp8_e4m3`` is a format of its own here: numbers are divided by the layer's scale in the checkpoint (1 where there is
+none, and in latent layers), those then beyond 448 are stored as 448.
 """
 
 from __future__ import annotations
@@ -139,9 +140,12 @@ class FlashInferBackend(AttentionBackend):
         plan: StepPlan = batch.plan
         cache = layer.kv_cache
         assert cache is not None, "forward before the KV cache was allocated"
-        self._store(cache, 0, k, plan.slots[layer.kv_group])
+        scales: dict[str, float | None] = {}
+        if self._kv_dtype == torch.float8_e4m3fn and v is not None:
+            scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
+        self._store(cache, 0, k, plan.slots[layer.kv_group], scales.get("k_scale"))
         if v is not None:
-            self._store(cache, 1, v, plan.slots[layer.kv_group])
+            self._store(cache, 1, v, plan.slots[layer.kv_group], scales.get("v_scale"))
         sinks = layer.extras.get("sinks")
         out = q.new_empty((*q.shape[:2], layer.value_head_size))
         for part, wrapper in plan.runs[layer.state]:
@@ -151,18 +155,19 @@ class FlashInferBackend(AttentionBackend):
                 queries = {"q_nope": q[..., :size], "q_pe": q[..., size:]}
                 wrapper.run(**queries, ckv_cache=latents[..., :size], kpe_cache=latents[..., size:], out=mine)
             elif sinks is None:
-                wrapper.run(q[part.tokens], cache, out=mine)
+                wrapper.run(q[part.tokens], cache, out=mine, **scales)
             else:
-                _, lse = wrapper.run(q[part.tokens], cache, out=mine, return_lse=True)
+                _, lse = wrapper.run(q[part.tokens], cache, out=mine, return_lse=True, **scales)
                 _share_with_sinks(mine, lse, sinks)
         return out
 
     def move(self, layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:
         move_rows(layers, source, target)
 
-    def _store(self, cache: Tensor, part: int, x: Tensor, slots: Slots) -> None:
+    def _store(self, cache: Tensor, part: int, x: Tensor, slots: Slots, scale: float | None) -> None:
         """x: [num_tokens, num_kv_heads, head_size]"""
         if self._kv_dtype == torch.float8_e4m3fn:
+            x = x if scale is None else x / scale
             x = x.clamp(-LARGEST_FP8, LARGEST_FP8).to(self._kv_dtype).view(torch.uint8)
             cache = cache.view(torch.uint8)  # indexing moves bytes, whatever the device does with the type
         if slots.fresh is not None and part == 0:

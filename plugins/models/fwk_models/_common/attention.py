@@ -49,6 +49,7 @@ class NormedAttention:
             sliding_window=config.window_of(index),
             soft_cap=soft_cap,
             index=index,
+            prefix=prefix,
         )
 
     def __call__(self, x: Tensor, rows: RotaryRows, batch: ForwardBatch) -> Tensor:

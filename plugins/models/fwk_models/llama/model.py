@@ -46,8 +46,8 @@ class LlamaAttention:
         )
         self.num_heads, self.num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
         self.head_size = config.head_size
-        window = config.window_of(index)
-        self.attention = Attention(context, self.num_heads, self.num_kv_heads, sliding_window=window, index=index)
+        settings = {"sliding_window": config.window_of(index), "index": index}
+        self.attention = Attention(context, self.num_heads, self.num_kv_heads, prefix=prefix, **settings)
 
     def __call__(self, x: Tensor, rows: RotaryRows, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] to the same, of the last layer the wanted tokens."""
