@@ -127,15 +127,6 @@ def elsewhere(
         return *said(llm, sampling), steps
 
 
-def num_overlapped(steps: Steps) -> int:
-    """How often two steps were in flight."""
-    in_flight, count = 0, 0
-    for half, _ in steps.halves:
-        in_flight += 1 if half == "launch" else -1
-        count += in_flight == 2
-    return count
-
-
 def check(found: Said, wanted: Said, stats: EngineStats, steps: Steps) -> None:
     for mine, other in zip(found, wanted, strict=True):
         assert mine[0] == other[0]
@@ -146,7 +137,7 @@ def check(found: Said, wanted: Said, stats: EngineStats, steps: Steps) -> None:
     assert JOURNAL.of_kind("blocking") == {}
     assert JOURNAL.of_kind("pageable") == {}
     assert 0.4 * stats.draft_tokens < stats.accepted_draft_tokens < stats.draft_tokens
-    assert num_overlapped(steps) > 3
+    assert steps.num_in_flight().count(2) > 3
 
 
 SLOW = ("sampled, captured", "sampled, pre-empted", "sampled alongside a penalty")

@@ -154,15 +154,6 @@ def from_each_text(
     return dict(drafted)
 
 
-def num_overlapped(steps: Steps) -> int:
-    """How often a step was launched before the result of the one before it was collected."""
-    in_flight, count = 0, 0
-    for half, _ in steps.halves:
-        in_flight += 1 if half == "launch" else -1
-        count += in_flight == 2
-    return count
-
-
 def check(models: Path, asked: tuple[str, Any, dict[str, Any]], drafted: Drafted, steps: Steps) -> EngineStats:
     """Tokens of the CPU without drafts, drafts of the CPU without overlap, and nothing a device would trip over."""
     kind, sampling, _ = asked
@@ -180,7 +171,7 @@ def check(models: Path, asked: tuple[str, Any, dict[str, Any]], drafted: Drafted
         assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
         assert JOURNAL.of_kind("blocking") == {}
     assert JOURNAL.of_kind("pageable") == {}
-    assert num_overlapped(steps) > 3
+    assert steps.num_in_flight().count(2) > 3
     mine: dict[tuple[int, ...], tuple[list[int], SamplingParams]] = {}
     for prompt, (tokens, _), one in zip(PROMPTS, wanted, each, strict=True):
         if (one.temperature and one.seed is None) or one.frequency_penalty:

@@ -141,10 +141,7 @@ def test_steps_with_grammars_overlap(folder: Path, monkeypatch: pytest.MonkeyPat
     """The next step's model is launched before the text is known that its masks follow from."""
     steps = Steps(monkeypatch)
     elsewhere(folder, ASKED["grammar"][0], steps)
-    launches, in_flight = 0, []
-    for half, _ in steps.halves:
-        launches += 1 if half == "launch" else -1
-        in_flight.append(launches)
+    in_flight = steps.num_in_flight()
     assert max(in_flight) == 2
     assert in_flight.count(2) >= 9
 

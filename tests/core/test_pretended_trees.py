@@ -154,15 +154,6 @@ def elsewhere(models: Path, case: Case, steps: Steps, *prompts: list[list[int]])
         return [said(llm, sampling, some) for some in prompts], llm.engine.stats()
 
 
-def num_overlapped(steps: Steps) -> int:
-    """How often a step was launched before the result of the one before it was collected."""
-    in_flight, count = 0, 0
-    for half, _ in steps.halves:
-        in_flight += 1 if half == "launch" else -1
-        count += in_flight == 2
-    return count
-
-
 def check(models: Path, case: Case, drafted: Drafted, steps: Steps) -> EngineStats:
     """Tokens of the CPU without drafts, drafts of the CPU without overlap, and nothing a device would trip over."""
     kind, sampling, more = case
@@ -180,7 +171,7 @@ def check(models: Path, case: Case, drafted: Drafted, steps: Steps) -> EngineSta
         assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
         assert JOURNAL.of_kind("blocking") == {}
     assert JOURNAL.of_kind("pageable") == {}
-    assert num_overlapped(steps) > 3
+    assert steps.num_in_flight().count(2) > 3
     ahead = [p + tokens for p, (tokens, _), one in zip(PROMPTS, wanted, each, strict=True) if one == asks(
         max_tokens=one.max_tokens, logprobs=one.logprobs, stop_token_ids=one.stop_token_ids
     )]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -39,6 +40,10 @@ class Steps:
 
     def waits(self, half: str) -> list[int]:
         return [count for name, count in self.halves if name == half]
+
+    def num_in_flight(self) -> list[int]:
+        """How many steps were in flight after each half: two where one was launched before the last was collected."""
+        return list(accumulate(1 if half == "launch" else -1 for half, _ in self.halves))
 
 
 def read_results(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:

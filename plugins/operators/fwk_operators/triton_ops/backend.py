@@ -11,6 +11,7 @@ from fwk.errors import ModelLoadError
 from fwk.interfaces.operators import Operators
 from fwk.interfaces.quant import RoundedRows
 from fwk_operators.triton_ops import kernels
+from fwk_tiles.launches import power_of_two
 from fwk_tiles.numbers import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _norm(
 
 def _tile(size: int) -> tuple[int, int]:
     """Columns as a power of two, and how many such rows a program takes on."""
-    width = 1 << (size - 1).bit_length()
+    width = power_of_two(size)
     return width, max(1, NUMBERS // width)
 
 
