@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ class Written(Grammar):
         raise AssertionError("nothing is a draft here")
 
     def fork(self) -> Written:
-        return Written(self._left)
+        return type(self)(self._left)
 
     @property
     def is_finished(self) -> bool:
@@ -111,3 +112,26 @@ def test_outputs_end_together_as_they_do_one_by_one(ignore_eos: bool) -> None:
 
     assert told(together=True) == told(together=False)
     assert len({line.partition(": ")[2] for line in told(together=True)}) >= 4
+
+
+@pytest.mark.parametrize("told", [None, [True], OSError("broken")])
+def test_a_backend_that_fails_for_all_its_grammars_is_told_for_each_of_them(told: object) -> None:
+    """And for those of no other backend."""
+
+    class Broken(Written):
+        @classmethod
+        def accept_each(cls, grammars: Sequence[Grammar], token_ids: Sequence[int]) -> list[bool | Exception]:
+            if isinstance(told, Exception):
+                raise told
+            return told  # pyright: ignore[reportReturnType]
+
+    store = GrammarStore(lambda request: (Broken if request.source == "broken" else Written)([1, 2]))
+    context = SamplingContext(EOS + 1, 3, torch.device("cpu"), (EOS,))
+    masks = GrammarMasks(context, store, SequenceTable(3, 16, 16), lambda *_: None)
+    for slot, source in enumerate(["broken", "sound", "broken"]):
+        assert masks.add(slot, SamplingParams(grammar=GrammarRequest("regex", source)))
+    ended = masks.ends_each([0, 1, 2], [1, 1, 1])
+    store.close()
+    assert {slot: str(error).split(":")[0] for slot, error in ended.items()} == {
+        slot: "the grammar cannot continue" for slot in (0, 2)
+    }

@@ -135,6 +135,31 @@ def test_a_token_is_chosen_late_only_where_nobody_needs_its_place(
     assert made.may_be_late(1) is is_late
 
 
+def _raises(error: Exception) -> dict[int, int | Exception]:
+    raise error
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        lambda *_: _raises(OSError("broken")),
+        lambda *_: _raises(BlameSequence(0, "of one, and who knows what the others were told")),
+        lambda *_: {1: 0},  # a slot it was not asked about
+        lambda *_: None,
+    ],
+)
+def test_who_asked_a_processor_that_fails_for_all_is_blamed_and_nobody_else(told: Any) -> None:
+    table = SequenceTable(3, 32, 4)
+    processor = type("Mine", (Add,), {"ends": lambda *_: None, "ends_each": told})(CONTEXT)
+    made = SamplingPipeline({Place(1, "mine"): processor}, Recorder(CONTEXT), table)
+    for slot, temperature in enumerate([1.0, 0.0, 1.0]):
+        new = NewSequence(slot, [1, 2], 2, 0, [], SamplingParams(temperature=temperature), 7)
+        table.add(new)
+        made.add(new)
+    blamed = made.ends_each([0, 1, 2], [3, 3, 3])
+    assert {slot: error.slot for slot, error in blamed.items() if isinstance(error, BlameSequence)} == {0: 0, 2: 2}
+
+
 def test_where_core_needs_the_processed_logits_all_processors_run() -> None:
     """A draft that its decoder drew is settled by the target's distribution as its processors leave it."""
     made, recorder = pipeline(2, [1.0, 1.0, 1.0])

@@ -215,7 +215,7 @@ class GrammarMasks(LogitsProcessor):
             if not state.is_complete:
                 kinds.setdefault(type(state.grammar), []).append(i)
         for kind, places in kinds.items():
-            told = kind.accept_each([states[i].grammar for i in places], [token_ids[i] for i in places])
+            told = _accept_each(kind, [states[i].grammar for i in places], [token_ids[i] for i in places])
             for i, is_accepted in zip(places, told, strict=True):
                 slot, state, token_id = slots[i], states[i], token_ids[i]
                 try:
@@ -363,6 +363,17 @@ def _fill_mask(slot: int, state: _State, row: np.ndarray) -> None:
 
 def _cannot_continue(slot: int, error: Exception) -> BlameSequence:
     return BlameSequence(slot, f"the grammar cannot continue: {error}", is_refusal=True)
+
+
+def _accept_each(kind: type[Grammar], grammars: list[Grammar], token_ids: list[int]) -> Sequence[bool | Exception]:
+    """What raises for all of a kind together is told for each of them."""
+    try:
+        told = kind.accept_each(grammars, token_ids)
+        if len(told) != len(grammars):
+            raise ValueError(f"accept_each of {len(grammars)} grammars told of {len(told)}")
+    except Exception as error:
+        return [error] * len(grammars)
+    return told
 
 
 def _accept(slot: int, state: _State, token_id: int) -> bool:

@@ -149,8 +149,13 @@ class SamplingPipeline:
         for active in self._ending:
             if not active.slots:
                 continue
-            asked = [i for i, slot in enumerate(slots) if slot in active.slots and slot not in found]
-            ended = active.processor.ends_each([slots[i] for i in asked], [token_ids[i] for i in asked])
+            told = {x: token for x, token in zip(slots, token_ids, strict=True) if x in active.slots and x not in found}
+            try:
+                ended = active.processor.ends_each(list(told), list(told.values()))
+                if not ended.keys() <= told.keys():
+                    raise ValueError(f"ends_each told of slots {sorted(ended.keys() - told.keys())}, not asked about")
+            except Exception as error:  # of one call for all, which says not whose fault it is
+                ended = dict.fromkeys(told, error)
             for slot, end in ended.items():
                 found[slot] = end if isinstance(end, int) else _blamed(active.processor, slot, end)
         return found
@@ -346,7 +351,7 @@ def _ends(processor: LogitsProcessor, slot: int, token_ids: list[int]) -> int | 
 
 def _blamed(processor: LogitsProcessor, slot: int, error: Exception) -> BlameSequence:
     """What a processor raised for a slot, as that sequence's fault."""
-    if isinstance(error, BlameSequence):
+    if isinstance(error, BlameSequence) and error.slot == slot:
         return error
     _tell(processor, error)
     return BlameSequence(slot, f"logits processor {type(processor).__name__} failed")
