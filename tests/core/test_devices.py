@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.declaration import Host, Needs
+from fwk.interfaces.device import DeviceContext
 from fwk.interfaces.graphs import NotCapturable, StepOutput, StepSize
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.plugins import discover
@@ -171,3 +173,26 @@ def test_a_step_that_no_cuda_graph_can_hold_says_why(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(NotCapturable, match=r"a step of 2 sequences: CUDA error: .* is capturing$"):
         CudaCapture().capture(step, StepSize(2, 2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("flags", "refusal", "stored", "dtype", "words"),
+    [
+        ({"avx2", "avx512_bf16"}, "finds no compiler", "bfloat16", "bfloat16", None),
+        ({"avx2"}, None, "bfloat16", "bfloat16", None),
+        ({"avx2"}, None, "float16", "bfloat16", "bfloat16 instead of the checkpoint's float16"),
+        ({"avx2"}, "finds no compiler", "float16", "float32", "and what does without finds no compiler"),
+        ({"sse4_2"}, None, "bfloat16", "float32", "float32 instead .* no bfloat16 instructions, .* needs AVX2"),
+        ({"avx2"}, None, "float32", "float32", None),
+    ],
+)
+def test_a_cpu_takes_the_precision_that_it_computes_fast(
+    flags: set[str], refusal: str | None, stored: str, dtype: str, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fwk_devices.cpu import device
+
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(device.native, "refusal", lambda: refusal)
+    defaults = device.Cpu(DeviceContext()).defaults(stored, 32)
+    assert defaults.dtype == dtype
+    assert defaults.why is None if words is None else re.search(words, defaults.why or "")

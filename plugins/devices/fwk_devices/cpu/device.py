@@ -9,6 +9,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from fwk import native
 from fwk.interfaces.declaration import Host
 from fwk.interfaces.device import CacheMemory, Device, DeviceDefaults, MemoryInfo
 from fwk.native import cpu_flags, huge_pages
@@ -73,12 +74,18 @@ class Cpu(Device):
 
 
 def _dtype(stored: str) -> tuple[str, str | None]:
-    """The precision this CPU computes fast, and why it is not the checkpoint's own."""
+    """The precision this CPU computes fast, and why it is not the checkpoint's own.
+
+    torch multiplies bfloat16 slowly where the CPU has no instructions for it; native kernels need no more than AVX2.
+    """
     if stored == "float32":
         return stored, None
     stored = stored if stored in ("bfloat16", "float16") else "bfloat16"
     if not cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"}:
-        return "float32", f"dtype float32 instead of the checkpoint's {stored}: this CPU has no bfloat16 instructions"
+        refusal = native.refusal() if "avx2" in cpu_flags() else "needs AVX2"
+        if refusal is not None:
+            instead = f"dtype float32 instead of the checkpoint's {stored}"
+            return "float32", f"{instead}: this CPU has no bfloat16 instructions, and what does without {refusal}"
     if stored == "bfloat16":
         return stored, None
     return "bfloat16", "dtype bfloat16 instead of the checkpoint's float16: CPUs compute it faster"
