@@ -1,7 +1,7 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 PACKAGES = core http jinja jobs kit plugins tiles tests benchmarks examples docs hatch_build.py
 
-.PHONY: check lint types imports test slow matrix faults soak attack clients examples audit docs site format
+.PHONY: check lint types imports test slow matrix faults soak attack clients flashinfer examples audit docs site format
 
 check: lint types imports test  ## everything CI runs
 
@@ -35,6 +35,10 @@ attack:  ## 8,000 random combinations of valid values at every route: no 5xx
 
 clients:  ## real client libraries, each in an environment of its own; needs the network
 	$(PYTHON) -m pytest -m clients -n 0 tests/clients
+
+flashinfer:  ## the package's own planner on a CUDA runtime without a device; needs nvcc and the network, 20 minutes at first
+	$(PYTHON) -m pip install --quiet --upgrade --no-deps --target build/flashinfer -r tests/helpers/cudart/requirements.txt
+	PYTHONPATH=build/flashinfer $(PYTHON) -m pytest -m flashinfer -n 0 tests/plugins/attention/test_flashinfer_planner.py
 
 examples:  ## a newcomer's first hour and the packages of examples/plugins, installed beside fwk; needs pip
 	$(PYTHON) -m pytest -n 0 -m slow tests/e2e/test_examples.py -k "not every_family"
