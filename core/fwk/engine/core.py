@@ -15,7 +15,7 @@ from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
 from fwk.engine.transfer import WorkerTransfer
-from fwk.errors import ConfigError, InvalidRequest
+from fwk.errors import ConfigError, InvalidRequest, ModelLoadError
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.prefix_cache import CacheContext, PrefixCache
@@ -45,6 +45,8 @@ class EngineInfo:
     refused: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
     memory: dict[str, int] = field(default_factory=dict[str, int])
     """``WorkerInfo.memory`` of the first rank."""
+    weights_identity: str = ""
+    """``Checkpoint.weights_identity`` of what every rank has read."""
 
 
 class Engine:
@@ -167,10 +169,18 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
         loaded = executor.load()
         check_used(plugins, config.plugin_options, loaded.chosen)
         check_strict(config.plugins.strict, loaded.reasons)
+        _check_same_weights(setup, executor)
         return _assemble(config, plugins, setup, executor, loaded, replica)
     except BaseException:
         executor.close()
         raise
+
+
+def _check_same_weights(setup: ModelSetup, executor: Executor) -> None:
+    """Raise ``ModelLoadError`` unless all ranks have read the weights that this process has opened."""
+    wanted = setup.opened.checkpoint.weights_identity()
+    if wanted and any(found != wanted for found in executor.call("weights_identity")):
+        raise ModelLoadError(f"the weights of {setup.opened.name} changed while the ranks read them: start again")
 
 
 def _adapters(config: Config, executor: Executor) -> Adapters:
@@ -242,6 +252,7 @@ def _assemble(
         vocab_size=loaded.vocab_size,
         chosen=chosen,
         memory=loaded.memory,
+        weights_identity=setup.opened.checkpoint.weights_identity(),
         reasons=reasons,
         refused={family: dict(named) for family, named in setup.refused.items() if named},
     )

@@ -129,6 +129,7 @@ def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
         engine.adapters.infos(),
         info.refused,
         info.num_block_tables,
+        info.weights_identity,
     )
     return engine, plugins, ready
 

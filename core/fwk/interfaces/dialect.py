@@ -11,6 +11,7 @@ from fwk.errors import FwkError, InvalidRequest, RequestFailed
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.parser import StreamParser, ToolParser
+from fwk.interfaces.served_weights import ServedWeights
 from fwk.types import FinishReason, SamplingParams, Service, Task, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -355,6 +356,11 @@ class Frontend(ABC):
         load_format: None for that of the start. Raises ``InvalidRequest`` for a checkpoint that does not fit.
         """
         raise InvalidRequest("this server takes no other weights while it runs", "model_path")
+
+    @property
+    def served_weights(self) -> ServedWeights | None:
+        """The files of the weights that serve now, for routes that give them out; None where they are not known."""
+        return None
 
     async def unload_adapter(self, name: str) -> None:
         """Take no more requests for an adapter; those under way finish. Raises ``InvalidRequest``."""

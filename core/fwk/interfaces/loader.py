@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -79,6 +79,20 @@ class WeightSource(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no packed form of {name}")
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as a run of bytes of a file, little-endian and in the order of its last dimension.
+
+    dtype: as safetensors writes it (``BF16``, ``F8_E4M3``, ``I32``, ...).
+    """
+
+    path: Path
+    start: int
+    num_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class Checkpoint(ABC):
     """An opened model: everything but the weights is light to read and needs no torch."""
 
@@ -114,6 +128,24 @@ class Checkpoint(ABC):
     @abstractmethod
     def weights(self) -> WeightSource:
         """The tensors. Imports torch."""
+
+    def weight_files(self) -> Sequence[Path]:
+        """The files that hold ``stored_tensors``; empty where tensors are no runs of bytes in files. Opens none."""
+        return ()
+
+    def stored_tensors(self) -> Mapping[str, StoredTensor]:
+        """Where the bytes of each tensor lie in ``weight_files``. Reads their headers, and imports no torch.
+
+        Raises ``ModelLoadError`` for a damaged file.
+        """
+        return {}
+
+    def weights_identity(self) -> str:
+        """What tells these weights from all others, where they are not in files below ``path``; empty: the files do.
+
+        It stands for whatever in the loader's options decides what the weights are.
+        """
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from fwk.interfaces.lora import LoRASource
 from fwk.interfaces.observer import RequestRecord
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.sampling import LogitsProcessorSpec
+from fwk.interfaces.served_weights import ServedWeights
 from fwk.plugins import PluginSet, Registered
 from fwk.server.middleware import current_headers
 from fwk.server.observer_dispatch import Observers
@@ -79,6 +80,8 @@ class ServerFrontend(Frontend):
         self._adapter_keys: dict[str, str] = {}
         self.lora_sources: list[LoRASource] = []
         self.key_names: Mapping[str, str] = {}  # of the holders of keys, by tenant
+        self.weights: ServedWeights | None = None
+        self.note_weights: Callable[[str, str | None], ServedWeights | None] = lambda model, load_format: None
         self._stream_interval = options.stream_interval
         client.on_stats = observers.step_finished
         client.on_engine_death = observers.engine_died
@@ -226,8 +229,19 @@ class ServerFrontend(Frontend):
 
     async def update_weights(self, model: str, load_format: str | None = None, *, aborts: bool = False) -> int:
         # A client that goes away meanwhile does not leave some engines with it and others without.
-        work = self._client.update_weights(model, load_format, aborts=aborts)
+        work = self._update_weights(model, load_format, aborts=aborts)
         return await asyncio.shield(asyncio.ensure_future(work))
+
+    async def _update_weights(self, model: str, load_format: str | None, *, aborts: bool) -> int:
+        # Noted before an engine reads the files, so that a change after it is noticed.
+        weights = await asyncio.to_thread(self.note_weights, model, load_format)
+        num_waited = await self._client.update_weights(model, load_format, aborts=aborts)
+        self.weights = weights
+        return num_waited
+
+    @property
+    def served_weights(self) -> ServedWeights | None:
+        return self.weights
 
     async def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
         arrived = time.monotonic()

@@ -85,6 +85,7 @@ class Replicas:
         self._adapters: dict[str, str] = {}  # loaded while serving: name -> path
         self._switched: dict[tuple[str, str], EngineSwitching] = {}
         self._weights: NewWeights | None = None  # in place of those of the start
+        self._first_weights: str | None = None  # the identity of those of the start, once an engine has told it
         self._updating = asyncio.Lock()
         self._reviving: dict[int, asyncio.Task[None]] = {}
         self._is_closing = False
@@ -112,11 +113,23 @@ class Replicas:
     async def wait_ready(self) -> EngineReady:
         """What the engines have in common, and their blocks together. Raises ``EngineDead`` for the first to fail."""
         every = await asyncio.gather(*(client.wait_ready() for client in self._clients))
+        for ready in every:
+            self._check_weights(ready)
         return msgspec.structs.replace(
             every[0],
             num_blocks=sum(ready.num_blocks for ready in every),
             max_model_len=min(ready.max_model_len for ready in every),
         )
+
+    def _check_weights(self, ready: EngineReady) -> None:
+        """Raise ``EngineDead`` for an engine that has begun with other weights than those before it."""
+        if self._first_weights is None:
+            self._first_weights = ready.weights_identity
+        if ready.weights_identity != self._first_weights:
+            raise EngineDead(
+                "the weights that an engine has read are others than those that this server began with, for their "
+                "source has changed: start the server again to serve the new ones"
+            )
 
     @property
     def has_started(self) -> bool:
@@ -452,7 +465,7 @@ class Replicas:
             client = EngineClient(self._config, self._fingerprint, index)
             try:
                 await client.start()
-                await client.wait_ready()
+                self._check_weights(await client.wait_ready())
                 await self._make_like_the_last(client)
             except (EngineDead, InvalidRequest, OSError) as error:
                 await client.close()

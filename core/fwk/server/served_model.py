@@ -13,12 +13,13 @@ from fastapi import FastAPI
 
 from fwk.config import Config
 from fwk.engine.adapters import adapter_paths
-from fwk.errors import ConfigError
+from fwk.errors import ConfigError, FwkError
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import ModelCard
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.lora import LoRASourceContext
+from fwk.interfaces.served_weights import ServedWeights
 from fwk.plugins import PluginFactory, PluginSet, Selection, choose
 from fwk.plugins.selection import check_strict, check_used
 from fwk.server.admission import AdmissionController
@@ -72,6 +73,13 @@ def _load_balancer(
     lifecycle = lifecycles.make(item.source)
     num_replicas = config.engine.data_parallel_size
     return factory.build(item, BalanceContext, num_replicas=num_replicas, lifecycle=lifecycle), lifecycle
+
+
+def _noted(opened: OpenedModel) -> ServedWeights | None:
+    try:
+        return ServedWeights.of(opened.loader, opened.checkpoint)
+    except OSError:  # a file went away: the engines say so
+        return None
 
 
 def _room(card: ModelCard, ready: EngineReady) -> str:
@@ -223,6 +231,7 @@ class ServedModel:
         self.frontend = ServerFrontend(
             card, text, self.engines, plugins, self._observers, defaults, grammars, parsers, config.server
         )
+        self.frontend.weights, self.frontend.note_weights = _noted(opened), self._note_weights
         if config.engine.enable_lora:
             self._open_lora_sources()
         self.frontend.key_names = {tenant_of(key): name for name, key in shared.keys.named.items()}
@@ -246,6 +255,15 @@ class ServedModel:
         self.routes.register("plugin_switcher", lambda app: None, self.plugin_switcher.routes)
         if config.server.enable_memory_saver:
             self.routes.register("memory", lambda app: None, MemoryRelease(self.engines.sleep).routes)
+
+    def _note_weights(self, model: str, load_format: str | None) -> ServedWeights | None:
+        """The files of a checkpoint as they are now; None when there is none, which an engine will say."""
+        given = {"model": model, "load_format": load_format or self.config.model.load_format, "revision": None}
+        config = replace(self.config, model=self.config.model.model_copy(update=given))
+        try:
+            return _noted(open_model(config, self._plugins, lambda line: None))
+        except FwkError:
+            return None
 
     def _open_lora_sources(self) -> None:
         for adapter in adapter_paths(self.config):

@@ -202,6 +202,8 @@ class EngineReady(msgspec.Struct, tag=True, frozen=True):
     """Why each of the other plugins could not be had alongside ``chosen``: family -> plugin name -> sentence."""
     num_block_tables: int = 1
     """Block tables of a sequence: it grows by as many blocks at a time, where nothing is behind a window yet."""
+    weights_identity: str = ""
+    """``Checkpoint.weights_identity`` of the weights of the start."""
 
 
 class EngineFailed(msgspec.Struct, tag=True, frozen=True):

@@ -134,6 +134,7 @@ class WorkerBuilder:
                 "prepare_grammar": grammars.prepare,
                 "grammars_ready": grammars.ready,
                 "release_grammar": grammars.release,
+                "weights_identity": setup.opened.checkpoint.weights_identity,
             },
         )
 

@@ -54,8 +54,10 @@ def kv_identity(
     that costs misses, nothing else.
     """
     facts = setup.facts
+    remote = setup.opened.checkpoint.weights_identity()
     known: dict[str, Any] = {
         "files": known_files(setup.opened.path),
+        "weights": remote,
         "revision": config.model.revision,
         "loader": setup.opened.loader,
         "config": dict(setup.opened.config.raw),
@@ -69,7 +71,7 @@ def kv_identity(
         "options": {
             key: dict(values)
             for key, values in sorted(config.plugin_options.items())
-            if key.partition(".")[0] not in _HARMLESS
+            if key.partition(".")[0] not in (_HARMLESS | {"loaders"} if remote else _HARMLESS)
         },
         "layers": [
             [str(layer.kv_spec), list(layer.kv_cache.shape[1:]), str(layer.kv_cache.dtype)]
@@ -86,9 +88,10 @@ def _version(plugins: PluginSet, family: str, name: str) -> str:
     return f"{item.package} {item.version} {item.declaration.load}" if item is not None else ""
 
 
-def fingerprint(path: Path) -> str:
-    """The same for the same files of a model, as far as ``known_files`` knows them."""
-    return hashlib.blake2b(json.dumps(known_files(path)).encode(), digest_size=16).hexdigest()
+def fingerprint(path: Path, weights_identity: str = "") -> str:
+    """The same for the same files of a model, as far as ``known_files`` knows them, and the same other weights."""
+    known = json.dumps([known_files(path), weights_identity]).encode()
+    return hashlib.blake2b(known, digest_size=16).hexdigest()
 
 
 def known_files(path: Path) -> list[tuple[str, int, int, str]]:

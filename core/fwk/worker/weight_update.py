@@ -79,9 +79,10 @@ class WeightUpdate:
         config = replace(self._config, model=self._config.model.model_copy(update=own))
         opened = open_model(config, self._setup.factory.plugins, log.info)
         _check_same(self._setup, opened)
-        found = fingerprint(opened.path)
+        identity = opened.checkpoint.weights_identity()
+        found = fingerprint(opened.path, identity)
         prepared = self._models.rebuild_served(opened, self._is_greedy, self._text)
-        if fingerprint(opened.path) != found:
+        if fingerprint(opened.path, identity) != found:
             raise ModelLoadError(f"the files of {model} changed while they were read")
         self._prepared = prepared
         return found

@@ -103,10 +103,12 @@ def _key(config: Config, setup: ModelSetup, opened: OpenedModel, group: Parallel
     """
     path = opened.path.resolve()
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    remote = opened.checkpoint.weights_identity()
     known: dict[str, Any] = {
         "layers": _sources(Path(sharding.__file__).parent),
         "files": known_files(path),
         "changed": [file.stat().st_ctime_ns for file in files],
+        "weights": remote,
         "loader": [opened.loader, _code(setup.factory.plugins, "loaders", opened.loader)],
         "model": _code(setup.factory.plugins, "models", setup.factory.item("models").name),
         "config": dict(opened.config.raw),
@@ -117,7 +119,7 @@ def _key(config: Config, setup: ModelSetup, opened: OpenedModel, group: Parallel
         "options": {
             name: dict(values)
             for name, values in sorted(config.plugin_options.items())
-            if name.partition(".")[0] in _FAMILIES
+            if name.partition(".")[0] in _FAMILIES and not (remote and name.startswith("loaders."))
         },
         "rank": [group.rank, group.size],
     }
