@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from fwk.errors import ModelLoadError
-from fwk.interfaces.loader import Checkpoint, Loader, WeightSource
+from fwk.interfaces.loader import Checkpoint, Loader, StoredTensor, WeightSource
 from fwk.types import PoolingConfig
 from fwk_loaders._common import ModelFolder, read_json
+from fwk_loaders.safetensors.stored import stored_tensors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -100,6 +101,14 @@ class SafetensorsCheckpoint(Checkpoint):
 
         quantization = self._config.get("quantization_config")
         return SafetensorsWeights(self.path, self._files, quantization if isinstance(quantization, dict) else {})
+
+    def weight_files(self) -> Sequence[Path]:
+        """The .safetensors files."""
+        return tuple(self._files)
+
+    def stored_tensors(self) -> Mapping[str, StoredTensor]:
+        """All tensors."""
+        return stored_tensors(self._files)
 
 
 def _files(folder: Path) -> dict[Path, list[str] | None]:

@@ -16,22 +16,7 @@ import torch
 from torch import Tensor
 
 from fwk.errors import ModelLoadError
-
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""Others are left to the library."""
+from fwk_loaders._common.dtypes import DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +45,7 @@ class MappedFile:
         self._places: dict[str, _Place] = {}
         for name, entry in header.items():
             dtype = DTYPES.get(entry.get("dtype", ""))
-            if dtype is None:
+            if dtype is None:  # left to the library
                 continue
             start = 8 + size + entry["data_offsets"][0]
             if start % dtype.itemsize == 0 and math.prod(entry["shape"]):

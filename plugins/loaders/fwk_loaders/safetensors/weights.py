@@ -12,7 +12,7 @@ from torch import Tensor
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import WeightSource
 from fwk.interfaces.quant import PACKED, PLAIN
-from fwk_loaders.safetensors.layouts import FLOATING, WEIGHT_NAMES, layout_of
+from fwk_loaders._common.layouts import check_plain, layouts_below
 from fwk_loaders.safetensors.mapped import MappedFile
 from safetensors import SafetensorError, safe_open
 
@@ -41,17 +41,7 @@ class SafetensorsWeights(WeightSource):
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """As stored; its memory is the file's, so it must not be written to."""
         path = self._path(name)
-        found, stored = self.shape(name), self.dtype(name)
-        if stored not in FLOATING:
-            raise ModelLoadError(
-                f"{path}: tensor {name!r} is quantised ({stored}), but this layer reads plain numbers only: "
-                "config.json's 'quantization_config' is missing or leaves it out, or the layer cannot be quantised"
-            )
-        if found != tuple(shape):
-            raise ModelLoadError(
-                f"{path}: tensor {name!r} has the shape {found}, but the model needs {tuple(shape)}: config.json and "
-                "weights do not belong together"
-            )
+        check_plain(str(path), name, shape, self)
         return self.raw(name)
 
     def raw(self, name: str) -> Tensor:
@@ -93,13 +83,7 @@ class SafetensorsWeights(WeightSource):
 
     def layouts(self, prefix: str) -> tuple[str, ...]:
         """One: a safetensors file holds a layer in one way."""
-        if not self._quantization:
-            return (PLAIN,)
-        if prefix:
-            return (layout_of(prefix, self._quantization, self),)
-        prefixes = {name.rpartition(".")[0] for name in self._where if name.endswith(WEIGHT_NAMES)}
-        found = {layout_of(item, self._quantization, self) for item in prefixes}
-        return tuple(sorted(found - {PLAIN})) or (PLAIN,)
+        return layouts_below(prefix, self._quantization, self._where, self)
 
     def dtype(self, name: str) -> str | None:
         """The type of a tensor in the file's words; None when it is not there."""

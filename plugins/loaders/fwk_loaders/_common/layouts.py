@@ -20,9 +20,10 @@ a checkpoint may hold layers in several ways.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fwk.errors import ModelLoadError
 from fwk.interfaces.quant import PLAIN
 
 if TYPE_CHECKING:
@@ -46,6 +47,32 @@ class Header(Protocol):
     def raw(self, name: str) -> Tensor:
         """A tensor's values."""
         ...
+
+
+def check_plain(where: str, name: str, shape: tuple[int, ...], header: Header) -> None:
+    """Raise ``ModelLoadError`` unless a tensor that is there holds floating-point numbers, and is of this shape."""
+    found, stored = header.shape(name), header.dtype(name)
+    if stored not in FLOATING:
+        raise ModelLoadError(
+            f"{where}: tensor {name!r} is quantised ({stored}), but this layer reads plain numbers only: "
+            "config.json's 'quantization_config' is missing or leaves it out, or the layer cannot be quantised"
+        )
+    if found != tuple(shape):
+        raise ModelLoadError(
+            f"{where}: tensor {name!r} has the shape {found}, but the model needs {tuple(shape)}: config.json and "
+            "weights do not belong together"
+        )
+
+
+def layouts_below(prefix: str, config: Mapping[str, Any], names: Iterable[str], header: Header) -> tuple[str, ...]:
+    """``WeightSource.layouts`` of a checkpoint that holds each layer in one way. config: ``quantization_config``."""
+    if not config:
+        return (PLAIN,)
+    if prefix:
+        return (layout_of(prefix, config, header),)
+    prefixes = {name.rpartition(".")[0] for name in names if name.endswith(WEIGHT_NAMES)}
+    found = {layout_of(item, config, header) for item in prefixes}
+    return tuple(sorted(found - {PLAIN})) or (PLAIN,)
 
 
 def layout_of(prefix: str, config: Mapping[str, Any], header: Header) -> str:
