@@ -13,6 +13,7 @@ _MEANINGS = {
     401: "A valid API key is required.",
     404: "No such model.",
     408: "The request was not sent in time.",
+    409: "What is asked for is not, or no longer, what the server has.",
     413: "The body is too large.",
     415: "The body is of a kind, or encoded in a way, that is not read.",
     417: "The only Expect served is 100-continue.",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from fastapi import Query
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,10 +13,12 @@ from starlette.responses import JSONResponse, Response
 from fwk import __version__
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import Dialect, DialectContext, Frontend
+from fwk.interfaces.lifecycle import Stage
 from fwk.types.sampling import MAX_N, MAX_STOP_STRINGS
+from fwk_http.replies import ByteStream
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
-from fwk_server._common.documented import EVENTS, Reply, Responses, documented
+from fwk_server._common.documented import BYTES, EVENTS, Reply, Responses, documented
 from fwk_server._common.replies import (
     CLIENT_CLOSED,
     EventStream,
@@ -26,7 +29,7 @@ from fwk_server._common.replies import (
     unless_disconnected,
     unless_gone,
 )
-from fwk_server.tgi import lightllm, sglang, weights
+from fwk_server.tgi import lightllm, remote_weights, sglang, weights
 from fwk_server.tgi.reply import complete, events
 from fwk_server.tgi.request import Call, GenerateRequest, NotJSON, checked, prepare
 
@@ -74,6 +77,15 @@ class UpdateBody(Reply):
     num_paused_requests: int
 
 
+class WeightIndex(Reply):
+    """The tensors of the weights, each with its type and shape."""
+
+    version: int
+    identity: str
+    config: dict[str, Any]
+    tensors: dict[str, Any]
+
+
 class Failure(Reply):
     """Every error."""
 
@@ -103,6 +115,8 @@ class TGIDialect(Dialect):
         self._is_incremental = context.options is not None and context.options.stream_output
         self._weight_version = "default" if context.options is None else context.options.weight_version
         self._is_lightllm = context.options is not None and context.options.generate_api == "lightllm"
+        self._remote_weights = remote_weights.RemoteWeights(context.frontend)
+        context.lifecycle.on(Stage.CLOSE, self._remote_weights.close)
 
     def routes(self, app: FastAPI) -> None:
         self._post(app, "/generate", self.generate, documented(Any, EitherFailure, stream=EVENTS, more=(422, 424)))
@@ -124,6 +138,16 @@ class TGIDialect(Dialect):
             response_model=None,
             responses=documented(UpdateBody, UpdateBody),
             openapi_extra={"requestBody": {"required": True, "content": content}},
+        )
+        told = documented(WeightIndex, Failure, works=False, more=(409,))
+        app.add_api_route(remote_weights.PATH, self.weight_index, methods=["GET"], response_model=None, responses=told)
+        app.add_api_route(
+            f"{remote_weights.PATH}/tensor",
+            self.weight_bytes,
+            methods=["GET"],
+            response_model=None,
+            response_class=Response,
+            responses=documented(None, Failure, works=False, stream=BYTES, more=(409,)),
         )
 
     def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
@@ -249,6 +273,23 @@ class TGIDialect(Dialect):
             self._weight_version = asked.weight_version
             message += f" Weight version updated to {asked.weight_version}."
         return json_response({"success": True, "message": message, "num_paused_requests": num_waited})
+
+    async def weight_index(self) -> Response:
+        """What weights this server has, for another that starts from them. For administrators."""
+        return Response(await self._remote_weights.index(), media_type="application/json")
+
+    async def weight_bytes(
+        self,
+        request: Request,
+        identity: Annotated[str, Query(max_length=64)],
+        name: Annotated[str, Query(max_length=1024)],
+    ) -> Response:
+        """The bytes of a tensor, in blocks with digests. For administrators."""
+        blocks = await self._remote_weights.stream(identity, name)
+        if request.method == "HEAD":
+            await blocks.aclose()
+            return Response(media_type=BYTES)
+        return ByteStream(blocks, remote_weights.last_words, media_type=BYTES)
 
     async def _read(self, request: Request, stream: bool | None) -> Call:
         data, caller = await body.read(request), caller_of(request)
