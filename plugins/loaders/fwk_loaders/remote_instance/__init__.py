@@ -50,7 +50,7 @@ class RemoteInstanceOptions(Options):
         if given is not None:
             host = given.removeprefix("https://").removeprefix("http://")
             try:
-                ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+                ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
             except ValueError:
                 if not _NAME.fullmatch(host):
                     raise ValueError(

@@ -38,32 +38,50 @@ class _Deadline:
 class _Reader(io.RawIOBase):
     """A socket's bytes, each piece within what is left of the deadline: a trickle ends as silence does."""
 
-    def __init__(self, source: socket.socket, deadline: _Deadline) -> None:
-        self._source, self._deadline = source, deadline
+    def __init__(self, owner: _Socket) -> None:
+        self._owner = owner
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        self._source.settimeout(self._deadline.left())
-        return self._source.recv_into(buffer)
+        return self._owner.receive(buffer)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._owner.forget(self)
 
 
 class _Socket:
-    """What ``http.client`` needs of a socket."""
+    """What ``http.client`` needs of a socket: it lasts as long as an answer is being read, as real ones do."""
 
     def __init__(self, source: socket.socket, deadline: _Deadline) -> None:
         self._source, self._deadline = source, deadline
+        self._is_closing = False
+        self._readers: list[_Reader] = []
 
     def sendall(self, data: bytes) -> None:
         self._source.settimeout(self._deadline.left())
         self._source.sendall(data)
 
+    def receive(self, buffer: Any) -> int:
+        self._source.settimeout(self._deadline.left())
+        return self._source.recv_into(buffer)
+
     def makefile(self, *_: Any) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self._source, self._deadline), READ_AHEAD)
+        self._readers.append(_Reader(self))
+        return io.BufferedReader(self._readers[-1], READ_AHEAD)
+
+    def forget(self, reader: _Reader) -> None:
+        self._readers.remove(reader)
+        if self._is_closing and not self._readers:
+            self._source.close()
 
     def close(self) -> None:
-        self._source.close()
+        self._is_closing = True
+        if not self._readers:
+            self._source.close()
 
 
 class _Connection(http.client.HTTPConnection):
