@@ -17,6 +17,8 @@ from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.loader import Checkpoint, LoaderContext
 from fwk.interfaces.served_weights import ServedWeights
 from fwk.server.app import install_error_handlers
+from fwk.server.keys import Keys
+from fwk.server.route_registry import RouteRegistry
 from fwk_kit.testing.fake_frontend import FakeFrontend
 from fwk_loaders.remote_instance import RemoteInstanceOptions
 from fwk_loaders.remote_instance.loader import RemoteInstanceLoader
@@ -38,11 +40,12 @@ def noted(folder: Path) -> ServedWeights:
 
 
 def seed_app(frontend: SeedFrontend) -> FastAPI:
-    """The routes, without keys."""
+    """The routes, which ask for no key here."""
     app = FastAPI()
+    routes = RouteRegistry(app, Keys(admin="the administrator's"))
     dialect = TGIDialect(DialectContext(frontend, TGIOptions()))
-    install_error_handlers(app, lambda scope, *args: dialect.error_body(*args))
-    dialect.admin_routes(app)
+    routes.register("tgi", dialect.routes, dialect.admin_routes, dialect=dialect)
+    install_error_handlers(app, routes.error_body)
     return app
 
 

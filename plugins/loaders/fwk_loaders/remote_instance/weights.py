@@ -23,7 +23,7 @@ from fwk_loaders._common.layouts import FLOATING, check_plain, layouts_below
 from fwk_loaders.remote_instance.connection import Seed
 from fwk_loaders.remote_instance.index import PATH, Index, RemoteTensor
 
-DIGEST_BYTES = 16
+DIGEST_BYTES = 32
 MAX_BLOCK_BYTES = 16 * 2**20
 MAX_REASON_BYTES = 4096
 
@@ -134,6 +134,6 @@ class RemoteWeights(WeightSource):
 
 def block_digest(identity: str, name: str, start: int, block: memoryview) -> bytes:
     """Of bytes from ``start`` of a tensor: it fits these weights, this tensor and this place alone."""
-    digest = hashlib.blake2b(f"{start} {name}".encode(), digest_size=DIGEST_BYTES, key=identity.encode())
+    digest = hashlib.sha256(f"{identity} {start} {len(name)} {name}".encode())
     digest.update(block)
     return digest.digest()

@@ -26,9 +26,9 @@ from fwk.interfaces.served_weights import FileState, ServedWeights, file_state
 PATH = "/remote_instance_weights"
 VERSION = 1
 BLOCK_BYTES = 2**20
-"""Of a stream that is being sent so much is in memory, twice at the most."""
+"""Of a stream there are three such in memory at the most: one that is read, one that is sent, one in the connection."""
 
-DIGEST_BYTES = 16
+DIGEST_BYTES = 32
 NUM_READERS = 2
 """Threads that read files and compute digests for all streams, off the event loop and away from tokenising."""
 
@@ -80,15 +80,25 @@ class RemoteWeights:
         state = index.weights.files[tensor.path]
         if not tensor.num_bytes:
             yield b""
-        for start in range(0, tensor.num_bytes, BLOCK_BYTES):
-            if self._frontend.served_weights is not index.weights:
-                yield _reason("the server has taken other weights meanwhile")
-                return
-            try:
-                yield await loop.run_in_executor(self._threads, _block, index.identity, name, tensor, start, state)
-            except (OSError, RuntimeError):  # a thread pool that is shut down is the latter
-                yield _reason(f"{tensor.path.name} cannot be read, or is no longer what was served")
-                return
+        next_one: asyncio.Future[bytes] | None = None
+        try:
+            for start in range(0, tensor.num_bytes + BLOCK_BYTES, BLOCK_BYTES):  # a block is read while one is sent
+                block = None if next_one is None else await next_one
+                if self._frontend.served_weights is not index.weights:
+                    yield _reason("the server has taken other weights meanwhile")
+                    return
+                if start < tensor.num_bytes:
+                    next_one = loop.run_in_executor(
+                        self._threads, _block, index.identity, name, tensor, start, state
+                    )
+                    next_one.add_done_callback(_seen)
+                if block is not None:
+                    yield block
+        except (OSError, RuntimeError):  # a thread pool that is shut down is the latter
+            yield _reason(f"{tensor.path.name} cannot be read, or is no longer what was served")
+        finally:
+            if next_one is not None:
+                next_one.cancel()
 
     async def _current(self) -> _Index:
         """The index of what serves now; the files are looked at each time."""
@@ -161,13 +171,19 @@ def _block(identity: str, name: str, tensor: StoredTensor, start: int, state: Fi
     return bytes(framed)
 
 
+def _seen(block: asyncio.Future[bytes]) -> None:
+    """Its error is known, also when nobody waits for the block any more."""
+    if not block.cancelled():
+        block.exception()
+
+
 def _open(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def block_digest(identity: str, name: str, start: int, block: memoryview) -> bytes:
-    """BLAKE2b of 16 bytes, keyed by the identity, over ``START NAME`` and the block."""
-    digest = hashlib.blake2b(f"{start} {name}".encode(), digest_size=DIGEST_BYTES, key=identity.encode())
+    """SHA-256, for which processors have instructions, over ``IDENTITY START LENGTH NAME`` and the block."""
+    digest = hashlib.sha256(f"{identity} {start} {len(name)} {name}".encode())
     digest.update(block)
     return digest.digest()
 
