@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
-from fwk.worker.identity import SAMPLE_EVERY, known_files
+from fwk.interfaces.loader import LoaderContext
+from fwk.interfaces.served_weights import ServedWeights
+from fwk.worker.identity import SAMPLE_EVERY, fingerprint, known_files
+from fwk_loaders.safetensors.loader import SafetensorsLoader
 
 
 def test_content_counts_where_name_size_and_time_are_the_same(tmp_path: Path) -> None:
@@ -37,3 +41,37 @@ def test_where_a_folder_lies_does_not_matter(tmp_path: Path) -> None:
         (tmp_path / place / "model" / "x.gguf").write_bytes(b"x")
         os.utime(tmp_path / place / "model" / "x.gguf", ns=(1, 1))
     assert known_files(tmp_path / "a" / "model") == known_files(tmp_path / "b" / "model")
+
+
+def test_weights_that_are_no_files_count(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    names = {fingerprint(tmp_path), fingerprint(tmp_path, "a"), fingerprint(tmp_path, "b")}
+    assert len(names) == 3
+
+
+def test_served_files_are_known_again(tmp_path: Path) -> None:
+    """Whatever is done to a file shows: other bytes in place, another file of the same bytes, none."""
+    (tmp_path / "config.json").write_text("{}")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"12345678")
+    checkpoint = SafetensorsLoader(LoaderContext()).open(tmp_path)
+
+    def noted() -> ServedWeights:
+        return ServedWeights.of("safetensors", checkpoint)
+
+    def in_place() -> None:
+        times = path.stat().st_mtime_ns
+        with path.open("r+b") as file:
+            file.write(b"87654321")
+        os.utime(path, ns=(times, times))
+
+    def replaced() -> None:
+        shutil.copy2(path, tmp_path / "new")
+        os.replace(tmp_path / "new", path)
+
+    assert noted().changed() is None
+    for change in (in_place, replaced, path.touch, lambda: os.truncate(path, 4), path.unlink):
+        weights = noted()
+        assert weights.changed() is None
+        change()
+        assert weights.changed() == path, change

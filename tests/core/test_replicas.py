@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,8 +12,8 @@ import pytest
 
 from fwk import SamplingParams
 from fwk.config import Config, EngineOptions
-from fwk.engine.core import build_engine
-from fwk.errors import EngineDead, InvalidRequest
+from fwk.engine.core import _check_same_weights, build_engine
+from fwk.errors import EngineDead, InvalidRequest, ModelLoadError
 from fwk.interfaces.balance import BalanceContext, LoadBalancer, Replica
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
@@ -36,6 +37,7 @@ class Client:
         self.has_started = True
         self.is_dead = False
         self.prepared: str | Exception = "files"
+        self.weights = ""
 
     def trouble(self) -> str | None:
         return self.problem
@@ -43,7 +45,8 @@ class Client:
     async def wait_ready(self) -> EngineReady:
         if self.problem:
             raise EngineDead(self.problem)
-        return EngineReady("f", 10 + self.replica, 16, 100 - self.replica, 320, {}, [])
+        numbers = (10 + self.replica, 16, 100 - self.replica, 320)
+        return EngineReady("f", *numbers, {}, [], weights_identity=self.weights)
 
     def submit(self, request: Request, receiver: Any) -> None:
         self.sent.append(("submit", request.request_id))
@@ -239,3 +242,44 @@ async def test_weights_that_one_engine_refuses_are_forgotten_by_all(
     clients[1].prepared = "files"
     assert await engines.update_weights("new", None, aborts=False) == 0
     assert [client.sent[2:] for client in clients] == [[("prepare",), ("use",)]] * 3
+
+
+async def test_engines_that_read_other_weights_than_the_first_are_not_let_in(
+    three: tuple[Replicas, list[Client]],
+) -> None:
+    engines, clients = three
+    for client in clients:
+        client.weights = "those of the start"
+    await engines.wait_ready()
+    await engines.wait_ready()
+    clients[1].weights = "new ones"
+    with pytest.raises(EngineDead, match="are others than those that this server began with"):
+        await engines.wait_ready()
+    for client in clients:
+        client.weights = "new ones"
+    with pytest.raises(EngineDead, match="are others"):  # all alike, and yet not what was served
+        await engines.wait_ready()
+
+
+class Ranks:
+    """An executor of ranks that have read these weights."""
+
+    def __init__(self, *found: str) -> None:
+        self.found = list(found)
+
+    def call(self, name: str) -> list[str]:
+        assert name == "weights_identity"
+        return self.found
+
+
+def test_ranks_that_read_different_weights_are_refused() -> None:
+    def check(mine: str, *found: str) -> None:
+        checkpoint = SimpleNamespace(weights_identity=lambda: mine)
+        setup: Any = SimpleNamespace(opened=SimpleNamespace(checkpoint=checkpoint, name="tiny"))
+        _check_same_weights(setup, Ranks(*found))  # type: ignore[arg-type]
+
+    check("a", "a", "a")
+    check("", "")
+    for found in (("a", "b"), ("b", "b")):
+        with pytest.raises(ModelLoadError, match="the weights of tiny changed while the ranks read them"):
+            check("a", *found)

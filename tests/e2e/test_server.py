@@ -30,6 +30,8 @@ PUBLIC = {"/health", "/ready"} | PAGE
 ADMIN = {f"{start}/{verb}_lora_adapter" for start in ("/v1", "") for verb in ("load", "unload")} | {
     "/plugins/switch",
     "/update_weights_from_disk",
+    "/remote_instance_weights",
+    "/remote_instance_weights/tensor",
 }
 NUM_STREAMS = 64
 

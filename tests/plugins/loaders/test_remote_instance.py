@@ -127,7 +127,7 @@ def test_layouts_are_those_of_the_files(there: Path, tmp_path: Path) -> None:
         assert weights.layouts("") == ("gptq:4",)
         assert (weights.layouts("x"), weights.layouts("y")) == (("gptq:4",), ("plain",))
         (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-        with pytest.raises(ModelLoadError, match="serves another model than .*quantization_config is None here"):
+        with pytest.raises(ModelLoadError, match=r"serves another model than .*quantization_config is None here"):
             receive(tmp_path, port)
 
 
@@ -319,7 +319,7 @@ def test_nothing_listens(here: Path) -> None:
         port = server.server_address[1]
     with pytest.raises(ModelLoadError, match="nothing listens there"):
         receive(here, port)
-    with pytest.raises(ModelLoadError, match="the seed http://no-such-host.invalid:1 cannot be reached"):
+    with pytest.raises(ModelLoadError, match=r"the seed http://no-such-host\.invalid:1 cannot be reached"):
         receive(here, 1, seed_instance_ip="no-such-host.invalid")
 
 
@@ -333,8 +333,8 @@ def test_https_needs_a_certificate_that_is_known(here: Path) -> None:
 
 GOOD_HOSTS = ["10.0.0.1", "seed", "seed-1.example.org", "seed_1", "::1", "[::1]", "https://seed.example.org"]
 BAD_HOSTS = [
-    "", "a b", "seed:8000", "seed/path", "user@seed", "http://user@seed", "ftp://seed", "https://", "seed\n", "seed\r\nX: y",
-    "-seed", "[::1", "a" * 300, "file:///etc/passwd", "seed?x", "s\u00e9\u00e9d",
+    "", "a b", "seed:8000", "seed/path", "user@seed", "http://user@seed", "ftp://seed", "https://", "seed\n",
+    "seed\r\nX: y", "-seed", "[::1", "a" * 300, "file:///etc/passwd", "seed?x", "s\u00e9\u00e9d",
 ]  # fmt: skip
 
 

@@ -107,9 +107,7 @@ async def test_both_parameters_are_needed(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("loader", ["dummy", "gguf", "remote_instance"])
-async def test_loaders_without_files_of_tensors(
-    client: httpx.AsyncClient, frontend: SeedFrontend, loader: str
-) -> None:
+async def test_loaders_without_files_of_tensors(client: httpx.AsyncClient, frontend: SeedFrontend, loader: str) -> None:
     asked = {"identity": await identity(client), "name": "big"}
     assert frontend.served_weights is not None
     frontend.served_weights = replace(frontend.served_weights, loader=loader, files={})

@@ -88,9 +88,7 @@ class RemoteWeights:
                     yield _reason("the server has taken other weights meanwhile")
                     return
                 if start < tensor.num_bytes:
-                    next_one = loop.run_in_executor(
-                        self._threads, _block, index.identity, name, tensor, start, state
-                    )
+                    next_one = loop.run_in_executor(self._threads, _block, index.identity, name, tensor, start, state)
                     next_one.add_done_callback(_seen)
                 if block is not None:
                     yield block
