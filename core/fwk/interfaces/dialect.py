@@ -417,7 +417,7 @@ class Dialect(ABC):
         """Add the routes. Errors of fwk's own types need no handling: ``error_body`` shapes them."""
 
     def admin_routes(self, app: FastAPI) -> None:
-        """Add routes that change the server for all its clients.
+        """Add routes that change the server for all its clients, or give out what is its operator's.
 
         They exist only where the operator set ``--admin-api-key``, and answer to that key alone. Every route added here
         is one of them, and none that is added elsewhere.
