@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import socketserver
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -114,17 +116,24 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, tls: ssl.SSLContext | None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.tls = tls
         self.script = script
         self.num_requests = 0
         self.stopped = threading.Event()
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        source, address = super().get_request()
+        if self.tls is not None:  # hands are shaken by the thread of the connection
+            source = self.tls.wrap_socket(source, server_side=True, do_handshake_on_connect=False)
+        return source, address
+
 
 @contextlib.contextmanager
-def scripted_seed(script: Script) -> Iterator[_Server]:
+def scripted_seed(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[_Server]:
     """A server that is no server; ``server_address[1]`` is its port."""
-    with _Server(script) as server:
+    with _Server(script, tls) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:

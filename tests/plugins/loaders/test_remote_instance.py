@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import ssl
 import struct
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -226,8 +228,8 @@ def test_a_wrong_answer_is_one_error_in_time(lie: str, here: Path) -> None:
 def test_a_slow_seed_that_keeps_to_its_time_is_waited_for(here: Path) -> None:
     """The time is for each block, not for the tensor."""
     head, *rest = [http(b"".join(blocks()))[: -len(b"".join(blocks()))], *blocks()]
-    with scripted_seed(answers(lambda: [head, *(piece for block in rest for piece in (block, 0.3))])) as server:
-        assert bits(receive(here, server.server_address[1], timeout=0.7).weights().raw("x")) == X
+    with scripted_seed(answers(lambda: [head, *(piece for block in rest for piece in (block, 0.8))])) as server:
+        assert bits(receive(here, server.server_address[1], timeout=1.2).weights().raw("x")) == X
 
 
 @pytest.mark.parametrize("chance", range(4))
@@ -323,12 +325,28 @@ def test_nothing_listens(here: Path) -> None:
         receive(here, 1, seed_instance_ip="no-such-host.invalid")
 
 
-def test_https_needs_a_certificate_that_is_known(here: Path) -> None:
-    with (
-        scripted_seed(lambda path, query: [told()]) as server,
-        pytest.raises(ModelLoadError, match=r"https://127\.0\.0\.1:\d+ (cannot be reached by HTTPS|ended|is too slow)"),
-    ):
-        receive(here, server.server_address[1], seed_instance_ip="https://127.0.0.1", timeout=1)
+def test_https(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a certificate of an authority that is known, and for the name that was given."""
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*words.split(), *names, "-out", cert, "-keyout", key], check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    with scripted_seed(lambda path, query: [tensor("x") if query else told(), KEEP], tls) as server:
+        port = server.server_address[1]
+        with pytest.raises(
+            ModelLoadError, match=r"https://localhost:\d+ cannot be reached by HTTPS: CERTIFICATE_VERIFY"
+        ):
+            receive(here, port, seed_instance_ip="https://localhost")
+        monkeypatch.setenv("SSL_CERT_FILE", cert)
+        assert bits(receive(here, port, seed_instance_ip="https://localhost").weights().raw("x")) == X
+        with pytest.raises(ModelLoadError, match="cannot be reached by HTTPS"):
+            receive(here, port, seed_instance_ip="https://127.0.0.1")
+        with pytest.raises(
+            ModelLoadError, match=r"http://localhost:\d+ (ended the connection|does not answer in HTTP)"
+        ):
+            receive(here, port, seed_instance_ip="localhost")
 
 
 GOOD_HOSTS = ["10.0.0.1", "seed", "seed-1.example.org", "seed_1", "::1", "[::1]", "https://seed.example.org"]
