@@ -9,7 +9,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from fwk.errors import ModelLoadError
@@ -146,13 +146,16 @@ class Seed:
 
     def get(self, path: str) -> http.client.HTTPResponse:
         """The answer to a GET, of which the body is still to be read, within ``wait``'s time."""
-        for is_last in (self._connection is None, True):
+        answer: http.client.HTTPResponse | None = None
+        if self._connection is not None:
             try:
-                with self.told(retried=not is_last):
+                with self.told(is_retried=True):
                     answer = self._request(path)
-                break
             except (ConnectionError, http.client.BadStatusLine):  # it has closed a connection that was idle
                 self.close()
+        if answer is None:
+            with self.told():
+                answer = self._request(path)
         if answer.status != 200:
             raise self._failed(path, answer)
         return answer
@@ -179,7 +182,7 @@ class Seed:
         return self.refusal(f"refuses ({answer.status}): {said}")
 
     @contextlib.contextmanager
-    def told(self, retried: bool = False) -> Any:
+    def told(self, is_retried: bool = False) -> Generator[None, None, None]:
         """Failures of the connection in words; those that ``get`` tries again after pass."""
         try:
             yield
@@ -189,7 +192,7 @@ class Seed:
                 "(--remote-instance-weight-loader-timeout)"
             ) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            if retried and isinstance(error, (ConnectionError, http.client.BadStatusLine)):
+            if is_retried and isinstance(error, (ConnectionError, http.client.BadStatusLine)):
                 raise
             raise self.refusal(_trouble(error)) from error
 

@@ -56,7 +56,7 @@ class RemoteWeights(WeightSource):
         content = torch.empty(entry.num_bytes, dtype=torch.uint8)
         if entry.num_bytes:
             with self._turn:
-                self._fetch(name, memoryview(content.numpy()))
+                self._fetch(name, content.numpy().data)
         return content.view(dtype).view(entry.shape)
 
     def _fetch(self, name: str, target: memoryview) -> None:
