@@ -73,7 +73,10 @@ def counted(chosen: torch.Tensor, reference: PreTrainedModel, rows: list[int]) -
 COMPUTED = list(range(len(PROMPT) - 1, len(PROMPT) + NUM_TOKENS - 1))
 
 
-@pytest.mark.parametrize("flags", [[], ["--tensor-parallel-size", "2"], ["--data-parallel-size", "2"]])
+RANKS = ["--tensor-parallel-size", "2"]
+
+
+@pytest.mark.parametrize("flags", [[], RANKS, [*RANKS, "--ep-size", "2"], ["--data-parallel-size", "2"]])
 def test_counts_are_those_of_transformers_routers(
     checkpoint: tuple[Path, PreTrainedModel], started: list[Server], flags: list[str]
 ) -> None:

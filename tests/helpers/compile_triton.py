@@ -168,8 +168,10 @@ def compile_experts(cc: int | str, dtype: str) -> None:
             product["x_scales"] = number
             chosen = {"FORMAT": form, "GROUPS": groups, "GROUP": group, "ROW_BLOCK": block, **NO_ZEROS, **cut}
             report_products(cc, product, {**chosen, "ROUNDS": False}, options)
-    total = {"x": number, "factors": "*fp32", "out": number}
-    report(experts.add_experts, cc, total, {"SIZE": 2048, "TOP_K": top_k, "WIDTH": 1024, **given})
+    total = {"x": number, "factors": "*fp32", "expert_ids": "*i64", "out": number}
+    for others in (False, True):
+        summed = {"SIZE": 2048, "TOP_K": top_k, "EXPERTS": 128, "HAS_OTHERS": others, "WIDTH": 1024}
+        report(experts.add_experts, cc, total, {**summed, **given})
 
 
 def compile_adapters(cc: int | str, dtype: str) -> None:

@@ -38,6 +38,7 @@ def make_context(
     tp: ParallelGroup | None = None,
     max_model_len: int = 512,
     block_size: int = 16,
+    ep_size: int = 1,
 ) -> ModelContext:
     """A context with the plain plugins on the CPU."""
     plugins, device, threads = discover(), torch.device("cpu"), ThreadPool()
@@ -48,9 +49,8 @@ def make_context(
     group = SingleRank() if tp is None else tp
     runner = load_object(find(plugins, "moe", "torch"))
     operators = load_object(find(plugins, "operators", "torch"))(OperatorContext(device, dtype, threads=threads))
-    return ModelContext(
-        config, weights, dtype, device, OneFormat(plain), plain, attention, group, max_model_len, runner, operators
-    )
+    parts = plain, attention, group, max_model_len, runner, operators
+    return ModelContext(config, weights, dtype, device, OneFormat(plain), *parts, ep_size=ep_size)
 
 
 class ThreadRank(ParallelGroup):
@@ -94,6 +94,7 @@ def make_quantised_context(
     *,
     dtype: torch.dtype = torch.float32,
     tp: ParallelGroup | None = None,
+    ep_size: int = 1,
     plugin_options: dict[str, dict[str, object]] | None = None,
     **options: Any,
 ) -> ModelContext:
@@ -107,7 +108,7 @@ def make_quantised_context(
     checkpoint = loader(LoaderContext()).open(path)
     config = ModelConfig.from_dict(checkpoint.config(), str(path))
     weights = TrackedWeights(checkpoint.weights())
-    context = make_context(config, weights, dtype=dtype, tp=tp)
+    context = make_context(config, weights, dtype=dtype, tp=tp, ep_size=ep_size)
 
     def build_method(item: Registered) -> QuantMethod:
         raw = config.raw.get("quantization_config") or {}
@@ -131,6 +132,7 @@ class RunnableModel:
         dtype: torch.dtype = torch.float32,
         num_blocks: int = 64,
         tp: ParallelGroup | None = None,
+        ep_size: int = 1,
         implementation: str = "auto",
         model_class: type[Model] | None = None,
     ) -> None:
@@ -143,7 +145,7 @@ class RunnableModel:
         self.spec = spec.name
         config = ModelConfig.from_dict(spec.declaration.normalised(raw), str(folder))
         self.weights = Tensors.of_folder(folder)
-        self.context = make_context(config, self.weights, dtype=dtype, tp=tp)
+        self.context = make_context(config, self.weights, dtype=dtype, tp=tp, ep_size=ep_size)
         with torch.inference_mode():
             self.model: Model = (model_class or load_object(spec))(self.context)
         allocate(self.context, num_blocks)

@@ -42,6 +42,7 @@ class Facts:
     block_size: int = 16
     architecture: str = ""
     tp_size: int = 1
+    ep_size: int = 1
     features: frozenset[str] = frozenset()
     """Abilities that this run cannot do without, in the words of ``AttentionBackendSpec.features``."""
     task: str = ""

@@ -80,6 +80,7 @@ class ModelContext:
     float32_head: QuantMethod | None = None  # computes LM heads in float32 (``--enable-fp32-lm-head``)
     weights_cache: WeightsCache = NO_WEIGHTS_CACHE  # what earlier starts packed
     is_deterministic: bool = False  # a token's numbers must not depend on other tokens, to the bit
+    ep_size: int = 1  # by how many the experts of a layer are divided; it divides ``tp.size``
 
 
 class HiddenTap(Protocol):

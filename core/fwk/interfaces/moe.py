@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.errors import ModelLoadError
-from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.declaration import Declaration, Facts
 from fwk.interfaces.native import NO_THREADS, NativeThreads
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fwk.interfaces.quant import PackedNumbers
 
     ExpertLayer = Callable[[Tensor], Tensor]
+
+EXPERT_PARALLEL = "expert_parallel"
+"""Among ``MoERunnerSpec.offers``: the runner leaves out experts that other ranks compute (``MoEContext.ep_size``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ class Routing:
 class MoEContext:
     """What a runner is built with, one per MoE layer. Sizes are this rank's. ``threads`` runs native operators.
 
+    ep_size: by how many the layer's experts are divided, ``num_experts`` to each rank or group of ranks; more than one
+        only of runners that offer ``EXPERT_PARALLEL``.
     is_deterministic: a token's numbers must be the same to the bit, independent of the other tokens; only asked of
         runners that offer ``deterministic``.
     """
@@ -98,6 +103,7 @@ class MoEContext:
     options: Any = None
     threads: NativeThreads = NO_THREADS
     is_deterministic: bool = False
+    ep_size: int = 1
 
 
 class ExpertWeights(ABC):
@@ -155,6 +161,8 @@ class MoERunner(ABC):
 
         x: [num_tokens, hidden_size], unchanged; expert_ids: [num_tokens, top_k] int64, no expert twice for a token;
         weights: [num_tokens, top_k] float32. What a token gets must not depend on the tokens alongside it.
+        Where ``ep_size`` is more than one, ids that are not in ``range(num_experts)``, negative ones among them, are of
+        experts on other ranks: they are not computed and add nothing, and a token may have no others.
         """
 
 
@@ -166,3 +174,11 @@ class MoERunnerSpec(Declaration):
     """Declares a MoE runner (``--moe-runner-backend``)."""
 
     family: ClassVar[str] = "moe"
+
+    def refusal(self, facts: Facts) -> str | None:
+        if facts.ep_size > 1 and EXPERT_PARALLEL not in self.offers:
+            return (
+                f"computes all experts of a layer, and --expert-parallel-size {facts.ep_size} leaves others to other "
+                "ranks"
+            )
+        return super().refusal(facts)

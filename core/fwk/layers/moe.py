@@ -1,4 +1,4 @@
-"""Mixture of experts: routing, and experts sharded inside, each rank holding a part of every expert."""
+"""Mixture of experts: routing, and experts that ranks share: a part of every expert each, or whole ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from fwk.errors import ModelLoadError
-from fwk.interfaces.moe import ExpertWeights, MoEContext, Routing
+from fwk.interfaces.moe import ExpertWeights, MoEContext, MoERunner, Routing
+from fwk.interfaces.parallel import SingleRank
 from fwk.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
-from fwk.layers.sharding import Part, output_shard
+from fwk.layers.sharding import Part, Shard, output_shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +31,9 @@ class MoE:
     The checkpoint holds ``experts.N.{gate,up,down}_proj``, or other ``names`` of the three. The router stays plain: it
     is small, and decides. Neither it nor the experts, which see other tokens than the batch holds, can be changed by
     LoRA adapters.
+
+    With ``ModelContext.ep_size`` ep, group r of ep equal groups of ranks holds experts [r * E / ep, (r + 1) * E / ep),
+    and each rank of a group a part of each. Every rank routes all tokens; one sum over all ranks joins the experts.
     """
 
     def __init__(
@@ -52,20 +56,23 @@ class MoE:
         if routing.has_correction:
             bias = context.weights.tensor(f"{prefix}.gate.e_score_correction_bias", (routing.num_experts,))
             self.correction = bias.to(context.device, torch.float32)
-        experts = _Experts(
-            replace(context, lora=None), f"{prefix}.experts", routing.num_experts, intermediate_size, names, has_bias
-        )
-        self.runner = context.moe_runner(
+        groups = _ExpertGroups(context, f"{prefix}.experts", routing.num_experts)
+        groups.skip_others(context)
+        inner = replace(context, lora=None, tp=groups.own)
+        experts = _Experts(inner, f"{prefix}.experts", groups.experts, intermediate_size, names, has_bias)
+        runner = context.moe_runner(
             MoEContext(
-                num_experts=routing.num_experts,
+                num_experts=len(groups.experts),
                 top_k=routing.top_k,
                 hidden_size=config.hidden_size,
                 intermediate_size=experts.shard.part_of(intermediate_size),
                 activation=activation or config.raw.get("hidden_act") or "silu",
                 dtype=context.dtype,
                 device=context.device,
+                ep_size=context.ep_size,
             )
         )
+        self.runner = _OwnExperts(runner, groups.experts.start) if groups.experts.start else runner
         try:
             self.runner.load(experts)
         except ModelLoadError as error:
@@ -94,14 +101,62 @@ def _router(context: ModelContext, prefix: str, routing: Routing, has_bias: bool
     return lambda x: F.linear(x.float(), weight, bias)
 
 
+class _ExpertGroups:
+    """Which of a layer's experts this rank holds, and with which other ranks it shares each of them."""
+
+    def __init__(self, context: ModelContext, prefix: str, num_experts: int) -> None:
+        tp, ep_size = context.tp, context.ep_size
+        if num_experts % ep_size:
+            raise ModelLoadError(
+                f"{prefix}: {num_experts} experts do not divide by {ep_size}; choose an --expert-parallel-size that "
+                f"divides {num_experts}"
+            )
+        size = tp.size // ep_size
+        self.prefix, self.num_experts = prefix, num_experts
+        self.experts = Shard(tp.rank // size, ep_size).range(num_experts)
+        self.own = _ExpertGroup(tp.rank % size, size)
+
+    def skip_others(self, context: ModelContext) -> None:
+        """Say that the other groups' experts are left out, where the checkpoint has them one by one."""
+        others = {str(number) for number in range(self.num_experts) if number not in self.experts}
+        start = f"{self.prefix}."
+        for name in context.weights.names() if others else ():
+            if name.startswith(start) and name.removeprefix(start).partition(".")[0] in others:
+                context.weights.skip(name)
+
+
+class _ExpertGroup(SingleRank):
+    """The ranks that share the same experts. It only says which part is whose: the layer sums over all ranks."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+class _OwnExperts(MoERunner):
+    """A runner whose first expert is not the router's first."""
+
+    def __init__(self, runner: MoERunner, first: int) -> None:
+        super().__init__(runner.context)
+        self._runner, self._first = runner, first
+
+    def load(self, experts: ExpertWeights) -> None:
+        self._runner.load(experts)
+
+    def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        return self._runner.apply(x, expert_ids - self._first, weights)
+
+
 class _Experts(ExpertWeights):
-    """Reads the experts of one layer: this rank's columns of gate and up, and the same rows' share of down."""
+    """Reads a rank's experts of one layer: its columns of gate and up, and the same rows' share of down.
+
+    numbers: in the checkpoint, of those that a runner calls 0, 1, ...
+    """
 
     def __init__(
         self,
         context: ModelContext,
         prefix: str,
-        num_experts: int,
+        numbers: range,
         intermediate_size: int,
         names: tuple[str, str, str],
         has_bias: bool,
@@ -110,16 +165,16 @@ class _Experts(ExpertWeights):
         self._names = names
         self._context = context
         self._prefix = prefix
-        self._num_experts = num_experts
+        self._numbers = numbers
         self._inner = intermediate_size
         self.shard = output_shard(Part(prefix, intermediate_size), context.tp)
 
     def check_layout(self, error: str) -> None:
         """Raise a clearer error than one of the first expert's weight when no expert's tensors go by such names."""
-        if f"'{self._prefix}.0.{self._names[0]}." not in error:
+        if f"'{self._prefix}.{self._numbers.start}.{self._names[0]}." not in error:
             return
         stored = [name for name in self._context.weights.names() if name.startswith(f"{self._prefix}.")]
-        expected = [f"{self._prefix}.{expert}.{name}." for expert in range(self._num_experts) for name in self._names]
+        expected = [f"{self._prefix}.{number}.{name}." for number in self._numbers for name in self._names]
         if stored and not any(name.startswith(tuple(expected)) for name in stored):
             kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name.removeprefix(self._prefix)) for name in stored)
             wanted = ", ".join(f"N.{name}" for name in self._names)
@@ -130,7 +185,7 @@ class _Experts(ExpertWeights):
             )
 
     def layers(self, expert: int) -> tuple[ExpertLayer, ExpertLayer]:
-        prefix, hidden = f"{self._prefix}.{expert}", self._context.config.hidden_size
+        prefix, hidden = f"{self._prefix}.{self._numbers[expert]}", self._context.config.hidden_size
         parts = [Part(f"{prefix}.{name}", self._inner) for name in self._names[:2]]
         gate_up = ColumnParallelLinear(self._context, parts, hidden, bias=self._has_bias)
         name = f"{prefix}.{self._names[2]}"
@@ -144,7 +199,7 @@ class _Experts(ExpertWeights):
     @property
     def is_plain(self) -> bool:
         choose, prefix = self._context.quant.choose, self._prefix
-        names = (f"{prefix}.{expert}.{name}" for expert in range(self._num_experts) for name in self._names)
+        names = (f"{prefix}.{number}.{name}" for number in self._numbers for name in self._names)
         return all(choose(name).method is self._context.plain for name in names)
 
     def packed(self, expert: int) -> tuple[PackedNumbers, PackedNumbers]:
@@ -171,16 +226,16 @@ class _Experts(ExpertWeights):
             raise ModelLoadError(f"{self._prefix}: this MoE runner computes with plain weights only")
         hidden, inner = context.config.hidden_size, self.shard.part_of(self._inner)
         made = {"dtype": context.dtype, "device": context.device}
-        gate_up = torch.empty(self._num_experts, 2 * inner, hidden, **made)
-        down = torch.empty(self._num_experts, hidden, inner, **made)
-        for expert in range(self._num_experts):  # each goes where it stays at once: no second copy of a layer
+        gate_up = torch.empty(len(self._numbers), 2 * inner, hidden, **made)
+        down = torch.empty(len(self._numbers), hidden, inner, **made)
+        for expert, number in enumerate(self._numbers):  # each goes where it stays at once: no second copy of a layer
             for part, name in zip(gate_up[expert].chunk(2), self._names[:2], strict=True):
-                part.copy_(self._read(expert, name, 0))
-            down[expert].copy_(self._read(expert, self._names[2], 1))
+                part.copy_(self._read(number, name, 0))
+            down[expert].copy_(self._read(number, self._names[2], 1))
         return gate_up, down
 
-    def _read(self, expert: int, name: str, sharded_dim: int) -> Tensor:
-        full = f"{self._prefix}.{expert}.{name}.weight"
+    def _read(self, number: int, name: str, sharded_dim: int) -> Tensor:
+        full = f"{self._prefix}.{number}.{name}.weight"
         hidden = self._context.config.hidden_size
         shape = (hidden, self._inner) if sharded_dim else (self._inner, hidden)
         context = self._context

@@ -161,6 +161,7 @@ def _facts(
         kv_dtype=engine.kv_cache_dtype,
         block_size=engine.page_size,
         tp_size=engine.tensor_parallel_size,
+        ep_size=engine.expert_parallel_size,
         is_deterministic=engine.enable_deterministic_inference,
         chosen={"quant": tuple(text.rpartition("=")[2] for text in engine.quantization_layers)},
     )

@@ -342,6 +342,7 @@ class ModelBuilder:
             float32_head=method(unquantised, torch.float32) if is_wide else None,
             weights_cache=cache,
             is_deterministic=facts.is_deterministic,
+            ep_size=facts.ep_size,
         )
 
     def _token_ids(self, text: Callable[[], ModelText]) -> tuple[int, ...]:
@@ -376,13 +377,17 @@ class ModelBuilder:
         self._reasons.extend(context.quant.reasons(resolution.selections["quant"].missed()))
 
     def _check_moe(self) -> None:
-        """Forget a MoE runner that no layer asked for. Raises ``ConfigError`` when it was named."""
+        """Forget a MoE runner that no layer asked for. Raises ``ConfigError`` when an option was about experts."""
         if self._moe is not None:
             return
         self._chosen.pop("moe", None)
         name = self._config.engine.moe_runner_backend
         if name != AUTO:
             raise ConfigError(f"--moe-runner-backend {name}: this model has no layers of experts")
+        if self._setup.facts.ep_size > 1:
+            raise ConfigError(
+                f"--expert-parallel-size {self._setup.facts.ep_size}: this model has no layers of experts to divide"
+            )
 
 
 def _seen(layer: AttentionLayer) -> tuple[object, ...]:

@@ -39,7 +39,9 @@ SPARED = 0.1
 CLOSED_WITHIN = 10.0
 """Seconds that a run which ends waits for what it has begun to write."""
 
-_OPTIONS = ("quantization", "quantization_exclude", "quantization_layers", "enable_fp32_lm_head")
+_OPTIONS = (
+    "quantization", "quantization_exclude", "quantization_layers", "enable_fp32_lm_head", "expert_parallel_size",
+)  # fmt: skip
 _FAMILIES = ("quant", "loaders", "models", "moe")
 
 

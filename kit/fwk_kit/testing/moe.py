@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fwk.interfaces.moe import ExpertWeights, MoEContext, MoERunner
+from fwk.interfaces.moe import EXPERT_PARALLEL, ExpertWeights, MoEContext, MoERunner
 from fwk.plugins import Registered
 from fwk_kit.testing.served import ServedSuite
 from fwk_kit.testing.serving import MIXTURE
@@ -29,6 +30,12 @@ class Experts(ExpertWeights):
 
     def stacked(self) -> tuple[Tensor, Tensor]:
         return self.gate_up, self.down
+
+    def part(self, first: int, count: int) -> Experts:
+        """Those of one rank: ``count`` from ``first`` on."""
+        found = Experts()
+        found.gate_up, found.down = self.gate_up[first : first + count], self.down[first : first + count]
+        return found
 
 
 def routed(num_tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,10 +65,10 @@ class MoERunnerSuite(ServedSuite):
     model_config = MIXTURE
     tolerance: ClassVar[float] = 1e-4
 
-    def runner(self, item: Registered, experts: Experts) -> MoERunner:
-        """A runner with its weights read."""
-        cpu, dtype = torch.device("cpu"), torch.float32
-        context = MoEContext(EXPERTS, TOP_K, HIDDEN, INNER, "silu", dtype, cpu, self.given(item))
+    def runner(self, item: Registered, experts: Experts, ep_size: int = 1) -> MoERunner:
+        """A runner with its weights read; ``experts`` are those of one rank."""
+        cpu, dtype, count = torch.device("cpu"), torch.float32, EXPERTS // ep_size
+        context = MoEContext(count, TOP_K, HIDDEN, INNER, "silu", dtype, cpu, self.given(item), ep_size=ep_size)
         made: MoERunner = self.make(item, context)
         with torch.inference_mode():
             made.load(experts)
@@ -111,3 +118,24 @@ class MoERunnerSuite(ServedSuite):
                 out = runner.apply(*routed(3))
             wanted = reference(experts, *routed(3))
             torch.testing.assert_close(out.double(), wanted, atol=self.tolerance, rtol=self.tolerance)
+
+    def test_experts_of_other_ranks_add_nothing(self, item: Registered) -> None:
+        """What two ranks compute adds up to all of it, and what only the other one computes is not looked at."""
+        if EXPERT_PARALLEL not in item.declaration.abilities():
+            pytest.skip(f"{item.name} does not offer {EXPERT_PARALLEL}")
+        experts, count = Experts(), EXPERTS // 2
+        x, ids, weights = routed(40)
+        total = torch.zeros_like(x)
+        for first in (0, count):
+            runner = self.runner(item, experts.part(first, count), ep_size=2)
+            is_elsewhere = ((ids < first) | (ids >= first + count)).all(-1)
+            assert 0 < is_elsewhere.sum() < len(x)
+            given = x.masked_fill(is_elsewhere.unsqueeze(-1), torch.nan)
+            with torch.inference_mode():
+                part = runner.apply(given, ids - first, weights)
+                none = runner.apply(given[is_elsewhere], (ids - first)[is_elsewhere], weights[is_elsewhere])
+            assert not part[is_elsewhere].any(), "a token all of whose experts are on other ranks got something"
+            assert not none.any(), "a step all of whose experts are on other ranks gave something"
+            total += part
+        wanted = reference(experts, x, ids, weights)
+        torch.testing.assert_close(total.double(), wanted, atol=self.tolerance, rtol=self.tolerance)

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.helpers.models import Tensors, make_context
+from tests.helpers.models import Tensors, make_context, on_ranks
 from torch import Tensor
 from transformers import DeepseekV2Config
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from fwk.errors import ModelLoadError
-from fwk.interfaces.moe import ExpertWeights, MoERunner
+from fwk.interfaces.declaration import Facts
+from fwk.interfaces.moe import EXPERT_PARALLEL, ExpertWeights, MoEContext, MoERunner, MoERunnerSpec
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import OneFormat
 from fwk.layers import MoE, OffsetRMSNorm, QKNorm, Routing
@@ -52,21 +53,30 @@ class Second(SingleRank):
     rank, size = 1, 2
 
 
+class Third(SingleRank):
+    """The third of four ranks, alone."""
+
+    rank, size = 2, 4
+
+
 def tensors() -> dict[str, Tensor]:
-    torch.manual_seed(3)
-    found = {"m.gate.weight": torch.randn(EXPERTS, 16)}
+    random = torch.Generator().manual_seed(3)
+    found = {"m.gate.weight": torch.randn(EXPERTS, 16, generator=random)}
     for expert in range(EXPERTS):
         for name, shape in (("gate", (INNER, 16)), ("up", (INNER, 16)), ("down", (16, INNER))):
-            found[f"m.experts.{expert}.{name}_proj.weight"] = torch.randn(shape)
+            found[f"m.experts.{expert}.{name}_proj.weight"] = torch.randn(shape, generator=random)
     return found
 
 
-def context(tp: ParallelGroup | None = None, **changes: Any) -> Any:
-    return make_context(ModelConfig.from_dict({**RAW, **changes}, "test"), Tensors(tensors()), tp=tp)
+def context(tp: ParallelGroup | None = None, ep_size: int = 1, **changes: Any) -> Any:
+    config = ModelConfig.from_dict({**RAW, **changes}, "test")
+    return make_context(config, Tensors(tensors()), tp=tp, ep_size=ep_size)
 
 
-def layer(runner: type[MoERunner] | None = None, tp: ParallelGroup | None = None, **routing: Any) -> MoE:
-    made = context(tp)
+def layer(
+    runner: type[MoERunner] | None = None, tp: ParallelGroup | None = None, ep_size: int = 1, **routing: Any
+) -> MoE:
+    made = context(tp, ep_size)
     if runner is not None:
         made.moe_runner = runner
     return MoE(made, "m", Routing(EXPERTS, 2, **routing), intermediate_size=INNER)
@@ -98,6 +108,57 @@ def test_a_rank_holds_its_part_of_every_expert() -> None:
         assert torch.equal(moe.runner.down[expert], all_tensors[f"m.experts.{expert}.down_proj.weight"][:, mine])
     x = torch.randn(5, 16)
     torch.testing.assert_close(layer(tp=Second())(x), moe(x), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tp", "experts", "columns"),
+    [(Second(), slice(3, 6), slice(0, INNER)), (Third(), slice(3, 6), slice(0, INNER // 2))],
+)
+def test_a_group_of_ranks_holds_its_own_experts(tp: ParallelGroup, experts: slice, columns: slice) -> None:
+    """Experts 3 to 5 of 6, whole or a half of each; of the others it reads nothing, and says so."""
+    all_tensors, given = tensors(), context(tp, 2)
+    kept: list[Keeping] = []
+
+    def keeping(context: MoEContext) -> MoERunner:
+        kept.append(Keeping(context))
+        return kept[0]
+
+    given.moe_runner = keeping
+    MoE(given, "m", Routing(EXPERTS, 2), intermediate_size=INNER)
+    (runner,) = kept
+    assert (runner.context.num_experts, runner.context.ep_size) == (3, 2)
+    for place, expert in enumerate(range(experts.start, experts.stop)):
+        gate, up = runner.gate_up[place].chunk(2)
+        assert torch.equal(gate, all_tensors[f"m.experts.{expert}.gate_proj.weight"][columns])
+        assert torch.equal(up, all_tensors[f"m.experts.{expert}.up_proj.weight"][columns])
+        assert torch.equal(runner.down[place], all_tensors[f"m.experts.{expert}.down_proj.weight"][:, columns])
+    others = {name for name in all_tensors if name.startswith(("m.experts.0.", "m.experts.1.", "m.experts.2."))}
+    assert given.weights.skipped == others
+    assert given.weights.asked == set(all_tensors) - others
+
+
+@pytest.mark.parametrize(("size", "ep_size"), [(2, 2), (6, 3), (4, 2), (3, 3), (6, 6)])
+def test_groups_of_ranks_add_up_to_all_experts(size: int, ep_size: int) -> None:
+    """One token has all its experts on one rank, another on two; of six ranks, some have nothing for a token."""
+    x = torch.randn(9, 16)
+    wanted = layer(normalises=True)(x)
+    for found in on_ranks(size, lambda tp: layer(None, tp, ep_size, normalises=True)(x)):
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_experts_that_do_not_divide_are_refused() -> None:
+    message = r"m\.experts: 6 experts do not divide by 4; choose an --expert-parallel-size that divides 6"
+    with pytest.raises(ModelLoadError, match=message):
+        layer(None, Third(), 4)
+
+
+def test_a_runner_that_knows_no_other_ranks_is_refused() -> None:
+    spec = MoERunnerSpec(name="old", load="x:y")
+    assert spec.refusal(Facts()) is None
+    assert spec.refusal(Facts(tp_size=2, ep_size=2)) == (
+        "computes all experts of a layer, and --expert-parallel-size 2 leaves others to other ranks"
+    )
+    assert MoERunnerSpec(name="new", load="x:y", offers=frozenset({EXPERT_PARALLEL})).refusal(Facts(ep_size=2)) is None
 
 
 def test_stacked_weights_are_plain_or_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,29 @@ def test_equals_the_layers_one_after_another(
                 for row in (0, num_tokens // 2):
                     one = slice(row, row + 1)
                     assert torch.equal(runner.apply(x[one], ids[one], weights[one]), out[one]), "differs in a batch"
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 200])
+def test_experts_of_other_ranks_are_left_out(num_tokens: int, twins: Any) -> None:
+    """Ids around its own, against the loop on single pairs of token and expert."""
+    experts = LayersAsExperts(make_quantised_context(twins("online-int8").path, quantization="none"))
+    context = replace(moe_context(experts, torch.float32, 2), ep_size=3)
+    runner, loop = CpuRunner(context), LayerLoop(context, experts.made)
+    runner.load(experts)
+    random = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, experts.hidden, generator=random)
+    ids = torch.rand(num_tokens, 3 * NUM_EXPERTS, generator=random).argsort(-1)[:, :TOP_K] - NUM_EXPERTS
+    weights, wanted = torch.rand(num_tokens, TOP_K, generator=random), torch.zeros_like(x)
+    for token in range(num_tokens):
+        for k in range(TOP_K):
+            if 0 <= ids[token, k] < NUM_EXPERTS:
+                one = ids[token, k].view(1, 1), weights[token, k].view(1, 1)
+                wanted[token] += loop.apply(x[token : token + 1], *one)[0]
+    is_elsewhere = ((ids < 0) | (ids >= NUM_EXPERTS)).all(-1)
+    x[is_elsewhere] = torch.nan
+    out = runner.apply(x, ids, weights)
+    assert not out[is_elsewhere].any()
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5 * max(float(wanted.abs().max()), 1.0))
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_pytorch_tanh", "clamped_swiglu"])

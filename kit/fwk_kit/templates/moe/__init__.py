@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fwk import MoERunnerSpec, hookimpl
+from fwk.interfaces.moe import EXPERT_PARALLEL
 
 
 @hookimpl
@@ -11,6 +12,7 @@ def moe_runners() -> list[MoERunnerSpec]:
         MoERunnerSpec(
             name="mine",
             load="fwk_mine.plugin:MineRunner",
+            offers=frozenset({EXPERT_PARALLEL}),
             summary="mixtures of experts by a loop",
         )
     ]

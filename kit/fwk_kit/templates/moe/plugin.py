@@ -23,6 +23,8 @@ class MineRunner(MoERunner):
     def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         out = torch.zeros_like(x)
         for expert in expert_ids.unique().tolist():
+            if expert not in range(self.context.num_experts):
+                continue  # another rank computes it
             tokens, places = torch.nonzero(expert_ids == expert, as_tuple=True)
             gate_up, down = self._experts[expert]
             gate, up = gate_up(x[tokens]).chunk(2, dim=-1)

@@ -31,10 +31,11 @@ class LayerLoop:
         ids, counts = chosen.unique_consecutive(return_counts=True)
         start = 0
         for expert, count in zip(ids.tolist(), counts.tolist(), strict=True):
-            rows = tokens[start : start + count]
-            gate_up, down = self._experts[expert]
-            gate, up = gate_up(x[rows]).chunk(2, dim=-1)
-            inner = self._gated(gate, up)
-            out.index_add_(0, rows, down(inner).mul_(factors[start : start + count]))
+            if 0 <= expert < len(self._experts):  # others are other ranks'
+                rows = tokens[start : start + count]
+                gate_up, down = self._experts[expert]
+                gate, up = gate_up(x[rows]).chunk(2, dim=-1)
+                inner = self._gated(gate, up)
+                out.index_add_(0, rows, down(inner).mul_(factors[start : start + count]))
             start += count
         return out

@@ -23,7 +23,7 @@ struct Slice {
 struct Experts {
     const void* x;         // [tokens, hidden]
     void* out;             // the same
-    const int64_t* ids;    // [tokens, top_k]
+    const int64_t* ids;    // [tokens, top_k]; those below 0 or from num_experts on are left out
     const float* weights;  // the same
     const Slice *gate_up, *down;  // [num_experts, num_gate_up], [num_experts, num_down]
     char* scratch;                // expert_bytes and pair_bytes
@@ -45,7 +45,8 @@ thread_local ThreadMemory prepared;
 
 int64_t lines(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
-// Where things lie in scratch. Pairs of token and expert are sorted by expert, then by token.
+// Where things lie in scratch. Pairs of token and expert are sorted by expert, then by token; those of other ranks'
+// experts have no place.
 template <class T>
 struct Layout {
     int64_t pairs, *starts, *active, *num_active, *places;
@@ -57,7 +58,7 @@ struct Layout {
         num_active = active + a.num_experts;
         char* at = a.scratch + expert_bytes(a.num_experts);
         const auto take = [&](int64_t bytes) { char* from = at; at += pairs * lines(bytes); return from; };
-        places = (int64_t*)take(8);  // [pairs], of token and k
+        places = (int64_t*)take(8);  // [pairs], of token and k; negative: none
         x = (T*)take(a.hidden * sizeof(T));
         both = (T*)take(2 * a.inner * sizeof(T));
         gated = (T*)take(a.inner * sizeof(T));
@@ -74,15 +75,18 @@ struct Layout {
 template <class T>
 void sort(const Experts& a, const Layout<T>& at) {
     int64_t* starts = at.starts;
+    const auto is_own = [&](int64_t pair) { return (uint64_t)a.ids[pair] < (uint64_t)a.num_experts; };
     std::fill(starts, starts + a.num_experts + 1, 0);
-    for (int64_t pair = 0; pair < at.pairs; pair++) starts[a.ids[pair] + 1]++;
+    for (int64_t pair = 0; pair < at.pairs; pair++) {
+        if (is_own(pair)) starts[a.ids[pair] + 1]++;
+    }
     int64_t count = 0;
     for (int64_t e = 0; e < a.num_experts; e++) {
         if (starts[e + 1]) at.active[count++] = e;
         starts[e + 1] += starts[e];
     }
     *at.num_active = count;
-    for (int64_t pair = 0; pair < at.pairs; pair++) at.places[pair] = starts[a.ids[pair]]++;
+    for (int64_t pair = 0; pair < at.pairs; pair++) at.places[pair] = is_own(pair) ? starts[a.ids[pair]]++ : -1;
     std::copy_backward(starts, starts + a.num_experts, starts + a.num_experts + 1);
     starts[0] = 0;
 }
@@ -114,6 +118,7 @@ void run(const void* args, PoolThread& m) {
     if (!a.tokens) return;
     const Layout<T> at(a);
     const auto gather = [&](int64_t pair) {
+        if (at.places[pair] < 0) return;
         memcpy(at.x + at.places[pair] * a.hidden, (const T*)a.x + pair / a.top_k * a.x_stride, a.hidden * sizeof(T));
     };
     const bool is_small = at.pairs * a.hidden <= SMALL;
@@ -124,7 +129,7 @@ void run(const void* args, PoolThread& m) {
     if (!is_small) m.parallel_for_ordered(at.pairs, [&](int64_t pair, int64_t) { gather(pair); });
     multiply(a, at, m, a.gate_up, a.num_gate_up, at.x, a.hidden, at.both, 2 * a.inner);
     const int64_t parts = (a.inner + PART - 1) / PART;
-    m.parallel_for_ordered(at.pairs * parts, [&](int64_t i, int64_t) {
+    m.parallel_for_ordered(at.starts[a.num_experts] * parts, [&](int64_t i, int64_t) {
         const int64_t row = i / parts, first = i % parts * PART;
         const T *gate = at.both + row * 2 * a.inner + first, *up = gate + a.inner;
         T* to = at.gated + row * a.inner + first;
@@ -140,7 +145,9 @@ void run(const void* args, PoolThread& m) {
         T* to = (T*)a.out + token * a.hidden + first;
         for_each_vector(std::min(PART, a.hidden - first), [&](int64_t n, auto load, auto store) {
             vf sum = {};
-            for (int64_t k = 0; k < a.top_k; k++) sum = fma(splat(weights[k]), load(at.y + places[k] * a.hidden + first + n), sum);
+            for (int64_t k = 0; k < a.top_k; k++) {
+                if (places[k] >= 0) sum = fma(splat(weights[k]), load(at.y + places[k] * a.hidden + first + n), sum);
+            }
             store(to + n, sum);
         });
     });

@@ -69,7 +69,8 @@ class CpuRunner(MoERunner):
 
     def load(self, experts: ExpertWeights) -> None:
         context = self.context
-        count = max(MIN_SLICES, -(-SLICES_A_THREAD * context.threads.size // context.top_k))
+        num_active = max(context.top_k // context.ep_size, 1)  # of a token, on average
+        count = max(MIN_SLICES, -(-SLICES_A_THREAD * context.threads.size // num_active))
         layers = [experts.layers(index) for index in range(context.num_experts)]
         gate_up, down = ([experts.native(pair[i], count) for pair in layers] for i in range(2))
         self._kept: list[Any] = [layers]

@@ -215,9 +215,12 @@ def down_tiles(
 def add_experts(
     x,  # [num_tokens * TOP_K, SIZE]
     factors,  # [num_tokens * TOP_K] float32
+    expert_ids,  # the same, where HAS_OTHERS: what is in x for others than 0 to EXPERTS - 1 was not computed
     out,  # [num_tokens, SIZE]
     SIZE: tl.constexpr,
     TOP_K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    HAS_OTHERS: tl.constexpr,
     WIDTH: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):
@@ -228,5 +231,9 @@ def add_experts(
     total = tl.zeros((WIDTH,), tl.float32)
     for nth in range(TOP_K):
         pair = token * TOP_K + nth
-        total += tl.load(x + pair * SIZE + column, mask=mask, other=0.0).to(tl.float32) * tl.load(factors + pair)
+        is_added = mask
+        if HAS_OTHERS:
+            expert = tl.load(expert_ids + pair)
+            is_added = tl.where((expert >= 0) & (expert < EXPERTS), mask, False)
+        total += tl.load(x + pair * SIZE + column, mask=is_added, other=0.0).to(tl.float32) * tl.load(factors + pair)
     tl.store(out + token * SIZE + column, rounded(total, out.dtype.element_ty, IS_INTERPRETED), mask=mask)

@@ -78,8 +78,9 @@ class TritonRunner(MoERunner):
             return out
         x = x if x.stride(1) == 1 else x.contiguous()
         num_pairs = num_tokens * top_k
-        tile = tiling(num_pairs, num_experts, x.element_size(), context.is_deterministic)
-        pairs, tiles = self._sorted(expert_ids.contiguous(), num_pairs, tile.rows)
+        tile = tiling(num_pairs, num_experts * context.ep_size, x.element_size(), context.is_deterministic)
+        expert_ids = expert_ids.contiguous()
+        pairs, tiles = self._sorted(expert_ids, num_pairs, tile.rows)
         shared = {"SIZE": size, "INNER": inner, "ROWS": tile.rows, "COLUMNS": tile.columns}
         shared |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         gated = x.new_empty(num_pairs, inner)
@@ -95,8 +96,9 @@ class TritonRunner(MoERunner):
         given = (gated, of_gated, *self._down.tensors, tiles, pairs, parts)
         _launch(kernels.down_tiles, grid, *given, STEP=step, **self._down.constants, **shared)
         grid = (num_tokens, triton.cdiv(size, NUMBERS))
-        given = (parts, weights.float().contiguous(), out)
-        _launch(kernels.add_experts, grid, *given, SIZE=size, TOP_K=top_k, WIDTH=NUMBERS)
+        given = (parts, weights.float().contiguous(), expert_ids, out)
+        chosen = {"TOP_K": top_k, "EXPERTS": num_experts, "HAS_OTHERS": context.ep_size > 1}
+        _launch(kernels.add_experts, grid, *given, SIZE=size, WIDTH=NUMBERS, **chosen)
         return out
 
     def _inputs(self, x: Tensor, matrices: Matrices, tile: Tile) -> tuple[Tensor, Tensor, int]:
