@@ -229,6 +229,12 @@ FEATURES = [
         {"prefix_cache": "hierarchical", "hicache_ratio": 20.0, **SMALL_POOL},
     ),
     Feature("tensor parallel", _chose("executors", "processes"), {"executor": "processes", "tensor_parallel_size": 2}),
+    Feature(
+        "expert parallel",
+        lambda run: run.chosen["executors"] == "processes" and "moe" in run.chosen,
+        {"executor": "processes", "tensor_parallel_size": 2, "expert_parallel_size": 2},
+        kind="MoE",
+    ),
     Feature("overlap", _chose("executors", "threaded"), {"executor": "threaded"}),
     Feature(
         "recorded step",

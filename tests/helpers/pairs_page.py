@@ -68,7 +68,10 @@ REFUSED: dict[tuple[str, str], str] = {
         "triton attention",
         "two attention backends",
     ): "--attention-backend triton does nothing alongside --prefill-attention-backend cpu",
-    ("tensor parallel", "overlap"): "it runs one worker, but --tensor-parallel-size is 2",
+    **{
+        (name, "overlap"): "it runs one worker, but --tensor-parallel-size is 2"
+        for name in ("tensor parallel", "expert parallel")
+    },
 }
 """Pairs that are refused, each with what the user is told."""
 
