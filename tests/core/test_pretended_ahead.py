@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, triton_kernels
+from tests.helpers.tiny import save_llama
 from torch import Tensor
 
 import fwk
@@ -150,6 +152,50 @@ def test_steps_run_ahead_of_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch
     found, stats, steps = elsewhere(folder, sampling, monkeypatch, wanted, **options)
     check(found, wanted, stats, steps)
     assert (stats.preemptions > 0) == ("pre-empted" in name)
+
+
+def save_loops(folder: Path, period: int) -> Path:
+    """A model that says a few tokens over and over: what it makes of a token follows from this token alone."""
+    save_llama(folder, seed=1, tie_word_embeddings=False)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, weight in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.zero_()
+    embedding = tensors["model.embed_tokens.weight"]
+    tokens = torch.arange(len(embedding))
+    after = torch.where(tokens % period < period - 1, tokens + 1, tokens - period + 1).clamp(max=len(embedding) - 1)
+    tensors["lm_head.weight"] = torch.zeros_like(embedding).index_copy_(0, after, embedding)
+    save_file(tensors, file, {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("decoder", ["ngram", pytest.param("suffix", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("period", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_text_that_repeats_fewer_tokens_than_are_in_flight_is_drafted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, period: int, decoder: str
+) -> None:
+    model, sampling = save_loops(tmp_path / "model", period), asks(max_tokens=32)
+    options = {**OPTIONS, "load_format": "auto"}
+    with fwk.LLM(str(model), device="cpu", **options) as llm:
+        wanted, _ = said(llm, sampling)
+    assert all(tokens[8:-period] == tokens[8 + period :] for tokens, _ in wanted)
+    steps = Steps(monkeypatch)
+    options |= {**NGRAM, **EAGER, "speculative_algorithm": decoder}
+    with (
+        triton_kernels(),
+        pretended() as plugins,
+        fwk.LLM(str(model), plugins=plugins, device="pretended", **options) as llm,
+    ):
+        JOURNAL.clear()
+        steps.halves.clear()
+        found, stats = said(llm, sampling)
+    assert found == wanted
+    assert JOURNAL.faults == []
+    assert max(steps.waits("launch")) == 0, dict(JOURNAL.syncs)
+    assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
+    assert steps.num_in_flight().count(2) > 3
+    assert stats.accepted_draft_tokens > 0.5 * stats.generation_tokens, stats
 
 
 def test_who_drafts_ahead_gives_no_probabilities(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

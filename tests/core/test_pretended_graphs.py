@@ -206,8 +206,7 @@ def test_chains_of_drafts_are_verified_in_one_launch(folder: Path, monkeypatch: 
 
 @pytest.mark.slow
 def test_triton_verifies_chains_of_drafts_in_one_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = {"disable_overlap_schedule": True}  # ahead of a text of one token over and over n-grams know nothing
-    served, steps = drafted(folder, monkeypatch, **TRITON, **CHAINED, **waits)
+    served, steps = drafted(folder, monkeypatch, **TRITON, **CHAINED)
     assert len(steps) > 2
     assert all(is_static for _, is_static in steps)
     assert set(served.launches) == {1}

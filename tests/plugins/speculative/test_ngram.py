@@ -31,13 +31,25 @@ def with_corpus(path: Path, *texts: str, lines: str = "", **options: Any) -> Ngr
     return NgramDecoder(SpeculativeContext(4, 64, 100, cast(Any, None), given, encode=encode))
 
 
-def propose(maker: NgramDecoder, *sequences: list[int], most: int = 64) -> Drafts:
+def propose(maker: NgramDecoder, *sequences: list[int], most: int = 64, ahead: int = 0) -> Drafts:
     table = np.zeros((4, 65), np.int32)
     for slot, tokens in enumerate(sequences):
         table[slot, : len(tokens)] = tokens
     lengths = np.array([len(tokens) for tokens in sequences])
     count = len(sequences)
-    return maker.propose(DraftView(np.arange(count), lengths, np.full(count, most), table, cast(Any, None)))
+    return maker.propose(DraftView(np.arange(count), lengths, np.full(count, most), table, cast(Any, None), ahead))
+
+
+def copied_token_by_token(text: list[int], longest: int, count: int) -> list[int]:
+    """The newest of the longest matches of the text's end, copied by LZ77's rule: one token after another."""
+    for matched in range(min(longest, len(text) - 1), 0, -1):
+        ends = [end for end in range(matched, len(text)) if text[end - matched : end] == text[-matched:]]
+        if ends:
+            whole = [*text]
+            for source in range(ends[-1], ends[-1] + count):
+                whole.append(whole[source])
+            return whole[len(text) :]
+    return []
 
 
 def test_drafts_follow_the_longest_match_and_of_equals_the_newest() -> None:
@@ -47,25 +59,59 @@ def test_drafts_follow_the_longest_match_and_of_equals_the_newest() -> None:
     assert drafts.parents is None
 
 
+@pytest.mark.parametrize("kind", ["BFS", "PROB"])
+@pytest.mark.parametrize("ahead", [0, 1, 6])
+def test_what_repeats_is_drafted_beyond_its_end(kind: str, ahead: int) -> None:
+    rng = np.random.default_rng(ahead)
+    most, num_repeating = 5, 0
+    for _ in range(200):
+        longest, period = int(rng.integers(1, 9)), int(rng.integers(1, 8))
+        pattern, repeats = rng.integers(0, 4, period).tolist(), int(rng.integers(period, 20))
+        first = 0 if kind == "BFS" else 50  # the most frequent of equals must be the pattern's
+        begin = rng.integers(first, first + 5, rng.integers(0, 12)).tolist()
+        text = [*begin, *(pattern[i % period] for i in range(repeats))]
+        maker = decoder(
+            speculative_num_draft_tokens=most,
+            speculative_ngram_max_match_window_size=longest,
+            speculative_ngram_match_type=kind,
+        )
+        [found] = propose(maker, text, ahead=ahead).token_ids
+        if kind == "BFS":
+            assert found == copied_token_by_token(text, longest, most + ahead)
+        if repeats >= longest + period and longest >= period:  # nothing but the pattern matches so far back
+            num_repeating += 1
+            assert found == [pattern[(repeats + i) % period] for i in range(most + ahead)]
+    assert num_repeating > 20
+
+
+def test_what_a_launched_step_adds_is_none_of_the_tokens_along_a_continuation(tmp_path: Path) -> None:
+    text = [*range(20), 0]
+    short = {"speculative_num_draft_tokens": 6, "speculative_ngram_branch_length": 3}
+    assert propose(decoder(**short), text, ahead=4).token_ids == [[1, 2, 3, 4, 5, 6, 7]]
+    other = {**short, "speculative_ngram_external_sam_budget": 2}
+    maker = with_corpus(tmp_path / "texts", "1 2 3 4 5 6 7 8 9", **other)
+    assert propose(maker, [1, 2], ahead=4).token_ids == [[3, 4, 5, 6, 7, 8]]
+
+
 def test_what_may_be_drafted_is_bounded() -> None:
     maker = decoder(speculative_num_draft_tokens=3)
     assert propose(maker, [5, 6, 7, 8, 5], most=2).token_ids == [[6, 7]]
     assert propose(maker, [5, 6, 7, 8, 5], most=0).token_ids == [[]]
-    assert propose(maker, [5, 5]).token_ids == [[5]]
+    assert propose(maker, [5, 5]).token_ids == [[5, 5, 5]]
     assert propose(maker, [5]).token_ids == [[]]
 
 
 def test_a_short_match_is_not_followed() -> None:
     maker = decoder(speculative_ngram_min_match_window_size=2)
     assert propose(maker, [5, 6, 7, 5]).token_ids == [[]]
-    assert propose(maker, [4, 5, 6, 7, 4, 5]).token_ids == [[6, 7, 4, 5]]
+    assert propose(maker, [4, 5, 6, 7, 4, 5]).token_ids == [[6, 7, 4, 5, 6]]
 
 
 def test_breadth_makes_a_tree_of_different_continuations() -> None:
     maker = decoder(speculative_num_draft_tokens=5, speculative_ngram_max_bfs_breadth=2)
     drafts = propose(maker, [1, 30, 31, 32, 1, 40, 41, 42, 1, 50, 51, 1], [1, 2, 1, 2, 1])
-    assert drafts.token_ids == [[50, 40, 51, 41, 1], [2, 1]]
-    assert drafts.parents == [[-1, -1, 0, 1, 2], [-1, 0]]
+    assert drafts.token_ids == [[50, 40, 51, 41, 1], [2, 1, 2, 1, 2]]
+    assert drafts.parents == [[-1, -1, 0, 1, 2], [-1, 0, 1, 2, 3]]
     [spec] = speculative_decoders()
     assert spec.required_features(NgramOptions(speculative_ngram_max_bfs_breadth=2)) == {"tree_mask"}
     assert not spec.required_features(NgramOptions())
@@ -126,7 +172,7 @@ def test_outputs_of_earlier_requests_are_searched_where_there_is_no_match() -> N
     maker.forget([0])
     assert propose(maker, [9, 60]).token_ids == [[61, 62]]  # from its first output token to its last
     assert propose(maker, [9, 2]).token_ids == [[]]  # a prompt is not kept
-    assert propose(maker, [60, 7, 60]).token_ids == [[7, 60]]  # its own text comes first
+    assert propose(maker, [60, 7, 60]).token_ids == [[7, 60, 7]]  # its own text comes first
     without = decoder(speculative_num_draft_tokens=3)
     propose(without, [1, 2, 3])
     propose(without, [1, 2, 3, 60, 61, 62])
@@ -154,7 +200,7 @@ def test_a_corpus_is_followed_where_nothing_else_matches(tmp_path: Path) -> None
     maker = with_corpus(file, "1 2 3 4 5 6", "9 2 3 7 8", speculative_num_draft_tokens=4)
     assert propose(maker, [50, 2, 3]).token_ids == [[7, 8]], "the newest of equals, to its end"
     assert propose(maker, [1, 2, 3]).token_ids == [[4, 5, 6]], "the longest"
-    assert propose(maker, [50, 3, 7, 60, 3]).token_ids == [[7, 60, 3]], "its own text comes first"
+    assert propose(maker, [50, 3, 7, 60, 3]).token_ids == [[7, 60, 3, 7]], "its own text comes first"
     assert propose(maker, [50, 60]).token_ids == [[]]
     assert propose(maker, [8, 1]).token_ids == [[]], "texts do not run into one another"
     assert propose(maker, [6, 9]).token_ids == [[]]

@@ -25,16 +25,16 @@ class Host:
         self.decoder = SuffixDecoder(SpeculativeContext(SLOTS, LENGTH, 100, cast(Any, None), given))
         self.table = np.zeros((SLOTS, LENGTH + 1), np.int32)
 
-    def propose(self, sequences: dict[int, list[int]], most: int = 64) -> Drafts:
+    def propose(self, sequences: dict[int, list[int]], most: int = 64, ahead: int = 0) -> Drafts:
         for slot, tokens in sequences.items():
             self.table[slot, : len(tokens)] = tokens
         lengths = np.array([len(tokens) for tokens in sequences.values()])
         most_each = np.full(len(sequences), most)
-        view = DraftView(np.array(list(sequences)), lengths, most_each, self.table, cast(Any, None))
+        view = DraftView(np.array(list(sequences)), lengths, most_each, self.table, cast(Any, None), ahead)
         return self.decoder.propose(view)
 
-    def one(self, tokens: list[int], most: int = 64) -> list[int]:
-        return self.propose({0: tokens}, most).token_ids[0]
+    def one(self, tokens: list[int], most: int = 64, ahead: int = 0) -> list[int]:
+        return self.propose({0: tokens}, most, ahead).token_ids[0]
 
 
 def by_tree(texts: list[list[int]], end: list[int], deepest: int) -> Counter[int] | None:
@@ -88,6 +88,30 @@ def test_a_draft_is_as_long_as_its_match_allows_and_as_likely_as_asked() -> None
     forked = [1, 2, 3, 8, 5, 1, 2, 4, 9, 1, 2]  # after 1, 2 each of two tokens came once
     assert Host(speculative_suffix_min_probability=0.6).one(forked) == []
     assert len(Host(speculative_suffix_min_probability=0.5).one(forked)) == 2
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 6])
+def test_what_repeats_is_drafted_beyond_its_end(ahead: int) -> None:
+    rng = np.random.default_rng(ahead)
+    longer = 0
+    for _ in range(200):
+        period, deepest = int(rng.integers(1, 6)), int(rng.integers(5, 16))
+        pattern, repeats = rng.integers(1, 4, period).tolist(), int(rng.integers(2 * period, 40))
+        begin = rng.integers(50, 90, rng.integers(0, 12)).tolist()
+        text = [*begin, *(pattern[i % period] for i in range(repeats))]
+        matched = min(deepest, repeats - period)
+        found = Host(speculative_suffix_max_match=deepest).one(text, ahead=ahead)
+        assert found[:matched] == [pattern[(repeats + i) % period] for i in range(min(5 + ahead, matched))]
+        longer += matched < deepest and len(found) > period  # one place matched, a period before the end
+    assert longer > 20
+
+
+def test_what_other_requests_wrote_is_not_drafted_beyond_its_end() -> None:
+    host = Host()
+    host.one([7, 10])
+    host.one([7, 10, 11, 12, 13, 14])
+    host.decoder.forget([0])
+    assert host.one([60, 10, 11, 12]) == [13, 14]
 
 
 def test_slots_are_used_again_and_told_apart() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle, islice
+
 import numpy as np
 
 MAX_PLACES = 1024
@@ -66,3 +68,13 @@ def longer_matches(text: np.ndarray, end: np.ndarray, found: np.ndarray, matched
             break
         found, matched = longer, matched + 1
     return found[-MAX_PLACES:] + 1, matched
+
+
+def copied(text: np.ndarray, place: int, count: int) -> list[int]:
+    """``count`` tokens as they follow ``place`` in ``text`` [length], and after the text's end what was copied so far.
+
+    As in LZ77 (Ziv and Lempel 1977) a copy may overlap what it makes: of a match n tokens before the end it continues a
+    text of period n.
+    """
+    known: list[int] = text[place : place + count].tolist()
+    return known if len(known) == count else list(islice(cycle(known), count))

@@ -10,14 +10,18 @@ from fwk.errors import ConfigError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, SpeculativeDecoder, Verified
 from fwk_speculative._common import DraftDepth
 from fwk_speculative._common.corpus import Corpus, read_corpus
-from fwk_speculative._common.matches import longest_match, newest_matches
+from fwk_speculative._common.matches import copied, longest_match, newest_matches
 from fwk_speculative._common.outputs import Outputs
 from fwk_speculative._common.worth import Worth
 from fwk_speculative.ngram import NgramOptions
 
 
 class NgramDecoder(SpeculativeDecoder):
-    """Looks in each sequence's own tokens for its last few, and drafts what came next there."""
+    """Looks in each sequence's own tokens for its last few, and drafts what came next there.
+
+    A copy that reaches the text's end goes on with its own drafts (``copied``), so text that repeats itself is drafted
+    as far as it is asked, also while a step is in flight that adds more tokens than it repeats.
+    """
 
     def __init__(self, context: SpeculativeContext) -> None:
         super().__init__(context)
@@ -70,55 +74,57 @@ class NgramDecoder(SpeculativeDecoder):
         most = self._worth.counts(view, np.minimum(view.max_drafts, self._depth.of(view.slots)))
         token_ids: list[list[int]] = [[] for _ in view.slots]
         parents: list[list[int]] = [[] for _ in view.slots]
-        longest = most + view.ahead
+        ahead = np.broadcast_to(view.ahead, most.shape)
         left = np.flatnonzero(most > 0)
         if self._breadth == 1 and not self._by_frequency:
-            left = self._follow_newest(view, longest, left, token_ids)
+            left = self._follow_newest(view, np.minimum(most, self._branch) + ahead, left, token_ids)
         for i in left.tolist():
-            branches = self._branches(view.token_ids[view.slots[i], : view.num_tokens[i]], int(longest[i]))
+            tokens = view.token_ids[view.slots[i], : view.num_tokens[i]]
+            branches = self._branches(tokens, int(most[i]), int(ahead[i]))
             if branches:
-                token_ids[i], parents[i] = _merged(branches, int(longest[i]))
+                token_ids[i], parents[i] = _merged(branches, int(most[i] + ahead[i]))
         return Drafts(self._worth.kept(view, token_ids), parents if self._breadth > 1 else None)
 
     def _follow_newest(
-        self, view: DraftView, longest: np.ndarray, rows: np.ndarray, token_ids: list[list[int]]
+        self, view: DraftView, counts: np.ndarray, rows: np.ndarray, token_ids: list[list[int]]
     ) -> np.ndarray:
         """``_branches`` of many sequences at once, where one continuation is followed.
 
-        longest: [num_seqs]; rows: of the sequences to look up. Those that have a match get ``token_ids``; the others
-        are returned, where there is other text to look at.
+        counts: [num_seqs] int64, tokens to copy; rows: of the sequences to look up. Those that have a match get
+        ``token_ids``; the others are returned, where there is other text to look at.
         """
         slots, lengths = view.slots[rows], view.num_tokens[rows]
         places, matched = newest_matches(view.token_ids, slots, lengths, self._longest)
         is_found = matched >= self._shortest
-        most = np.minimum(np.minimum(longest[rows], self._branch), lengths - places)
-        for row, slot, place, count in zip(
+        for row, slot, length, place, count in zip(
             rows[is_found].tolist(),
             slots[is_found].tolist(),
+            lengths[is_found].tolist(),
             places[is_found].tolist(),
-            most[is_found].tolist(),
+            counts[rows[is_found]].tolist(),
             strict=True,
         ):
-            token_ids[row] = view.token_ids[slot, place : place + count].tolist()
+            token_ids[row] = copied(view.token_ids[slot, :length], place, count)
         has_others = len(self._outputs.text) > 0 or self._corpus is not None
         return rows[~is_found] if has_others else rows[:0]
 
-    def _branches(self, tokens: np.ndarray, most: int) -> list[list[int]]:
-        """Continuations of ``tokens`` [length] int32, of at most ``most`` tokens.
+    def _branches(self, tokens: np.ndarray, most: int, ahead: int) -> list[list[int]]:
+        """Continuations of ``tokens`` [length] int32: ``ahead`` tokens, and at most ``most`` that are drafted.
 
         Its own, or else those of earlier outputs, or else those of the corpus.
         """
-        most, end = min(most, self._branch), tokens[-self._longest :]
-        for text in (tokens, self._outputs.text):
-            starts = self._starts(text, *longest_match(text, end))
-            if starts:
-                return [_until_end(text[start : start + most].tolist()) for start in starts]
-        if self._corpus is None:
-            return []
-        most = most if self._budget is None else min(most, self._budget)
-        text = self._corpus.text
-        starts = self._starts(text, *self._corpus.longest_match(end))
-        return [_until_end(text[start : start + most].tolist()) for start in starts]
+        count, end = min(most, self._branch) + ahead, tokens[-self._longest :]
+        starts = self._starts(tokens, *longest_match(tokens, end))
+        if starts:
+            return [copied(tokens, start, count) for start in starts]
+        text = self._outputs.text
+        starts = self._starts(text, *longest_match(text, end))
+        if not starts and self._corpus is not None:
+            if self._budget is not None:
+                count = min(count, self._budget + ahead)
+            text = self._corpus.text
+            starts = self._starts(text, *self._corpus.longest_match(end))
+        return [_until_end(text[start : start + count].tolist()) for start in starts]
 
     def _starts(self, text: np.ndarray, places: np.ndarray, matched: int) -> list[int]:
         """Where continuations begin in ``text``: places after its longest match, each with another next token.

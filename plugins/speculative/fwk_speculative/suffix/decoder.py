@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 import numpy as np
 
@@ -71,13 +72,20 @@ class SuffixDecoder(SpeculativeDecoder):
         return max(guesses, key=lambda guess: guess.score).token_ids
 
     def _guess(self, text: np.ndarray, end: np.ndarray, most: int) -> Guess:
-        """The likeliest continuation of ``end`` [matched] in ``text`` [length]: after its longest match there."""
+        """The likeliest continuation of ``end`` [matched] in ``text`` [length]: after its longest match there.
+
+        Where all places have come to the text's own end, the continuation copies its own drafts, as in LZ77. Outputs of
+        others end in -1, which nothing follows.
+        """
         places, matched = longest_match(text, end)
         most = min(most, int(self._factor * matched))
         token_ids: list[int] = []
         probability, score = 1.0, 0.0
         while len(token_ids) < most:
             places = places[places < len(text)]
+            if not len(places):  # what the last one to come to the end has copied is what repeats
+                score += probability * (most - len(token_ids))
+                return Guess(list(islice(cycle(token_ids), most)), score)
             following = text[places]
             candidates, counts = np.unique(following[following >= 0], return_counts=True)
             if not len(candidates):
