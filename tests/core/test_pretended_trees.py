@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import KINDS, write
-from tests.helpers.draft_heads import SIZE, save_eagle3, save_medusa
+from tests.helpers.draft_heads import SIZE, save_eagle3, save_medusa, save_mtp
 from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, triton_kernels
 from tests.helpers.tiny import save_llama
 from torch import Tensor
@@ -59,6 +59,8 @@ def asks(**more: Any) -> SamplingParams:
 Case = tuple[str, Any, dict[str, Any]]
 ASKED: dict[str, Case] = {
     "EAGLE-3": ("eagle3", [asks(max_tokens=4), asks(max_tokens=42, logprobs=2)], EAGER),
+    "MTP": ("mtp", [asks(max_tokens=34, logprobs=2), asks()], EAGER),
+    "MTP, pre-empted": ("mtp", asks(), PRESSED),
     "Medusa": ("medusa", asks(), EAGER),
     "Medusa of adaptive depth": ("medusa", asks(), {**EAGER, "speculative_adaptive": True}),
     "Medusa alongside a sampled one": ("medusa", [asks(), asks(temperature=0.9, top_k=3, seed=3)], EAGER),
@@ -67,7 +69,7 @@ ASKED: dict[str, Case] = {
     "Medusa that ends early": ("medusa", [asks(max_tokens=9), asks()], EAGER),
     "Medusa, quantised K/V": ("medusa", asks(), {**EAGER, "kv_cache_dtype": "int8"}),
 }
-QUICK = ("Medusa alongside a sampled one",)
+QUICK = ("Medusa alongside a sampled one", "MTP")
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = head / "model.safetensors"
     save_file(load_file(file) | {"d2t": torch.tensor(WORDS) - torch.arange(len(WORDS)), "lm_head.weight": rows}, file)
     only_words(save_medusa(folder / "medusa", 4), *(f"{i}.1.weight" for i in range(4)))
+    only_words(save_mtp(folder / "mtp"), "lm_head.weight")
     return folder
 
 
@@ -131,13 +134,19 @@ def said(llm: fwk.LLM, sampling: Any, prompts: list[list[int]]) -> Said:
     return [(one.token_ids, [found.logprob for found in one.logprobs or []]) for one in done]
 
 
-def on_cpu(models: Path, sampling: Any, prompts: list[list[int]] = PROMPTS, **more: Any) -> Said:
-    with fwk.LLM(str(models / "target"), device="cpu", **OPTIONS | more) as llm:
+def target_of(models: Path, kind: str) -> str:
+    """A predictor is a layer of its target; the others draft for one of their own."""
+    return str(models / ("mtp" if kind == "mtp" else "target"))
+
+
+def on_cpu(models: Path, kind: str, sampling: Any, prompts: list[list[int]] = PROMPTS, **more: Any) -> Said:
+    with fwk.LLM(target_of(models, kind), device="cpu", **OPTIONS | more) as llm:
         return said(llm, sampling, prompts)
 
 
 def options_of(models: Path, kind: str) -> dict[str, Any]:
-    return {**OPTIONS, **TREES, "speculative_algorithm": kind, "speculative_draft_model_path": str(models / kind)}
+    head = {} if kind == "mtp" else {"speculative_draft_model_path": str(models / kind)}
+    return {**OPTIONS, **TREES, "speculative_algorithm": kind, **head}
 
 
 def elsewhere(models: Path, case: Case, steps: Steps, *prompts: list[list[int]]) -> tuple[list[Said], EngineStats]:
@@ -147,7 +156,7 @@ def elsewhere(models: Path, case: Case, steps: Steps, *prompts: list[list[int]])
     with (
         triton_kernels(),
         pretended() as plugins,
-        fwk.LLM(str(models / "target"), plugins=plugins, device="pretended", **options) as llm,
+        fwk.LLM(target_of(models, kind), plugins=plugins, device="pretended", **options) as llm,
     ):
         JOURNAL.clear()
         steps.halves.clear()
@@ -158,7 +167,7 @@ def check(models: Path, case: Case, drafted: Drafted, steps: Steps) -> EngineSta
     """Tokens of the CPU without drafts, drafts of the CPU without overlap, and nothing a device would trip over."""
     kind, sampling, more = case
     numbers = {name: more[name] for name in ("kv_cache_dtype",) if name in more}
-    wanted = on_cpu(models, sampling, **numbers)
+    wanted = on_cpu(models, kind, sampling, **numbers)
     drafted.clear()
     (found,), stats = elsewhere(models, case, steps, PROMPTS)
     for mine, other in zip(found, wanted, strict=True):
@@ -187,7 +196,7 @@ def hold_against_cpu(models: Path, kind: str, mine: Drafted, drafted: Drafted, *
     drafted.clear()
     own = {"max_total_tokens": 4096, "max_running_requests": 8, "page_size": 128, "prefix_cache": "none"}
     texts = [list(text[:-1]) for text in mine]
-    on_cpu(models, asks(max_tokens=NUM_DRAFTS + 6), texts, **options_of(models, kind) | own | numbers)
+    on_cpu(models, kind, asks(max_tokens=NUM_DRAFTS + 6), texts, **options_of(models, kind) | own | numbers)
     for text, drafts in mine.items():
         assert drafts == drafted[text], len(text)
 
@@ -199,14 +208,16 @@ def test_steps_run_ahead_of_trees(models: Path, monkeypatch: pytest.MonkeyPatch,
     assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
 
 
-@pytest.mark.parametrize("kind", ["medusa", pytest.param("eagle3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["medusa", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle3", "mtp"))]
+)
 def test_accepted_paths_are_what_a_prefix_was(
     models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted, kind: str
 ) -> None:
-    wanted = on_cpu(models, asks())
+    wanted = on_cpu(models, kind, asks())
     longer = [[*prompt, *tokens[:23], 7] for prompt, (tokens, _) in zip(PROMPTS, wanted, strict=True)]
     drafted.clear()
-    again = on_cpu(models, asks(), longer)
+    again = on_cpu(models, kind, asks(), longer)
     found, stats = elsewhere(models, (kind, asks(), EAGER), Steps(monkeypatch), PROMPTS, longer)
     assert found == [[(tokens, []) for tokens, _ in some] for some in (wanted, again)]
     assert stats.cached_prompt_tokens > sum(map(len, PROMPTS)) + 8
@@ -228,7 +239,7 @@ def test_paths_of_windows_and_of_all_keys_stay_apart(
 
 @pytest.mark.slow
 def test_a_stop_token_ends_a_path(models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted) -> None:
-    tokens = on_cpu(models, asks())[0][0]
+    tokens = on_cpu(models, "medusa", asks())[0][0]
     stop = max(set(tokens), key=tokens.index)
     assert tokens.index(stop) > 3
     check(models, ("medusa", [asks(stop_token_ids=[stop]), asks()], EAGER), drafted, Steps(monkeypatch))
@@ -291,10 +302,13 @@ def nodes_stand_where_all_were_accepted(patch: pytest.MonkeyPatch) -> None:
 
 MUTATIONS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
     ("medusa", keys_stay_where_they_were),
+    ("mtp", keys_stay_where_they_were),
     ("medusa", hidden_states_stay_in_the_order_of_drafts),
     ("medusa", a_path_ends_a_node_early),
     ("medusa", a_path_is_off_by_one),
     ("eagle3", nodes_stand_where_all_were_accepted),
+    ("mtp", hidden_states_stay_in_the_order_of_drafts),
+    ("mtp", nodes_stand_where_all_were_accepted),
 ]
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from fwk_kit.testing.serving import TINY
+from tests.helpers.architectures import EXPERTS, GROUPS, write
 
 SIZE, INNER, VOCAB = TINY["hidden_size"], TINY["intermediate_size"], TINY["vocab_size"]
 HEADS, KV_HEADS = TINY["num_attention_heads"], TINY["num_key_value_heads"]
@@ -85,3 +87,36 @@ def save_medusa(folder: Path, count: int = 3, *, is_converted: bool = False) -> 
             f"{head}.weight": 3 * draw(VOCAB, SIZE),
         }
     return _save(folder, {"medusa_num_heads": count, "medusa_num_layers": 1, "vocab_size": VOCAB}, tensors)
+
+
+def with_predictor(folder: Path) -> Any:
+    """Add a layer for multi-token prediction to a checkpoint, as published; returns it as transformers' own layer."""
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tensors = load_file(folder / "model.safetensors")
+    last = reference.config.num_hidden_layers
+    generator = torch.Generator().manual_seed(9)
+    for name, x in list(tensors.items()):
+        if name.startswith(f"model.layers.{last - 1}."):
+            added = name.replace(f"layers.{last - 1}.", f"layers.{last}.")
+            tensors[added] = x + 0.1 * torch.randn(x.shape, generator=generator)
+    size, prefix = reference.config.hidden_size, f"model.layers.{last}"
+    draw = lambda *shape: torch.randn(shape, generator=generator) * 0.1  # noqa: E731
+    tensors |= {
+        f"{prefix}.enorm.weight": 1 + draw(size),
+        f"{prefix}.hnorm.weight": 1 + draw(size),
+        f"{prefix}.eh_proj.weight": draw(size, 2 * size),
+        f"{prefix}.shared_head.norm.weight": 1 + draw(size),
+        f"{prefix}.shared_head.head.weight": tensors["lm_head.weight"].clone(),
+        f"{prefix}.embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
+    }
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    return reference, tensors, prefix
+
+
+def save_mtp(folder: Path) -> Path:
+    """A GLM-4.5 without experts, with a layer for multi-token prediction."""
+    write(folder, "glm4_moe", {**EXPERTS, **GROUPS, "head_dim": 16, "use_qk_norm": True, "first_k_dense_replace": 3})
+    with_predictor(folder)
+    return folder

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import ARCHITECTURES, EXPERTS, GROUPS, LATENT, write
-from tests.helpers.draft_heads import DRAFT_VOCAB, save_eagle, save_eagle3, save_medusa
+from tests.helpers.draft_heads import DRAFT_VOCAB, save_eagle, save_eagle3, save_medusa, with_predictor
 from tests.helpers.tiny import save_llama
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -299,38 +299,12 @@ MTP = {
 }
 
 
-def with_predictor(folder: Path, kind: str) -> Any:
-    """Add a layer for multi-token prediction to a checkpoint, as published; returns it as transformers' own layer."""
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tensors = load_file(folder / "model.safetensors")
-    last = reference.config.num_hidden_layers
-    generator = torch.Generator().manual_seed(9)
-    for name, x in list(tensors.items()):
-        if name.startswith(f"model.layers.{last - 1}."):
-            added = name.replace(f"layers.{last - 1}.", f"layers.{last}.")
-            tensors[added] = x + 0.1 * torch.randn(x.shape, generator=generator)
-    size, prefix = reference.config.hidden_size, f"model.layers.{last}"
-    draw = lambda *shape: torch.randn(shape, generator=generator) * 0.1  # noqa: E731
-    tensors |= {
-        f"{prefix}.enorm.weight": 1 + draw(size),
-        f"{prefix}.hnorm.weight": 1 + draw(size),
-        f"{prefix}.eh_proj.weight": draw(size, 2 * size),
-        f"{prefix}.shared_head.norm.weight": 1 + draw(size),
-        f"{prefix}.shared_head.head.weight": tensors["lm_head.weight"].clone(),
-        f"{prefix}.embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
-    }
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
-    return reference, tensors, prefix
-
-
 @pytest.mark.parametrize("kind", MTP)
 def test_multi_token_prediction_is_the_papers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSeek-V3 (arXiv:2412.19437, equations 21 to 23); the layer is transformers' own, with the added weights."""
     folder = tmp_path / "model"
     write(folder, kind, MTP[kind])
-    reference, tensors, prefix = with_predictor(folder, kind)
+    reference, tensors, prefix = with_predictor(folder)
     layer = reference.model.layers[-1]
     body = streams(folder)
     proposals = Proposals(monkeypatch, HeadDecoder)
@@ -471,7 +445,7 @@ def test_wrong_heads_are_refused(
 def test_more_predictors_than_the_checkpoint_has_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write(folder, "glm4_moe", MTP["glm4_moe"])
-    with_predictor(folder, "glm4_moe")
+    with_predictor(folder)
     changed(folder, num_nextn_predict_layers=2)
     with pytest.raises(ModelLoadError, match=r"num_nextn_predict_layers, but .* no model\.layers\.3\.eh_proj\.weight"):
         fwk.LLM(str(folder), **ENGINE, speculative_algorithm="mtp")
