@@ -19,11 +19,15 @@ from torch import Tensor
 import fwk
 from fwk import GrammarRequest, SamplingParams
 from fwk.interfaces.speculative import Drafts, DraftView
-from fwk.types import EngineStats
-from fwk.worker import drafting
+from fwk.types import EngineStats, ScheduledSequence
+from fwk.worker import draft_ahead, in_flight
+from fwk.worker.draft_ahead import ComingDrafts
+from fwk.worker.draft_tree import DraftTree, accepted_in_trees
+from fwk.worker.drafting import Drafting
 from fwk.worker.in_flight import InFlight, Launched
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.step_rows import StepRows
+from fwk.worker.verify import Verifier
 from fwk_attention.triton_paged import backend
 from fwk_kit.testing.serving import TINY
 from fwk_speculative.ngram.decoder import NgramDecoder
@@ -56,6 +60,7 @@ def asks(**more: Any) -> SamplingParams:
 
 EAGER = {"disable_cuda_graph": True}
 PRESSED = {**EAGER, "max_total_tokens": 48, "prefix_cache": "none"}
+TREES: dict[str, Any] = {**EAGER, "speculative_num_draft_tokens": 6, "speculative_ngram_max_bfs_breadth": 2}
 SAMPLES_IN_TRITON = {**EAGER, "sampling_backend": "triton"}
 TWO_SEEDS = [asks(temperature=1.1, seed=3), asks(temperature=0.8, seed=4, top_k=30, top_p=0.95, min_p=0.01)]
 ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -75,6 +80,13 @@ ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
     "sampled alongside a penalty": ([asks(temperature=1.1, seed=3), asks(frequency_penalty=0.4)], EAGER),
     "sampled, pre-empted": (asks(max_tokens=24, temperature=1.1, seed=3), PRESSED),
     "pre-empted": (asks(max_tokens=24), PRESSED),
+    "trees": ([asks(max_tokens=32, logprobs=2), asks(max_tokens=32)], TREES),
+    "trees, other steps captured": (asks(max_tokens=32), {**TREES, "disable_cuda_graph": False}),
+    "trees of adaptive depth": (asks(max_tokens=32), {**TREES, "speculative_adaptive": True}),
+    "trees alongside a sampled one": ([asks(max_tokens=32), asks(temperature=0.9, seed=3)], TREES),
+    "trees alongside a penalty": ([asks(max_tokens=32), asks(frequency_penalty=0.4)], TREES),
+    "trees that end early": ([asks(max_tokens=9), asks(max_tokens=32)], TREES),
+    "trees, pre-empted": (asks(max_tokens=32), {**TREES, **PRESSED, "page_size": 4}),
 }
 
 
@@ -99,17 +111,42 @@ def on_cpu(model: Path, sampling: Any) -> Said:
 
 
 def foretell(patch: pytest.MonkeyPatch, texts: list[list[int]]) -> None:
-    """Have the decoder know what is coming, and be wrong about one token in six."""
+    """Have the decoder know what is coming, and be wrong about one token in six.
+
+    In trees both what is coming and another token follow each node, the latter first at one place in three.
+    """
 
     def propose(self: NgramDecoder, view: DraftView) -> Drafts:
-        most = np.minimum(view.max_drafts, self._depth.of(view.slots)) + view.ahead
-        rows = zip(view.slots.tolist(), view.num_tokens.tolist(), most.tolist(), strict=True)
-        return Drafts([continued(view.token_ids[slot, :length].tolist(), count) for slot, length, count in rows])
+        most = np.minimum(view.max_drafts, self._depth.of(view.slots))
+        ahead = np.broadcast_to(view.ahead, most.shape)
+        rows = zip(*(x.tolist() for x in (view.slots, view.num_tokens, most, ahead)), strict=True)
+        texts = [(view.token_ids[slot, :length].tolist(), *counts) for slot, length, *counts in rows]
+        if not self.drafts_trees:
+            return Drafts([continued(known, count + more) for known, count, more in texts])
+        trees = [grown(known, count, more) for known, count, more in texts]
+        return Drafts([tokens for tokens, _ in trees], [parents for _, parents in trees])
+
+    def other(token: int) -> int:
+        return (token + 1) % TINY["vocab_size"]
+
+    def whole(known: list[int]) -> list[int]:
+        return next((text for text in texts if text[: len(known)] == known), known)
 
     def continued(known: list[int], count: int) -> list[int]:
-        text = next((text for text in texts if text[: len(known)] == known), known)
+        text = whole(known)
         places = range(len(known), min(len(known) + count, len(text)))
-        return [text[i] if i % 6 else (text[i] + 1) % TINY["vocab_size"] for i in places]
+        return [text[i] if i % 6 else other(text[i]) for i in places]
+
+    def grown(known: list[int], most: int, ahead: int) -> tuple[list[int], list[int]]:
+        tokens = continued(known, ahead)
+        parents = list(range(-1, len(tokens) - 1))
+        at = len(tokens) - 1
+        for i, token in enumerate(whole(known)[len(known) + ahead :][: most // 2], len(known) + ahead):
+            is_second = i % 3 == 0
+            parents += [at, at]
+            at = len(tokens) + is_second
+            tokens += [other(token), token] if is_second else [token, other(token)]
+        return tokens, parents
 
     patch.setattr(NgramDecoder, "propose", propose)
 
@@ -129,7 +166,8 @@ def elsewhere(
         return *said(llm, sampling), steps
 
 
-def check(found: Said, wanted: Said, stats: EngineStats, steps: Steps) -> None:
+def check(found: Said, wanted: Said, stats: EngineStats, steps: Steps, least: float = 0.4) -> None:
+    """least: of the drafts that are accepted."""
     for mine, other in zip(found, wanted, strict=True):
         assert mine[0] == other[0]
         assert mine[1] == pytest.approx(other[1], abs=1e-4)
@@ -138,19 +176,49 @@ def check(found: Said, wanted: Said, stats: EngineStats, steps: Steps) -> None:
     assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
     assert JOURNAL.of_kind("blocking") == {}
     assert JOURNAL.of_kind("pageable") == {}
-    assert 0.4 * stats.draft_tokens < stats.accepted_draft_tokens < stats.draft_tokens
+    assert least * stats.draft_tokens < stats.accepted_draft_tokens < stats.draft_tokens
     assert steps.num_in_flight().count(2) > 3
 
 
-SLOW = ("sampled, captured", "sampled, pre-empted", "sampled alongside a penalty")
+class Trees:
+    """Trees of sequences that run ahead: accepted paths that do not go by first children alone, and trees in flight."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.detours: list[list[int]] = []
+        self.num_followed = 0  # steps with trees that were launched while another step's trees were being verified
+        self._real = Verifier.gained, InFlight.add
+        patch.setattr(Verifier, "gained", lambda own, *parts: self._gained(own, *parts))
+        patch.setattr(InFlight, "add", lambda own, step: self._add(own, step))
+
+    def _gained(
+        self, own: Verifier, scheduled: ScheduledSequence, picked: list[int], row: int, tree: DraftTree | None
+    ) -> Any:
+        result = self._real[0](own, scheduled, picked, row, tree)
+        is_mine = tree is not None and own._table.runs_ahead[scheduled.slot]
+        if is_mine and any(tree.parents.index(tree.parents[node]) != node for node in tree.path):
+            self.detours.append(tree.path)
+        return result
+
+    def _add(self, own: InFlight, step: Launched) -> Any:
+        others = [pending.step for pending in own._pending]
+        self.num_followed += step.stored is not None and any(other.stored is not None for other in others)
+        return self._real[1](own, step)
+
+
+SLOW = (
+    *("sampled, captured", "sampled, pre-empted", "sampled alongside a penalty"),
+    *(name for name in ASKED if "trees" in name and name != "trees alongside a sampled one"),
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in ASKED])
 def test_steps_run_ahead_of_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     sampling, options = ASKED[name]
     wanted = on_cpu(folder, sampling)
+    trees = Trees(monkeypatch)
     found, stats, steps = elsewhere(folder, sampling, monkeypatch, wanted, **options)
-    check(found, wanted, stats, steps)
+    check(found, wanted, stats, steps, 0.2 if "trees" in name else 0.4)
+    assert (len(trees.detours) > 1) == (trees.num_followed > 1) == ("trees" in name), trees.detours
     assert (stats.preemptions > 0) == ("pre-empted" in name)
 
 
@@ -235,7 +303,7 @@ def the_newest_token_is_the_first_row(patch: pytest.MonkeyPatch) -> None:
 
 
 def drafts_begin_where_the_text_is_known(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(drafting, "_after", lambda tokens, verified: tokens)
+    patch.setattr(draft_ahead, "_after", lambda tokens, verified: tokens)
 
 
 def rejected_drafts_use_numbers_up(patch: pytest.MonkeyPatch) -> None:
@@ -276,3 +344,97 @@ def test_what_would_be_wrong_is_noticed(
 
     with pytest.raises(AssertionError):
         serve()
+
+
+def keys_of_paths_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Drafting, "_keep_early", lambda *_: None)
+
+
+def a_path_ends_a_node_early(patch: pytest.MonkeyPatch) -> None:
+    def accepted(*parts: Tensor) -> tuple[Tensor, Tensor]:
+        order, count = accepted_in_trees(*parts)
+        return order, (count - 1).clamp(min=0)
+
+    patch.setattr(in_flight, "accepted_in_trees", accepted)
+
+
+def trees_begin_where_the_text_is_known(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(draft_ahead, "_after_path", lambda tokens, parents, verified: (tokens, list(parents)))
+
+
+def one_node_of_a_path_is_moved(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(NgramDecoder, "max_levels", 1)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        keys_of_paths_stay,
+        pytest.param(a_path_ends_a_node_early, marks=pytest.mark.slow),
+        pytest.param(nothing_is_rejected, marks=pytest.mark.slow),
+        pytest.param(trees_begin_where_the_text_is_known, marks=pytest.mark.slow),
+        pytest.param(one_node_of_a_path_is_moved, marks=pytest.mark.slow),
+    ],
+)
+def test_what_would_be_wrong_with_trees_is_noticed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mutate: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    sampling = asks(max_tokens=32, logprobs=2)
+    wanted = on_cpu(folder, sampling)
+    mutate(monkeypatch)
+
+    def serve() -> None:
+        found, stats, steps = elsewhere(folder, sampling, monkeypatch, wanted, **TREES)
+        check(found, wanted, stats, steps, 0.2)
+
+    with pytest.raises(AssertionError):
+        serve()
+
+
+Paths = set[tuple[int, ...]]
+
+
+def paths_of(tokens: list[int], parents: list[int]) -> Paths:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return set(paths)
+
+
+def test_what_comes_after_a_tree_in_flight_follows_the_path_that_is_held_to_be_right() -> None:
+    """By paths written out: of the continuation's own path the tree accepts what is among its paths, and one more."""
+    random = np.random.default_rng(1)
+    lengths: set[int] = set()
+
+    def tree(count: int) -> tuple[list[int], list[int]]:
+        nodes: list[tuple[int, int]] = []
+        while len(nodes) < count:  # children of one parent differ
+            node = int(random.integers(-1, len(nodes))), int(random.integers(0, 3))
+            if node not in nodes:
+                nodes.append(node)
+        return [token for _, token in nodes], [parent for parent, _ in nodes]
+
+    for _ in range(500):
+        tokens, parents = tree(int(random.integers(0, 12)))
+        verified, above = tree(int(random.integers(0, 8)))
+        is_chain = bool(random.integers(0, 4) == 0)
+        if is_chain:
+            above = list(range(-1, len(verified) - 1))
+        own: tuple[int, ...] = ()
+        at = -1
+        while at in parents:
+            at = parents.index(at)
+            own = (*own, tokens[at])
+        among = paths_of(verified, above)
+        accepted = next((n for n in range(len(own)) if own[: n + 1] not in among), len(own))
+        lengths.add(accepted)
+        until = own[: accepted + 1]
+        wanted = {path[len(until) :] for path in paths_of(tokens, parents) if path[: len(until)] == until} - {()}
+        drafts = Drafts([tokens], [parents])
+        draft_ahead.leave_after(drafts, [ComingDrafts(verified, None if is_chain else above)])
+        assert isinstance(drafts.token_ids, list)
+        assert isinstance(drafts.parents, list)
+        assert paths_of(drafts.token_ids[0], drafts.parents[0]) == (set() if accepted == len(own) else wanted)
+        levels = max(map(len, among), default=0)
+        assert ComingDrafts(verified, None if is_chain else above).num_levels == levels
+    assert lengths >= {0, 1, 2, 3}

@@ -48,6 +48,12 @@ TREES: dict[str, Any] = {
     "speculative_num_draft_tokens": NUM_DRAFTS,
     "speculative_adaptive": False,
 }
+NGRAMS: dict[str, Any] = {
+    "speculative_algorithm": "ngram",
+    "speculative_ngram_max_bfs_breadth": 3,
+    "speculative_num_draft_tokens": NUM_DRAFTS,
+    "speculative_adaptive": False,
+}
 EAGER = {"disable_cuda_graph": True}
 PRESSED = {**EAGER, "max_total_tokens": 72, "schedule_conservativeness": 0.0}
 
@@ -66,6 +72,8 @@ ASKED: dict[str, Case] = {
     "Medusa alongside a sampled one": ("medusa", [asks(), asks(temperature=0.9, top_k=3, seed=3)], EAGER),
     "Medusa alongside a penalty": ("medusa", [asks(), asks(frequency_penalty=0.4)], EAGER),
     "Medusa, pre-empted": ("medusa", asks(), PRESSED),
+    "n-grams": ("ngram", [asks(max_tokens=48, logprobs=2), asks(max_tokens=34)], EAGER),
+    "n-grams, pre-empted": ("ngram", asks(max_tokens=34), PRESSED),
     "Medusa that ends early": ("medusa", [asks(max_tokens=9), asks()], EAGER),
     "Medusa, quantised K/V": ("medusa", asks(), {**EAGER, "kv_cache_dtype": "int8"}),
 }
@@ -145,6 +153,8 @@ def on_cpu(models: Path, kind: str, sampling: Any, prompts: list[list[int]] = PR
 
 
 def options_of(models: Path, kind: str) -> dict[str, Any]:
+    if kind == "ngram":
+        return OPTIONS | NGRAMS
     head = {} if kind == "mtp" else {"speculative_draft_model_path": str(models / kind)}
     return {**OPTIONS, **TREES, "speculative_algorithm": kind, **head}
 
@@ -192,11 +202,17 @@ def check(models: Path, case: Case, drafted: Drafted, steps: Steps) -> EngineSta
 
 
 def hold_against_cpu(models: Path, kind: str, mine: Drafted, drafted: Drafted, **numbers: Any) -> None:
-    """Drafts are those that a CPU makes after each text as a prompt of its own."""
+    """Drafts are those that a CPU makes after each text as a prompt of its own.
+
+    Of n-grams those where what was in flight is what was foretold.
+    """
     drafted.clear()
     own = {"max_total_tokens": 4096, "max_running_requests": 8, "page_size": 128, "prefix_cache": "none"}
     texts = [list(text[:-1]) for text in mine]
     on_cpu(models, kind, asks(max_tokens=NUM_DRAFTS + 6), texts, **options_of(models, kind) | own | numbers)
+    if kind == "ngram":
+        assert sum(drafts == drafted.get(text) for text, drafts in mine.items()) > len(mine) // 4
+        return
     for text, drafts in mine.items():
         assert drafts == drafted[text], len(text)
 

@@ -75,8 +75,9 @@ class DraftView:
     token_ids: np.ndarray  # [num_slots, max_model_len + 1] int32
     steps: DraftSteps
     ahead: np.ndarray | int = 0
-    """[num_seqs] int64: tokens that a launched step may add, of a decoder that ``drafts_ahead``. A proposal then begins
-    with what these may be, and has so many tokens more than ``max_drafts`` allows; 0: there is no such step."""
+    """[num_seqs] int64: tokens that a launched step may add, of a decoder that ``drafts_ahead``; of a tree, along its
+    longest path. A proposal then begins with what these may be, one after another, and has so many tokens more than
+    ``max_drafts`` allows; 0: there is no such step. In a tree the first child of each node is held to be right."""
     newest: Tensor | None = None
     """[num_seqs] int64 on the device: the newest token of each, of a decoder that ``drafts_late``, where only the
     device knows it, and how many of the step's drafts were accepted. ``num_tokens`` then counts all of them, and
@@ -213,7 +214,7 @@ class SpeculativeDecoder(ABC):
         self.context = context
 
     drafts_ahead: bool = False
-    """Whether its drafts are chains, without probabilities, that follow from the known text alone, further than a
+    """Whether its drafts are in lists, without probabilities, and follow from the known text alone, further than a
     step's drafts: then the next step is planned while one with drafts is in flight (``DraftView.ahead``)."""
 
     drafts_late: bool = False
@@ -222,7 +223,8 @@ class SpeculativeDecoder(ABC):
     launched, before its result is known, and ``observe`` a step later."""
 
     drafts_trees: bool = False
-    """Of a decoder that drafts late: whether its drafts may be trees. Sampled sequences then do not run ahead."""
+    """Of a decoder that drafts ahead or late: whether its drafts may be trees. Sampled sequences then do not run
+    ahead."""
 
     @property
     def max_passes(self) -> int:

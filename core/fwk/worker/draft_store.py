@@ -64,6 +64,17 @@ class DraftStore:
         self._is_tree |= dict.fromkeys(slots.tolist(), parents is not None)
         return np.minimum(np.minimum(drafts.counts, most), width).tolist()
 
+    def put_trees(
+        self, slots: np.ndarray, token_ids: list[list[int]], parents: list[list[int]], most: np.ndarray
+    ) -> list[int]:
+        """``put`` of trees that the host made."""
+        counts = np.minimum([len(tokens) for tokens in token_ids], most)
+        numbers = np.zeros((2, len(slots), max(int(counts.max()), 1)), np.int64)
+        for row, count in enumerate(counts.tolist()):
+            numbers[0, row, :count], numbers[1, row, :count] = token_ids[row][:count], parents[row][:count]
+        tokens, above = self._send(numbers)
+        return self.put(slots, Drafts(tokens, above, counts=counts), most)
+
     def drop(self, slot: int) -> None:
         """Its drafts are known on the host, or of no use."""
         self._is_tree.pop(slot, None)

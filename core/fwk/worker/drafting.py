@@ -14,6 +14,7 @@ from torch import Tensor
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder, TargetStep, Verified
 from fwk.types import Batch, ForwardBatch, ScheduledSequence, SequenceResult
+from fwk.worker.draft_ahead import ComingDrafts, leave_after
 from fwk.worker.draft_steps import Steps
 from fwk.worker.draft_store import DraftStore, StoredDrafts, on_host
 from fwk.worker.draft_tree import DraftTree
@@ -50,6 +51,9 @@ class NoDrafting:
     """Whether those may be trees (``SpeculativeDecoder.drafts_trees``)."""
     is_early = False
     """Whether sequences that run ahead are drafted for as soon as a step is launched (``draft_early``)."""
+    moves_early = False
+    """Whether they are drafted for when it is collected, and their drafts may be trees: then ``draft_early`` only moves
+    K/V of the accepted paths, which the next step reads."""
     forced = NoForcedDrafts()
     """What is drafted of text that must come, whatever the decoder says."""
 
@@ -112,7 +116,7 @@ class NoDrafting:
         """
 
     def draft_early(self, step: Launched, picked: Tensor, newest: Tensor, rejected: Tensor) -> None:
-        """Draft for the sequences of a launched step that run ahead (``InFlight``'s ``Early``)."""
+        """Move K/V of accepted paths of the sequences that run ahead, and draft for them (``InFlight``'s ``Early``)."""
 
     def keep(self, slot: int, path: list[int]) -> None:
         """Move the K/V of the accepted drafts of a tree (indices) to where a chain's would be.
@@ -156,11 +160,13 @@ class Drafting(NoDrafting):
         self.layers = layers
         self._steps = (inputs, sampling)
         self._made: dict[int, Proposal] = {}
+        self._coming: dict[int, list[int]] = {}  # by slot: parents of the newest tree of a sequence that runs ahead
         self.max_drafts = decoder.max_drafts
         self.reads_hidden = decoder.reads_hidden
         self.runs_ahead = runs_ahead
         self.is_early = runs_ahead and decoder.drafts_late
         self.drafts_trees = decoder.drafts_trees
+        self.moves_early = runs_ahead and decoder.drafts_trees and not decoder.drafts_late
 
     def enter(self, batch: Batch, forward: ForwardBatch) -> StoredDrafts | None:
         return None if self._store is None else self._store.enter(batch, forward)
@@ -195,6 +201,7 @@ class Drafting(NoDrafting):
 
     def replace(self, slot: int) -> None:
         self._made.pop(slot, None)
+        self._coming.pop(slot, None)
         if self._store is not None:
             self._store.drop(slot)
 
@@ -246,6 +253,8 @@ class Drafting(NoDrafting):
         send, places = self._steps[1].send, np.flatnonzero(is_mine)
         if step.late.order is not None:
             self._keep_early(step, step.late.order)
+        if not self.is_early:
+            return
         if step.hidden is not None:
             self._learn_early(step, places, picked, rejected)
         places = np.flatnonzero(is_mine & samples)
@@ -364,22 +373,21 @@ class Drafting(NoDrafting):
         slots = self._left(sampled, results)
         if not len(slots):
             return
-        coming: dict[int, list[int]] = {}  # what a step in flight verifies, by slot
+        coming: dict[int, ComingDrafts] = {}  # what a step in flight verifies, by slot
         if following is not None and self.runs_ahead and not self.is_early:
-            coming = {s.slot: s.draft_token_ids for s in following.sequences}
+            coming = {s.slot: ComingDrafts(s.draft_token_ids, self._coming.get(s.slot)) for s in following.sequences}
         num_tokens = table.num_tokens[slots] - table.unknown[slots]
         most = self._most(slots, num_tokens)
         steps = Steps(self.plan, *self._steps, slots, num_tokens)
         view = DraftView(slots, num_tokens, most, table.token_ids, steps)
         if coming:
-            view.ahead = np.array([1 + len(coming[slot]) if slot in coming else 0 for slot in slots.tolist()], np.int64)
+            levels = [1 + coming[slot].num_levels if slot in coming else 0 for slot in slots.tolist()]
+            view.ahead = np.array(levels, np.int64)
         drafts = self._proposed(view)
         if coming:
-            assert isinstance(drafts.token_ids, list), "a decoder that drafts ahead does so on the host"
-            drafts.token_ids = [
-                _after(tokens, coming[slot]) if slot in coming else tokens
-                for slot, tokens in zip(slots.tolist(), drafts.token_ids, strict=True)
-            ]
+            leave_after(drafts, [coming.get(slot) for slot in slots.tolist()])
+        if self.moves_early:
+            slots, drafts, most = self._store_trees(slots, drafts, most, results)
         stays = isinstance(drafts.token_ids, Tensor) and self._may_stay(slots, num_tokens, drafts)
         if stays and self._store is not None:
             for slot, count in zip(slots.tolist(), self._store.put(slots, drafts, most), strict=True):
@@ -387,6 +395,30 @@ class Drafting(NoDrafting):
                 results[slot].draft_token_ids = [0] * count  # which the host learns when they are verified
         else:
             self._keep(slots, drafts, most, results)
+
+    def _store_trees(
+        self, slots: np.ndarray, drafts: Drafts, most: np.ndarray, results: dict[int, SequenceResult]
+    ) -> tuple[np.ndarray, Drafts, np.ndarray]:
+        """Keep trees of the sequences that run ahead where their paths are found, on the device.
+
+        Returns slots, drafts and ``most`` of the others.
+        """
+        tokens, parents = drafts.token_ids, drafts.parents
+        assert isinstance(tokens, list)
+        assert not isinstance(parents, Tensor)
+        assert self._store is not None, "steps run ahead on a device alone"
+        for slot in slots.tolist():
+            self._coming.pop(slot, None)
+        is_mine = self._table.runs_ahead[slots]
+        if parents is None or not is_mine.any():
+            return slots, drafts, most
+        mine, rest = np.flatnonzero(is_mine).tolist(), np.flatnonzero(~is_mine).tolist()
+        counts = self._store.put_trees(slots[mine], [tokens[i] for i in mine], [parents[i] for i in mine], most[mine])
+        for i, count in zip(mine, counts, strict=True):
+            slot = int(slots[i])
+            self._made[slot], self._coming[slot] = CERTAIN, parents[i]
+            results[slot].draft_token_ids = tokens[i][:count]
+        return slots[rest], Drafts([tokens[i] for i in rest], [parents[i] for i in rest]), most[rest]
 
     def _proposed(self, view: DraftView) -> Drafts:
         drafts = self._decoder.propose(view)
@@ -461,14 +493,3 @@ def _row_tokens(rows: StepRows) -> np.ndarray:
     counts = np.bincount(rows.sequences, minlength=len(rows.plan[0]))
     nth = np.arange(len(rows.sequences)) - (np.cumsum(counts) - counts)[rows.sequences]
     return (rows.query_start[1:] - counts)[rows.sequences] + nth
-
-
-def _after(tokens: list[int], verified: list[int]) -> list[int]:
-    """The part of a continuation that follows a step in flight, if the continuation is right.
-
-    Of the drafts that the step verifies those are then accepted which agree with it, and one token comes after them.
-    """
-    same = 0
-    while same < min(len(tokens), len(verified)) and tokens[same] == verified[same]:
-        same += 1
-    return tokens[same + 1 :]

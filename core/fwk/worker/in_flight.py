@@ -49,7 +49,8 @@ class Launched:
     following: Launched | None = None
     """The step that was launched before this one was settled, if any."""
     late: LateRows | None = None
-    """What sequences that run ahead are drafted for from, where that is done as soon as tokens are chosen."""
+    """What sequences that run ahead are drafted for from, and accepted paths are moved by, where that is done when
+    tokens are chosen."""
     early: dict[int, int] = field(default_factory=dict[int, int])
     """Drafts that were made so, by slot: for the step after this one."""
     drafting: float = 0.0  # seconds that this took
@@ -232,7 +233,7 @@ class InFlight:
         assert step.num_drafts is not None
         assert step.rows.plan is not None
         assert step.stored is not None
-        assert step.late is not None, "only drafts that are made late are trees of which the device alone knows"
+        assert step.late is not None, "where steps run ahead of trees, who moves their K/V is told of a launched one"
         slots, counts = step.rows.plan[0][chosen], step.num_drafts[chosen]
         first = np.searchsorted(step.rows.sequences, chosen)
         begin = step.rows.query_start[chosen + 1] - counts - 1  # of the step's tokens: the last one before the drafts

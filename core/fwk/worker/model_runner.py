@@ -67,7 +67,7 @@ class ModelRunner:
         self._adapters = adapters
         self._num_captured = num_captured
         self._uploads = uploads
-        early = self._drafting.draft_early if self._drafting.is_early else None
+        early = self._drafting.draft_early if self._drafting.is_early or self._drafting.moves_early else None
         self._in_flight = in_flight(self._sampler, self._settled, early) if in_flight is not None else None
         if self._in_flight is not None:
             inputs.newest, inputs.rejected = self._in_flight.newest, self._in_flight.rejected
@@ -119,7 +119,7 @@ class ModelRunner:
         self._drafting.follow(forward)
         step = Launched(batch, rows, logits, failed, trees, 0.0, hidden if starts is not None else None, starts)
         step.stored = stored
-        if self._drafting.is_early:
+        if self._drafting.is_early or (self._drafting.moves_early and stored is not None):
             assert rows.plan is not None
             step.late = LateRows(
                 self._table.num_computed[rows.plan[0]],

@@ -118,6 +118,32 @@ def test_breadth_makes_a_tree_of_different_continuations() -> None:
     assert not spec.required_features(None)
 
 
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_a_tree_ahead_grows_from_the_end_of_its_first_path(ahead: int) -> None:
+    rng = np.random.default_rng(ahead)
+    num_wide, longest = 0, 2
+    for _ in range(200):
+        text = rng.integers(0, 5, rng.integers(2, 40)).tolist()
+        maker = decoder(
+            speculative_num_draft_tokens=6,
+            speculative_ngram_max_bfs_breadth=2,
+            speculative_ngram_min_bfs_breadth=2,
+            speculative_ngram_max_match_window_size=longest,
+        )
+        drafts = propose(maker, text, ahead=ahead)
+        assert drafts.parents is not None
+        first = copied_token_by_token(text, longest, ahead)
+        assert drafts.token_ids[0][:ahead] == first
+        assert drafts.parents[0][:ahead] == list(range(-1, len(first) - 1))
+        if first:
+            after = propose(maker, text + first)
+            assert after.parents is not None
+            assert drafts.token_ids[0][ahead:] == after.token_ids[0]
+            assert drafts.parents[0][ahead:] == [parent + ahead for parent in after.parents[0]]
+            num_wide += after.parents[0].count(-1) == 2
+    assert num_wide > 50
+
+
 def test_windows_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigError, match="min-match-window-size 9 is larger than"):
         decoder(speculative_ngram_min_match_window_size=9, speculative_ngram_max_match_window_size=3)

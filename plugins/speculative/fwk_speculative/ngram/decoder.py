@@ -55,7 +55,7 @@ class NgramDecoder(SpeculativeDecoder):
             )
         self.max_drafts = options.chain_length()
         self.acceptance = options.acceptance()
-        self.drafts_ahead = self._breadth == 1
+        self.drafts_ahead, self.drafts_trees = True, self._breadth > 1
         self._depth = DraftDepth(context.num_slots, self.max_drafts, options.speculative_adaptive)
         is_on = context.is_host and options.speculative_adaptive and self._breadth == 1
         self._worth = Worth(context.num_slots, self.max_drafts, is_on=is_on)
@@ -80,9 +80,10 @@ class NgramDecoder(SpeculativeDecoder):
             left = self._follow_newest(view, np.minimum(most, self._branch) + ahead, left, token_ids)
         for i in left.tolist():
             tokens = view.token_ids[view.slots[i], : view.num_tokens[i]]
-            branches = self._branches(tokens, int(most[i]), int(ahead[i]))
-            if branches:
-                token_ids[i], parents[i] = _merged(branches, int(most[i] + ahead[i]))
+            if self._breadth > 1:
+                token_ids[i], parents[i] = self._tree(tokens, int(most[i]), int(ahead[i]))
+            else:
+                token_ids[i] = next(iter(self._branches(tokens, int(most[i]), int(ahead[i]))), [])
         return Drafts(self._worth.kept(view, token_ids), parents if self._breadth > 1 else None)
 
     def _follow_newest(
@@ -107,6 +108,18 @@ class NgramDecoder(SpeculativeDecoder):
             token_ids[row] = copied(view.token_ids[slot, :length], place, count)
         has_others = len(self._outputs.text) > 0 or self._corpus is not None
         return rows[~is_found] if has_others else rows[:0]
+
+    def _tree(self, tokens: np.ndarray, most: int, ahead: int) -> tuple[list[int], list[int]]:
+        """The branches after ``tokens`` as a tree, or after their first one where it is ``ahead`` tokens further."""
+        first: list[int] = []
+        if ahead:
+            first = next(iter(self._branches(tokens, 0, ahead)), [])
+            if len(first) < ahead:
+                return first, list(range(-1, len(first) - 1))
+            tokens = np.concatenate((tokens, np.array(first, tokens.dtype)))
+        token_ids, parents = _merged(self._branches(tokens, most, 0), most)
+        above = [parent + ahead for parent in parents]
+        return first + token_ids, [*range(-1, ahead - 1), *above]
 
     def _branches(self, tokens: np.ndarray, most: int, ahead: int) -> list[list[int]]:
         """Continuations of ``tokens`` [length] int32: ``ahead`` tokens, and at most ``most`` that are drafted.
