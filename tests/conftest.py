@@ -18,9 +18,10 @@ if not os.path.exists("/dev/nvidiactl"):
 import pytest
 import torch
 
+from tests.helpers.interpreted import same_rows
 from tests.helpers.tiny import tiny_folder, tiny_llm  # after the settings above: torch reads them
 
-__all__ = ["tiny_folder", "tiny_llm"]
+__all__ = ["same_rows", "tiny_folder", "tiny_llm"]
 
 
 @pytest.fixture

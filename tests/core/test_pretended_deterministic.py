@@ -25,7 +25,7 @@ from fwk_kit.testing.serving import MIXTURE, TINY
 from fwk_loaders.dummy import weights
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "same_rows"),
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"),
 ]
 

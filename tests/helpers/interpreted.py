@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fwk.errors import PluginError
@@ -25,3 +27,22 @@ def check_never_chosen_by_itself(plugins: PluginSet, family: str, monkeypatch: p
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(PluginError, match="needs a cuda device, or TRITON_INTERPRET=1 to run its kernels in"):
         choose(plugins, family, "triton", Facts())
+
+
+@pytest.fixture
+def same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of a tile's product has the same bits at any place of the tile, as a device's tiles give it.
+
+    The interpreter multiplies by numpy, of which some libraries (OpenBLAS for AVX2) add up the last rows of a matrix in
+    another order than those before. Where numpy does so, it multiplies row by row.
+    """
+    product = np.matmul
+    x = np.random.default_rng(0).standard_normal((2, 16, 64)).astype(np.float32)
+    if np.array_equal(product(x[0, ::-1], x[1].T)[::-1], product(x[0], x[1].T)):
+        return
+
+    def by_row(a: Any, b: Any, **settings: Any) -> Any:
+        rows = [product(a[..., i : i + 1, :], b, **settings) for i in range(a.shape[-2])]
+        return np.concatenate(rows, axis=-2)
+
+    monkeypatch.setattr(np, "matmul", by_row)

@@ -220,6 +220,7 @@ def test_a_bound_on_tiles_that_is_reached() -> None:
 
 
 @interpreted
+@pytest.mark.usefixtures("same_rows")
 def test_a_tokens_bits_do_not_depend_on_others_in_its_tile() -> None:
     found = made(Experts())
     x, ids, weights = routed(20)

@@ -51,12 +51,14 @@ def rows_differ(dtype: torch.dtype = torch.float32) -> bool:
 
 
 @interpreted
+@pytest.mark.usefixtures("same_rows")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_row_depends_on_no_other(dtype: torch.dtype) -> None:
     assert not rows_differ(dtype)
 
 
 @interpreted
+@pytest.mark.usefixtures("same_rows")
 def test_a_sum_cut_by_the_number_of_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many inputs at once as keep a device busy."""
     real = invariant._launch
