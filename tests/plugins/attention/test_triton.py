@@ -203,7 +203,7 @@ def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 WHOLE = 70
 
 
-@pytest.mark.usefixtures("short_parts")
+@pytest.mark.usefixtures("short_parts", "same_rows")
 def test_bits_do_not_depend_on_chunks_or_neighbours() -> None:
     whole = bits([WHOLE])
     assert torch.equal(bits([17, 44, *[1] * 3, 6], alongside=20), whole)
