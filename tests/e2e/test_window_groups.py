@@ -43,7 +43,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]
         ({"disable_hybrid_swa_memory": True}, 1, "--disable-hybrid-swa-memory"),
         ({"prefix_cache": "hierarchical"}, 1, "cache hierarchical keeps blocks in tiers"),
         # Accepted drafts end sequences early: a smaller pool has to be full before that.
-        ({"speculative_algorithm": "ngram", "max_total_tokens": 120}, 4, ""),
+        ({"speculative_algorithm": "ngram", "max_total_tokens": 120, "speculative_num_draft_tokens": 2}, 4, ""),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
