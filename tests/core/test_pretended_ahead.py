@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, triton_kernels
+from tests.helpers.pretend_cuda.tree_mutations import a_path_ends_a_node_early, keys_stay_where_they_were
 from tests.helpers.tiny import save_llama
 from torch import Tensor
 
@@ -20,10 +21,9 @@ import fwk
 from fwk import GrammarRequest, SamplingParams
 from fwk.interfaces.speculative import Drafts, DraftView
 from fwk.types import EngineStats, ScheduledSequence
-from fwk.worker import draft_ahead, in_flight
+from fwk.worker import draft_ahead
 from fwk.worker.draft_ahead import ComingDrafts
-from fwk.worker.draft_tree import DraftTree, accepted_in_trees
-from fwk.worker.drafting import Drafting
+from fwk.worker.draft_tree import DraftTree
 from fwk.worker.in_flight import InFlight, Launched
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.step_rows import StepRows
@@ -223,7 +223,7 @@ def test_steps_run_ahead_of_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def save_loops(folder: Path, period: int) -> Path:
-    """A model that says a few tokens over and over: what it makes of a token follows from this token alone."""
+    """A model that repeats a few tokens: the next token depends on the newest one alone."""
     save_llama(folder, seed=1, tie_word_embeddings=False)
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -346,18 +346,6 @@ def test_what_would_be_wrong_is_noticed(
         serve()
 
 
-def keys_of_paths_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Drafting, "_keep_early", lambda *_: None)
-
-
-def a_path_ends_a_node_early(patch: pytest.MonkeyPatch) -> None:
-    def accepted(*parts: Tensor) -> tuple[Tensor, Tensor]:
-        order, count = accepted_in_trees(*parts)
-        return order, (count - 1).clamp(min=0)
-
-    patch.setattr(in_flight, "accepted_in_trees", accepted)
-
-
 def trees_begin_where_the_text_is_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(draft_ahead, "_after_path", lambda tokens, parents, verified: (tokens, list(parents)))
 
@@ -369,7 +357,7 @@ def one_node_of_a_path_is_moved(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "mutate",
     [
-        keys_of_paths_stay,
+        keys_stay_where_they_were,
         pytest.param(a_path_ends_a_node_early, marks=pytest.mark.slow),
         pytest.param(nothing_is_rejected, marks=pytest.mark.slow),
         pytest.param(trees_begin_where_the_text_is_known, marks=pytest.mark.slow),

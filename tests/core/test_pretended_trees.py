@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import KINDS, write
 from tests.helpers.draft_heads import SIZE, save_eagle3, save_medusa, save_mtp
 from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, triton_kernels
+from tests.helpers.pretend_cuda.tree_mutations import a_path_ends_a_node_early, keys_stay_where_they_were
 from tests.helpers.tiny import save_llama
 from torch import Tensor
 
@@ -281,10 +282,6 @@ def test_a_path_is_what_a_walk_finds() -> None:
     assert length > 2
 
 
-def keys_stay_where_they_were(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Drafting, "_keep_early", lambda *_: None)
-
-
 def hidden_states_stay_in_the_order_of_drafts(patch: pytest.MonkeyPatch) -> None:
     real = Drafting._learn_early
 
@@ -293,14 +290,6 @@ def hidden_states_stay_in_the_order_of_drafts(patch: pytest.MonkeyPatch) -> None
         real(self, step, *parts)
 
     patch.setattr(Drafting, "_learn_early", learn)
-
-
-def a_path_ends_a_node_early(patch: pytest.MonkeyPatch) -> None:
-    def accepted(*parts: Tensor) -> tuple[Tensor, Tensor]:
-        order, count = accepted_in_trees(*parts)
-        return order, (count - 1).clamp(min=0)
-
-    patch.setattr(in_flight, "accepted_in_trees", accepted)
 
 
 def a_path_is_off_by_one(patch: pytest.MonkeyPatch) -> None:

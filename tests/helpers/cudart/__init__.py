@@ -94,14 +94,9 @@ class Event:
 def install(folder: Path) -> Runtime:
     """folder: for libraries and FlashInfer's compiled modules, which later runs find there."""
     folder.mkdir(parents=True, exist_ok=True)
-    build = ["gcc", "-shared", "-fPIC", "-O1", "-w"]
-    sources = {"libcudart.so": Path(__file__).with_name("runtime.c"), "libcuda.so": Path(os.devnull)}
-    for name, source in sources.items():
-        # The names that modules look for are those of the real libraries: these are loaded, so those never are.
-        own = {"libcudart.so": "libcudart.so.13", "libcuda.so": "libcuda.so.1"}[name]
-        command = [*build, f"-Wl,-soname,{own}", "-x", "c", str(source), "-o", str(folder / name)]
-        subprocess.run(command, check=True)
-    runtime, _ = (ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL) for name in sources)
+    # Modules look for the names of the real libraries (-soname): these are loaded, so those never are.
+    _build(folder / "libcuda.so", "libcuda.so.1", Path(os.devnull))
+    runtime = _build(folder / "libcudart.so", "libcudart.so.13", Path(__file__).with_name("runtime.c"))
     os.environ |= {
         "FLASHINFER_CUDA_ARCH_LIST": ARCHITECTURE,
         "FLASHINFER_WORKSPACE_BASE": str(folder),
@@ -111,6 +106,12 @@ def install(folder: Path) -> Runtime:
     _answer_for_the_device()
     Event.runtime = Runtime(runtime)
     return Event.runtime
+
+
+def _build(library: Path, soname: str, source: Path) -> ctypes.CDLL:
+    flags = ["-shared", "-fPIC", "-O1", "-w", f"-Wl,-soname,{soname}"]
+    subprocess.run(["gcc", *flags, "-x", "c", str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def _answer_for_the_device() -> None:

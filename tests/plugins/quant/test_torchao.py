@@ -67,6 +67,7 @@ def test_what_torchao_makes_of_a_model_of_transformers(name: str, flags: dict[st
         mine = torch.tensor([entry.logprob for entry in ours.logprobs or []])
         # Where activations are rounded, another order of a sum tips some of them to the next number.
         torch.testing.assert_close(mine, theirs, atol=0.5 if name == "int8dq" else 1e-3, rtol=1e-3)
+        assert (mine - theirs).abs().median() < 0.15, "few of them"
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -1,5 +1,5 @@
 """Shared by the loaders: reading a Hugging Face style model folder."""
 
-from fwk_loaders._common.folder import ModelFolder, read_json
+from fwk_loaders._common.folder import FolderCheckpoint, read_json
 
-__all__ = ["ModelFolder", "read_json"]
+__all__ = ["FolderCheckpoint", "read_json"]

@@ -6,10 +6,12 @@ The folder is not trusted: nothing in it is executed (``auto_map`` is ignored), 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fwk.errors import ModelLoadError
+from fwk.interfaces.loader import Checkpoint
 from fwk.types import PoolingConfig
 from fwk_loaders._common.json_file import read_bytes, read_json
 from fwk_loaders._common.pooling import read_pooling
@@ -85,6 +87,48 @@ class ModelFolder:
     def _optional(self, name: str) -> dict[str, Any]:
         path = self.path / name
         return read_json(path) if path.exists() else {}
+
+
+class FolderCheckpoint(Checkpoint):
+    """A checkpoint of which everything but the weights is in a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._folder = ModelFolder(path)
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        return self._folder.config()
+
+    @property
+    def _quantization(self) -> dict[str, Any]:
+        """``quantization_config`` of config.json; empty when there is none."""
+        found = self._config.get("quantization_config")
+        return found if isinstance(found, dict) else {}
+
+    def config(self) -> Mapping[str, Any]:
+        """config.json."""
+        return self._config
+
+    def generation_config(self) -> Mapping[str, Any]:
+        """generation_config.json; empty when there is none."""
+        return self._folder.generation_config()
+
+    def tokenizer(self) -> Tokenizer:
+        """tokenizer.json."""
+        return self._folder.tokenizer()
+
+    def tokenizer_config(self) -> Mapping[str, Any]:
+        """tokenizer_config.json; empty when there is none."""
+        return self._folder.tokenizer_config()
+
+    def chat_template(self) -> str | None:
+        """chat_template.jinja or the one in tokenizer_config.json."""
+        return self._folder.chat_template()
+
+    def pooling(self) -> PoolingConfig | None:
+        """The folder's."""
+        return self._folder.pooling()
 
 
 def _pick(path: Path, template: object) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint, Loader, WeightSource
-from fwk.types import PoolingConfig
-from fwk_loaders._common import ModelFolder
+from fwk_loaders._common import FolderCheckpoint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -36,21 +34,12 @@ def _folder(path: Path) -> Path:
     return path.parent if path.name == "config.json" and not path.is_dir() else path
 
 
-class DummyCheckpoint(Checkpoint):
+class DummyCheckpoint(FolderCheckpoint):
     """Tokeniser and templates are the folder's own; without a tokenizer.json they are the byte tokeniser's."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._folder = ModelFolder(path)
+        super().__init__(path)
         self._has_tokenizer = self._folder.has_tokenizer()
-
-    @cached_property
-    def _config(self) -> dict[str, Any]:
-        return self._folder.config()
-
-    def config(self) -> Mapping[str, Any]:
-        """config.json."""
-        return self._config
 
     def generation_config(self) -> Mapping[str, Any]:
         """The folder's; else the byte tokeniser's end of turn, unless config.json has an ``eos_token_id``."""
@@ -85,10 +74,6 @@ class DummyCheckpoint(Checkpoint):
         from fwk_loaders.dummy.tokenizer import CHAT_TEMPLATE  # noqa: PLC0415 - imports tokenizers
 
         return CHAT_TEMPLATE
-
-    def pooling(self) -> PoolingConfig | None:
-        """The folder's."""
-        return self._folder.pooling()
 
     def weights(self) -> WeightSource:
         """Random tensors."""

@@ -124,7 +124,7 @@ class Seed:
             self._connection = None
 
     def refusal(self, why: str) -> ModelLoadError:
-        """What a failure is told as."""
+        """The sentence for a failure."""
         self.close()
         return ModelLoadError(f"{self.name} {why}")
 

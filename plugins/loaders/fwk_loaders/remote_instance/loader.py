@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint, Loader, WeightSource
-from fwk.types import PoolingConfig
-from fwk_loaders._common import ModelFolder
+from fwk_loaders._common import FolderCheckpoint
 from fwk_loaders.remote_instance import RemoteInstanceOptions
 from fwk_loaders.remote_instance.connection import Seed
 from fwk_loaders.remote_instance.index import difference, fetch_index
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 
 class RemoteInstanceLoader(Loader):
@@ -47,12 +41,11 @@ class RemoteInstanceLoader(Loader):
         return RemoteCheckpoint(path, lambda: Seed(host, port, key, options.remote_instance_weight_loader_timeout))
 
 
-class RemoteCheckpoint(Checkpoint):
+class RemoteCheckpoint(FolderCheckpoint):
     """One folder, and what the seed had when it was opened."""
 
     def __init__(self, path: Path, seed: Callable[[], Seed]) -> None:
-        self.path = path
-        self._folder = ModelFolder(path)
+        super().__init__(path)
         self._seed = seed
         asked = seed()
         try:
@@ -63,41 +56,12 @@ class RemoteCheckpoint(Checkpoint):
         finally:
             asked.close()
 
-    @cached_property
-    def _config(self) -> dict[str, Any]:
-        return self._folder.config()
-
-    def config(self) -> Mapping[str, Any]:
-        """config.json."""
-        return self._config
-
-    def generation_config(self) -> Mapping[str, Any]:
-        """generation_config.json; empty when there is none."""
-        return self._folder.generation_config()
-
-    def tokenizer(self) -> Tokenizer:
-        """tokenizer.json."""
-        return self._folder.tokenizer()
-
-    def tokenizer_config(self) -> Mapping[str, Any]:
-        """tokenizer_config.json; empty when there is none."""
-        return self._folder.tokenizer_config()
-
-    def chat_template(self) -> str | None:
-        """chat_template.jinja or the one in tokenizer_config.json."""
-        return self._folder.chat_template()
-
-    def pooling(self) -> PoolingConfig | None:
-        """The folder's."""
-        return self._folder.pooling()
-
     def weights_identity(self) -> str:
-        """The seed's word for its weights, wherever it listens."""
+        """The seed's identity of its weights, independent of its address."""
         return self._index.identity
 
     def weights(self) -> WeightSource:
         """The tensors, each fetched when it is read."""
         from fwk_loaders.remote_instance.weights import RemoteWeights  # noqa: PLC0415 - imports torch
 
-        quantization = self._config.get("quantization_config")
-        return RemoteWeights(self._seed(), self._index, quantization if isinstance(quantization, dict) else {})
+        return RemoteWeights(self._seed(), self._index, self._quantization)

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint, Loader, StoredTensor, WeightSource
-from fwk.types import PoolingConfig
-from fwk_loaders._common import ModelFolder, read_json
+from fwk_loaders._common import FolderCheckpoint, read_json
 from fwk_loaders.safetensors.stored import stored_tensors
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -59,48 +53,18 @@ def _refusal(folder: Path) -> str | None:
     return f"needs {SINGLE} or {INDEX}"
 
 
-class SafetensorsCheckpoint(Checkpoint):
+class SafetensorsCheckpoint(FolderCheckpoint):
     """One opened folder."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._folder = ModelFolder(path)
+        super().__init__(path)
         self._files = _files(path)
-
-    @cached_property
-    def _config(self) -> dict[str, Any]:
-        return self._folder.config()
-
-    def config(self) -> Mapping[str, Any]:
-        """config.json."""
-        return self._config
-
-    def generation_config(self) -> Mapping[str, Any]:
-        """generation_config.json; empty when there is none."""
-        return self._folder.generation_config()
-
-    def tokenizer(self) -> Tokenizer:
-        """tokenizer.json."""
-        return self._folder.tokenizer()
-
-    def tokenizer_config(self) -> Mapping[str, Any]:
-        """tokenizer_config.json; empty when there is none."""
-        return self._folder.tokenizer_config()
-
-    def chat_template(self) -> str | None:
-        """chat_template.jinja or the one in tokenizer_config.json."""
-        return self._folder.chat_template()
-
-    def pooling(self) -> PoolingConfig | None:
-        """The folder's."""
-        return self._folder.pooling()
 
     def weights(self) -> WeightSource:
         """The tensors. Opens every file and checks its header."""
         from fwk_loaders.safetensors.weights import SafetensorsWeights  # noqa: PLC0415 - imports torch
 
-        quantization = self._config.get("quantization_config")
-        return SafetensorsWeights(self.path, self._files, quantization if isinstance(quantization, dict) else {})
+        return SafetensorsWeights(self.path, self._files, self._quantization)
 
     def weight_files(self) -> Sequence[Path]:
         """The .safetensors files."""
