@@ -143,12 +143,12 @@ def _raises(error: Exception) -> dict[int, int | Exception]:
     "told",
     [
         lambda *_: _raises(OSError("broken")),
-        lambda *_: _raises(BlameSequence(0, "of one, and who knows what the others were told")),
+        lambda *_: _raises(BlameSequence(0, "of one, with the state of the others unknown")),
         lambda *_: {1: 0},  # a slot it was not asked about
         lambda *_: None,
     ],
 )
-def test_who_asked_a_processor_that_fails_for_all_is_blamed_and_nobody_else(told: Any) -> None:
+def test_a_processor_that_fails_for_all_fails_only_the_sequences_that_use_it(told: Any) -> None:
     table = SequenceTable(3, 32, 4)
     processor = type("Mine", (Add,), {"ends": lambda *_: None, "ends_each": told})(CONTEXT)
     made = SamplingPipeline({Place(1, "mine"): processor}, Recorder(CONTEXT), table)

@@ -115,7 +115,7 @@ def served(server: Server) -> list[list[int]]:
 
 
 def test_a_receiver_has_the_seeds_tokens(seed: Server, model: Path, here: Path, python_path: str) -> None:
-    """Without a file of weights; what it is told to keep secret it tells nobody; and it is no seed itself."""
+    """Without a file of weights; it does not reveal the key; and it is no seed itself."""
     receiver = Server(here, *flags(port_of(seed)), "--admin-api-key", "own", python_path=python_path)
     try:
         receiver.start()
@@ -148,7 +148,7 @@ def test_what_the_receiver_makes_of_the_weights(seed: Server, model: Path, here:
 
 
 def test_updated_weights_are_those_that_serve(seed: Server, model: Path, another: Path, here: Path) -> None:
-    """Who begins after an update gets the new ones; who runs asks for them by an update of its own."""
+    """A receiver started after an update gets the new ones; a running one needs an update of its own."""
     before, wanted = fresh(model), fresh(another)
     assert before != wanted
     with fwk.LLM(str(here), **LIMITS, **options(seed)) as llm:

@@ -1,4 +1,4 @@
-"""Servers that give weights out: the real routes over a folder, in a thread, and one that sends whatever it is told."""
+"""Servers that give weights out: the real routes over a folder, in a thread, and one that sends given bytes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from fwk.interfaces.loader import Checkpoint
 
 
 class FileState(NamedTuple):
-    """What changes with a file. Nobody can set ``ctime_ns``: it tells of bytes that were written in place, too."""
+    """What changes with a file. ``ctime_ns`` cannot be set, so it reveals bytes written in place, too."""
 
     size: int
     mtime_ns: int

@@ -59,7 +59,7 @@ def _after(tokens: list[int], verified: list[int]) -> list[int]:
 def _after_path(tokens: list[int], parents: Sequence[int], verified: ComingDrafts) -> tuple[list[int], list[int]]:
     """``_after`` of a tree, or of what follows one: tokens and parents of what then comes after.
 
-    The continuation goes by each node's first child. What it has beside that path is for another step.
+    The continuation follows each node's first child; its other branches are dropped.
     """
     first: dict[int, int] = {}
     for node, parent in enumerate(parents):

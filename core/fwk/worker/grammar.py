@@ -366,7 +366,7 @@ def _cannot_continue(slot: int, error: Exception) -> BlameSequence:
 
 
 def _accept_each(kind: type[Grammar], grammars: list[Grammar], token_ids: list[int]) -> Sequence[bool | Exception]:
-    """What raises for all of a kind together is told for each of them."""
+    """``Grammar.accept_each``; an error of the one call is the result of each grammar."""
     try:
         told = kind.accept_each(grammars, token_ids)
         if len(told) != len(grammars):

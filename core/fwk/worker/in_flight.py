@@ -233,7 +233,7 @@ class InFlight:
         assert step.num_drafts is not None
         assert step.rows.plan is not None
         assert step.stored is not None
-        assert step.late is not None, "where steps run ahead of trees, who moves their K/V is told of a launched one"
+        assert step.late is not None, "steps run ahead of trees only where their K/V are moved at launch"
         slots, counts = step.rows.plan[0][chosen], step.num_drafts[chosen]
         first = np.searchsorted(step.rows.sequences, chosen)
         begin = step.rows.query_start[chosen + 1] - counts - 1  # of the step's tokens: the last one before the drafts

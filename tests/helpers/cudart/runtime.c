@@ -2,8 +2,8 @@
  *
  * Loaded before modules that are linked with libcudart, it takes the runtime's place. "Device" memory is the host's.
  * Launches compute nothing and are recorded: the kernel's name, its grid, its block. Asynchronous copies wait until
- * somebody waits for the stream (cudart_drain), as a device that is behind would let them: a source that was
- * overwritten before is told, and what the device would then have copied is what arrives.
+ * the stream is waited for (cudart_drain), as on a device that is behind: sources that were overwritten before are
+ * counted, and the overwritten bytes are what is copied.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,7 +89,7 @@ Error cudaDeviceGetAttribute(int *value, int attribute, int device) {
         case 97: *value = 232448; break; /* of a block, on request */
         case 8: *value = 49152; break;   /* of a block */
         default:
-            fprintf(stderr, "cudart.c: nobody said what the device's attribute %d is\n", attribute);
+            fprintf(stderr, "runtime.c: no value for the device's attribute %d\n", attribute);
             return 1;
     }
     return 0;
@@ -126,13 +126,13 @@ Error cudaLaunchCooperativeKernel(const void *f, Size grid, Size block, void **a
     return launched(f, grid, block);
 }
 
-/* Kernels for Hopper describe tensors to the driver, which fills in a description that nobody reads here. */
+/* Kernels for Hopper describe tensors to the driver, whose descriptions are not read here. */
 static Error described(void) { return 0; }
 Error cudaDriverGetVersion(int *version) { *version = 13000; return 0; }
 Error cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, unsigned long long flags,
                                        int *status) {
     if (strcmp(symbol, "cuTensorMapEncodeTiled")) {
-        fprintf(stderr, "cudart.c: nobody said what the driver's %s does\n", symbol);
+        fprintf(stderr, "runtime.c: no stand-in for the driver's %s\n", symbol);
         return 1;
     }
     *function = (void *)described, *status = 0;

@@ -37,7 +37,7 @@ CONFLICT = 409
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """What is told of the weights, and where their tensors lie."""
+    """The index as it is sent, and where the tensors lie."""
 
     weights: ServedWeights
     identity: str
@@ -170,7 +170,7 @@ def _block(identity: str, name: str, tensor: StoredTensor, start: int, state: Fi
 
 
 def _seen(block: asyncio.Future[bytes]) -> None:
-    """Its error is known, also when nobody waits for the block any more."""
+    """Retrieve its error, so that asyncio does not log one of a block that is no longer awaited."""
     if not block.cancelled():
         block.exception()
 
@@ -191,5 +191,5 @@ def _reason(text: str) -> bytes:
 
 
 def last_words(error: Exception) -> bytes:
-    """What a stream ends with that failed in a way nobody foresaw."""
+    """The end of a stream that failed unexpectedly."""
     return _reason("the server failed")

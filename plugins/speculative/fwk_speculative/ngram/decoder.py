@@ -19,8 +19,8 @@ from fwk_speculative.ngram import NgramOptions
 class NgramDecoder(SpeculativeDecoder):
     """Looks in each sequence's own tokens for its last few, and drafts what came next there.
 
-    A copy that reaches the text's end goes on with its own drafts (``copied``), so text that repeats itself is drafted
-    as far as it is asked, also while a step is in flight that adds more tokens than it repeats.
+    A copy that reaches the text's end continues with its own drafts (``copied``), so text that repeats itself is
+    drafted as far as it is asked, also while a step is in flight that adds more tokens than it repeats.
     """
 
     def __init__(self, context: SpeculativeContext) -> None:

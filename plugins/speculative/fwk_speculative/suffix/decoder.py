@@ -74,7 +74,7 @@ class SuffixDecoder(SpeculativeDecoder):
     def _guess(self, text: np.ndarray, end: np.ndarray, most: int) -> Guess:
         """The likeliest continuation of ``end`` [matched] in ``text`` [length]: after its longest match there.
 
-        Where all places have come to the text's own end, the continuation copies its own drafts, as in LZ77. Outputs of
+        Once all places have reached the text's own end, the continuation copies its own drafts, as in LZ77. Outputs of
         others end in -1, which nothing follows.
         """
         places, matched = longest_match(text, end)
@@ -83,7 +83,7 @@ class SuffixDecoder(SpeculativeDecoder):
         probability, score = 1.0, 0.0
         while len(token_ids) < most:
             places = places[places < len(text)]
-            if not len(places):  # what the last one to come to the end has copied is what repeats
+            if not len(places):  # the last match to reach the end gives the period
                 score += probability * (most - len(token_ids))
                 return Guess(list(islice(cycle(token_ids), most)), score)
             following = text[places]
