@@ -30,6 +30,7 @@ class TestTriton(AttentionSuite):
         super().test_serves_a_tiny_model(item)
 
     @pytest.mark.slow
+    @pytest.mark.usefixtures("same_rows")
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
     def test_bits_do_not_depend_on_chunks(self, item: Registered, kv_dtype: str, dtype: str) -> None:
