@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
+from pydantic import create_model
 
 from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.plugins import Registered
 from fwk_kit.testing import AttentionSuite
 from fwk_kit.testing.attention_cases import KV_DTYPES
+
+CHANNELS = str(Path(__file__).parent / "heavy_channels.json")
 
 
 class TestTorch(AttentionSuite):
@@ -36,6 +44,32 @@ class TestTriton(AttentionSuite):
     def test_bits_do_not_depend_on_chunks(self, item: Registered, kv_dtype: str, dtype: str) -> None:
         """Slow in Triton's interpreter; a short one is in tests/plugins/attention."""
         super().test_bits_do_not_depend_on_chunks(item, kv_dtype, dtype)
+
+
+class TestDoubleSparsity(AttentionSuite):
+    """In full below its threshold; what it leaves out beyond: tests/plugins/attention."""
+
+    plugin = "double_sparsity"
+    options = {"ds_channel_config_path": CHANNELS, "ds_heavy_channel_num": 8}
+
+    @classmethod
+    def registered(cls) -> Registered:
+        """The plugin, with the options as its defaults: numbers are looked at in many shapes without any."""
+        found = super().registered()
+        assert found.declaration.options is not None
+        model = found.declaration.options
+        own = {name: copy(model.model_fields[name]) for name in cls.options}
+        for name, field in own.items():
+            field.default = cls.options[name]
+        fields: dict[str, Any] = {name: (field.annotation, field) for name, field in own.items()}
+        options = create_model("Defaults", __base__=model, **fields)
+        return replace(found, declaration=replace(found.declaration, options=options))
+
+
+class TestDoubleSparsityOfAllTokens(TestDoubleSparsity):
+    """By the heaviest tokens at any length, which are all of them."""
+
+    options = {**TestDoubleSparsity.options, "ds_sparse_decode_threshold": 0, "ds_heavy_token_num": 10_000}
 
 
 class TestFA3(AttentionSuite):

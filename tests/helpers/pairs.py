@@ -247,6 +247,17 @@ FEATURES = [
         _chose("attention", "cpu-prefill.torch-decode"),
         {"prefill_attention_backend": "cpu", "decode_attention_backend": "torch"},
     ),
+    Feature(
+        "double sparsity",  # of all tokens, so that none is left out
+        _chose("attention", "double_sparsity"),
+        {
+            "attention_backend": "double_sparsity",
+            "ds_channel_config_path": str(Path(__file__).parents[1] / "contracts/heavy_channels.json"),
+            "ds_heavy_channel_num": 8,
+            "ds_heavy_token_num": 10_000,
+            "ds_sparse_decode_threshold": 0,
+        },
+    ),
 ]
 BY_NAME = {feature.name: feature for feature in FEATURES}
 NO_MODEL = (("state group", "MLA"), ("state group", "MXFP4 experts"), ("MLA", "MXFP4 experts"))
@@ -580,7 +591,7 @@ def exclusive(features: Sequence[Feature]) -> tuple[str, str, str] | None:
     """An option for which the features want different values, and the two; None when there is no such option."""
     one, other = features
     given = [{**feature.shared, **feature.options} for feature in (one, other)]
-    for name in ("speculative_algorithm", "kv_cache_dtype"):
+    for name in ("speculative_algorithm", "kv_cache_dtype", "attention_backend"):
         values = [options.get(name) for options in given]
         if None not in values and values[0] != values[1]:
             return name, str(values[0]), str(values[1])

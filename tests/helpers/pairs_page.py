@@ -69,6 +69,27 @@ REFUSED: dict[tuple[str, str], str] = {
         "two attention backends",
     ): "--attention-backend triton does nothing alongside --prefill-attention-backend cpu",
     **{
+        (
+            name,
+            "double sparsity",
+        ): f"'{option}' .* does not go with attention backend 'double_sparsity', which attends to fewer "
+        "tokens one at a time than while drafts are verified"
+        for name, option in (("n-gram", "ngram"), ("draft model", "standalone"), ("suffix", "suffix"))
+    },
+    **{
+        (
+            name,
+            "double sparsity",
+        ): f"'{option}' .* asks attention backend 'double_sparsity' for tree_mask, which it lacks"
+        for name, option in (("tree", "ngram"), ("EAGLE-3", "eagle3"))
+    },
+    ("MXFP4 experts", "double sparsity"): "asks attention backend 'double_sparsity' for sinks, which it lacks",
+    ("triton attention", "double sparsity"): "--attention-backend is given twice: triton and double_sparsity",
+    (
+        "two attention backends",
+        "double sparsity",
+    ): "--attention-backend double_sparsity does nothing alongside --prefill-attention-backend cpu",
+    **{
         (name, "overlap"): "it runs one worker, but --tensor-parallel-size is 2"
         for name in ("tensor parallel", "expert parallel")
     },

@@ -129,6 +129,8 @@ class AttentionContext:
         backend may lay out K/V as it likes.
     is_deterministic: a token's numbers must not depend on how the tokens before it were divided into steps, to the bit;
         only asked of backends that offer ``deterministic``.
+    tp_rank, tp_size: which of the ranks this is that share each layer's heads. Each has consecutive ones, in the order
+        of ranks; where there are more ranks than KV heads, neighbours have the same one.
     """
 
     device: torch.device
@@ -140,6 +142,8 @@ class AttentionContext:
     staging: Callable[[], Staging] | None = None
     kv_layout: str = ""
     is_deterministic: bool = False
+    tp_rank: int = 0
+    tp_size: int = 1
     upload: Upload | None = None
     """Core's own way to the device, for what is in no such buffer; ``send`` takes it."""
 

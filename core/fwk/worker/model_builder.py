@@ -111,6 +111,8 @@ class ModelBuilder:
             staging=self._staging,
             upload=self._upload,
             is_deterministic=self._setup.facts.is_deterministic,
+            tp_rank=self._tp.rank,
+            tp_size=self._tp.size,
         )
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError
 from fwk.process.log import set_up_log
 from fwk.types import SamplingParams
-from fwk_kit.training.prompts import built_in
+from fwk_kit.training.prompts import built_in, question, read_prompts
 
 if TYPE_CHECKING:
     from fwk.config import Config
@@ -53,7 +52,9 @@ def run(argv: Sequence[str]) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
     if config.engine.speculative_algorithm != "none":
         raise ConfigError("--speculative-algorithm: the model writes its texts without drafts")
-    prompts = _prompts(arguments.data) if arguments.data else [_question(text) for text in built_in()]
+    prompts = read_prompts(arguments.data) if arguments.data else [question(text) for text in built_in()]
+    if len(prompts) < 2:
+        raise ConfigError(f"--data {arguments.data}: at least two prompts are wanted, one of them to measure with")
     set_up_log("warning")
     import torch  # noqa: PLC0415 - heavy
 
@@ -82,33 +83,6 @@ def run(argv: Sequence[str]) -> int:
     unfinished.unlink(missing_ok=True)
     note(f"the head is in {folder}")
     return 0
-
-
-def _question(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
-
-
-def _prompts(path: str) -> list[str | list[dict[str, str]]]:
-    """Conversations, and texts to complete. Raises ``ConfigError`` naming the line."""
-    found: list[str | list[dict[str, str]]] = []
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--data {path}: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if not line.startswith("{"):
-            found.append(_question(line))
-            continue
-        try:
-            value = json.loads(line)
-            found.append(value["messages"] if "messages" in value else str(value["prompt"]))
-        except (ValueError, KeyError):
-            raise ConfigError(f'--data {path}, line {number}: JSON with "prompt" or "messages" is wanted') from None
-    if len(found) < 2:
-        raise ConfigError(f"--data {path}: at least two prompts are wanted, one of them to measure with")
-    return found
 
 
 def _collect(

@@ -1,8 +1,12 @@
-"""Prompts to train a draft head on when the user has none: many topics in several forms."""
+"""Prompts to learn of a model from: a user's file, or many topics in several forms."""
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
+
+from fwk.errors import ConfigError
 
 TOPICS = (
     "the water cycle", "photosynthesis", "black holes", "the French Revolution", "vaccines", "compound interest",
@@ -30,3 +34,31 @@ def built_in() -> list[str]:
     """400 prompts, neighbours in the list unlike each other."""
     pairs = [form.format(topic) for topic, form in product(TOPICS, FORMS)]
     return [pairs[(7 * i) % len(pairs)] for i in range(len(pairs))]
+
+
+def question(text: str) -> list[dict[str, str]]:
+    """The text as a conversation of one message."""
+    return [{"role": "user", "content": text}]
+
+
+def read_prompts(path: str) -> list[str | list[dict[str, str]]]:
+    """Conversations, and texts to complete, of ``--data``. Raises ``ConfigError`` naming the line."""
+    found: list[str | list[dict[str, str]]] = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--data {path}: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if not line.startswith("{"):
+            found.append(question(line))
+            continue
+        try:
+            value = json.loads(line)
+            found.append(value["messages"] if "messages" in value else str(value["prompt"]))
+        except (ValueError, KeyError):
+            raise ConfigError(f'--data {path}, line {number}: JSON with "prompt" or "messages" is wanted') from None
+    if not found:
+        raise ConfigError(f"--data {path} holds no prompts")
+    return found
