@@ -155,7 +155,10 @@ class Device(ABC):
 
     @abstractmethod
     def take(self, index: int) -> torch.device:
-        """Make a device the current one of the calling thread, which is to be the worker's, and return it."""
+        """Make a device the current one of the calling thread, which is to be the worker's, and return it.
+
+        index: the worker's place among all of the run, which is its device's where each has one of its own.
+        """
 
     @abstractmethod
     def memory(self, device: torch.device, num_sharers: int) -> MemoryInfo:

@@ -70,4 +70,4 @@ def take_device(device: Device, name: str, group: ParallelGroup, replica: int) -
             f"rank {group.rank} of engine {replica} needs a {name} device of its own, but {count} can be seen; lower "
             "--tensor-parallel-size or --data-parallel-size, or look at CUDA_VISIBLE_DEVICES and its like"
         )
-    return device.take(0 if count is None else index)
+    return device.take(index)

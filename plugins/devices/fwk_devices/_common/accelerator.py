@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fwk.interfaces.device import Device, DeviceDefaults, Event, MemoryInfo, Taken
+from fwk_devices._common.numa import keep_to_node
 
 MEMORY_FRACTION = 0.88
 STEP_TOKENS = 2048
@@ -47,6 +48,7 @@ class Accelerator(Device):
         return self._torch.device_count()
 
     def take(self, index: int) -> torch.device:
+        keep_to_node(self.context.options, index)
         self._torch.set_device(index)
         return torch.device(self.kind, index)
 

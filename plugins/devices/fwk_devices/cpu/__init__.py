@@ -1,6 +1,7 @@
 """The processor this runs on."""
 
 from fwk import DeviceSpec, hookimpl
+from fwk_devices._common.numa import NumaOptions
 
 
 @hookimpl
@@ -9,6 +10,7 @@ def devices() -> list[DeviceSpec]:
         DeviceSpec(
             name="cpu",
             load="fwk_devices.cpu.device:Cpu",
+            options=NumaOptions,
             summary="the processor and its memory, which all workers share",
         )
     ]

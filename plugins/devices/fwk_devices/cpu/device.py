@@ -13,6 +13,7 @@ from fwk import native
 from fwk.interfaces.declaration import Host
 from fwk.interfaces.device import CacheMemory, Device, DeviceDefaults, MemoryInfo
 from fwk.native import cpu_flags, huge_pages
+from fwk_devices._common.numa import keep_to_node
 
 MEMORY_FRACTION = 0.1
 START_TOKENS = 16
@@ -58,6 +59,9 @@ class Cpu(Device):
         return None
 
     def take(self, index: int) -> torch.device:
+        cores = keep_to_node(self.context.options, index)
+        if cores is not None:
+            torch.set_num_threads(min(torch.get_num_threads(), cores))
         return torch.device("cpu")
 
     def memory(self, device: torch.device, num_sharers: int) -> MemoryInfo:

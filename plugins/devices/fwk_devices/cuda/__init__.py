@@ -1,6 +1,7 @@
 """NVIDIA GPUs."""
 
 from fwk import DeviceSpec, hookimpl
+from fwk_devices._common.numa import NumaOptions
 
 
 @hookimpl
@@ -9,6 +10,7 @@ def devices() -> list[DeviceSpec]:
         DeviceSpec(
             name="cuda",
             load="fwk_devices.cuda.device:Cuda",
+            options=NumaOptions,
             rank=20,
             summary="an NVIDIA GPU for each worker; not yet run on one",
         )
