@@ -105,6 +105,24 @@ def test_each_rank_takes_a_gpu_of_its_own(tiny_folder: Path, two_gpus: list[int]
         take_device(device, "cuda", Ranks(1, 2), 1)
 
 
+def test_a_rank_on_another_machine_takes_the_first_free_gpu_there(tiny_folder: Path, two_gpus: list[int]) -> None:
+    """Ranks 2 and 3 of 4, of which each machine has two."""
+
+    class OnTwoMachines(Ranks):
+        @property
+        def local_rank(self) -> int:
+            return self.rank % 2
+
+        @property
+        def local_size(self) -> int:
+            return 2
+
+    plugins = discover()
+    device = choose_device(build_config(plugins, {"model": str(tiny_folder)}), plugins).device
+    taken = [take_device(device, "cuda", OnTwoMachines(rank, 4), 0).index for rank in (2, 3)]
+    assert taken == two_gpus == [0, 1]
+
+
 class FakeGraphs:
     """torch.cuda's graphs, as their documentation describes them, in the order they were used."""
 

@@ -34,7 +34,12 @@ def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]
         secrets = [*read_keys(config.server).secrets, config.server.ssl_keyfile_password]
         set_up_log(config.server.log_level, config.server.log_format, secrets=secrets)
         set_up_progress(not config.engine.disable_progress_bars)
-        engines = engines_of(config.engine.data_parallel_size)
+        from fwk.engine.node import worker_node  # noqa: PLC0415
+
+        make_node = worker_node(configs, plugins)
+        engines = engines_of(config.engine.data_parallel_size if make_node is None else 0)
+        if make_node is not None:
+            return make_node(announcer()).run()
         from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack
 
     return serve(configs, plugins, announcer(), engines)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fwk.config import Config
 from fwk.engine.adapters import Adapters, adapter_paths
 from fwk.engine.gate import CacheGate, GrammarGate
 from fwk.engine.kv_block_manager import KVBlockManager
+from fwk.engine.node import common
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
@@ -111,7 +113,9 @@ class Engine:
         errors = [answer["error"] for answer in answers if "error" in answer]
         found = {answer["fingerprint"] for answer in answers if "fingerprint" in answer}
         if not errors and len(found) != 1:
-            errors = [f"the files of {model} changed while they were read"]
+            errors = [
+                f"the files of {model} changed while they were read, or their times or names differ between machines"
+            ]
         if errors:
             self.discard_weights()
             raise InvalidRequest(f"the weights stay as they are: {errors[0]}", "model_path")
@@ -164,6 +168,7 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
         recipe=worker_recipe(config, plugins, replica),
         tp_size=options.tensor_parallel_size,
         step_timeout=config.server.watchdog_timeout,
+        common=partial(common, config, plugins, setup),
     )
     try:
         loaded = executor.load()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
 
+from fwk.config import Config
 from fwk.interfaces.declaration import Declaration, Facts
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.types import Batch, StepResult
@@ -95,6 +96,8 @@ class ExecutorContext:
     options: Any = None
     step_timeout: float = 300.0
     """Seconds after which a step that has not come back counts as hung; a worker's loss is then the engine's end."""
+    common: Callable[[], Mapping[str, str]] = dict[str, str]
+    """What every machine of a run must have in common, by the words that a message calls it by (``NodeContext``)."""
 
 
 class Executor(ABC):
@@ -140,16 +143,54 @@ class Executor(ABC):
         """Stop the workers, with ``Worker.close`` for those that still answer. Idempotent; never hangs."""
 
 
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """What a ``WorkerNode`` is built with; ``common`` and the rest as in ``ExecutorContext``."""
+
+    recipe: WorkerRecipe
+    tp_size: int
+    options: Any
+    common: Callable[[], Mapping[str, str]]
+    say: Callable[[str], None]
+    """Writes a sentence to the log, at every ``--log-level``."""
+
+
+class WorkerNode(ABC):
+    """The workers on this machine of an engine on another one."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def run(self) -> int:
+        """Join the engine, and place workers for it until it ends; returns the exit code of the process.
+
+        Raises ``FwkError`` where it cannot be joined, or where it ends in another way than by being stopped.
+        """
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExecutorSpec(Declaration):
     """Declares an executor.
 
     max_tp_size: workers it can run as one tensor-parallel group; None: any number.
+    local_options: options of its own that may differ between the machines of a run.
     """
 
     family: ClassVar[str] = "executors"
 
     max_tp_size: int | None = 1
+    local_options: frozenset[str] = frozenset()
+
+    def check_server(self, configs: Sequence[Config], options: Any) -> None:
+        """Raise ``ConfigError`` where its options cannot be had in such a server; called before anything is loaded.
+
+        configs: of each model, the first one's for the server. options: its own, validated.
+        """
+
+    def worker_node(self, options: Any) -> str | None:
+        """``"package.module:class"`` of a ``WorkerNode`` where its options say that this machine only holds workers."""
+        return None
 
     def refusal(self, facts: Facts) -> str | None:
         if self.max_tp_size is not None and facts.tp_size > self.max_tp_size:

@@ -35,6 +35,16 @@ class ParallelGroup(ABC):
     collective: str = "gloo"
     """torch.distributed's backend for tensors of the ranks' devices; a worker sets it before the first call."""
 
+    @property
+    def local_rank(self) -> int:
+        """Position among the ranks on this machine, which take its devices in this order."""
+        return self.rank
+
+    @property
+    def local_size(self) -> int:
+        """Ranks on this machine, which share its cores and memory."""
+        return self.size
+
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the group; may change ``x`` in place."""

@@ -64,7 +64,7 @@ def take_device(device: Device, name: str, group: ParallelGroup, replica: int) -
     Raises ``ConfigError`` when there are too few.
     """
     group.collective = device.collective
-    index, count = replica * group.size + group.rank, device.count()
+    index, count = replica * group.local_size + group.local_rank, device.count()
     if count is not None and index >= count:
         raise ConfigError(
             f"rank {group.rank} of engine {replica} needs a {name} device of its own, but {count} can be seen; lower "

@@ -470,7 +470,7 @@ class WorkerBuilder:
         return self._memory()
 
     def _memory(self) -> MemoryInfo:
-        num_sharers = self._group.size * self._config.engine.data_parallel_size
+        num_sharers = self._group.local_size * self._config.engine.data_parallel_size
         return self._setup.device.memory(self._device, num_sharers)
 
     def _open_store(self, num_blocks: int) -> None:

@@ -94,6 +94,20 @@ def fingerprint(path: Path, weights_identity: str = "") -> str:
     return hashlib.blake2b(known, digest_size=16).hexdigest()
 
 
+def contents(path: Path) -> str:
+    """The same on every machine for the same files of a model, by names, sizes and samples; hidden files are left out.
+
+    Unlike ``fingerprint``, which also knows times of change.
+    """
+    path = path.resolve()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    root = path if path.is_dir() else path.parent
+    names = [file.relative_to(root) for file in files if file.is_file()]
+    shown = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    held = [(name.as_posix(), (root / name).stat().st_size, _sampled(root / name)) for name in shown]
+    return hashlib.blake2b(json.dumps(held).encode(), digest_size=8).hexdigest()
+
+
 def known_files(path: Path) -> list[tuple[str, int, int, str]]:
     """Name, size, time of change and samples of every file of a model."""
     path = path.resolve()
