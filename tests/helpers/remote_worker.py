@@ -68,6 +68,8 @@ class RemoteWorker(Worker):
         match name:
             case "where":
                 return [self._group.rank, self._group.size, self._num_steps, *args]
+            case "place":
+                return [self._group.local_rank, self._group.local_size]
             case "environment":
                 return {name: os.environ.get(name, "") for name in args}
             case "refuse":

@@ -14,30 +14,20 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.helpers.executors import ITEM, SECONDS, batch, nobody, run_engine, wait_idle
 from tests.helpers.remote_worker import EXIT_CODE, recipe
 
-from fwk import SamplingParams
-from fwk.engine.core import Engine
 from fwk.errors import EngineDead, InvalidRequest, ModelLoadError
-from fwk.interfaces.executor import ExecutorContext, Worker
-from fwk.interfaces.parallel import ParallelGroup
-from fwk.plugins import discover, load_object
-from fwk.plugins.selection import find
-from fwk.types import Batch, NewSequence, Request, ScheduledSequence
-from fwk_kit.testing.fake_engine import make_engine, reference
+from fwk.interfaces.executor import ExecutorContext
+from fwk.plugins import load_object
+from fwk_kit.testing.fake_engine import reference
 
-SECONDS = 30.0
 ONE_SECOND = 1.0
 NOISE = 2.0
 """What a busy machine may add to any time."""
 
-ITEM = find(discover(), "executors", "processes")
 
 Make = Callable[..., Any]
-
-
-def nobody(group: ParallelGroup) -> Worker:
-    raise AssertionError("no worker is made in this process")
 
 
 @pytest.fixture
@@ -65,36 +55,6 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 def pid(executor: Any, rank: int) -> int:
     return executor._ranks[rank].pid
-
-
-def batch(step: int, new: list[int] | None = None) -> Batch:
-    """A step of one sequence in slot 0, which begins with the tokens ``new``."""
-    if new is None:
-        return Batch(step, [], [], [ScheduledSequence(0, 1, True, [], [])])
-    sequence = NewSequence(0, new, len(new), 0, [], SamplingParams(), 1)
-    blocks = list(range(-(-(len(new) + 8) // 4)))
-    return Batch(step, [], [sequence], [ScheduledSequence(0, len(new), True, blocks, [])])
-
-
-def wait_idle(executor: Any) -> None:
-    """What the engine's loop does without work."""
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        executor.check()
-        time.sleep(0.01)
-
-
-def run_engine(executor: Any, prompts: dict[str, list[int]], **options: Any) -> tuple[Engine, dict[str, list[int]]]:
-    plain = make_engine(**options)
-    engine = Engine(plain.scheduler, executor, plain.info)
-    sampling = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-    for name, prompt in prompts.items():
-        engine.add(Request(request_id=name, prompt_token_ids=prompt, sampling=sampling))
-    found: dict[str, list[int]] = {}
-    while engine.has_work:
-        for event in engine.step():
-            found.setdefault(event.request_id, []).extend(event.token_ids)
-    return engine, found
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -26,8 +26,8 @@ class NumaOptions(Options):
 
     numa_node: tuple[int, ...] = option(
         (),
-        "The NUMA node that each worker keeps to, in the order of replicas and, in each, of ranks: its processors, and "
-        "its memory as long as some is free. By default the operating system decides. Linux only.",
+        "The NUMA node that each of this machine's workers keeps to, in the order of replicas and, in each, of ranks: "
+        "its processors, and its memory as long as some is free. By default the operating system decides. Linux only.",
         stability="beta",
     )
 

@@ -1,7 +1,8 @@
-"""The process of one rank: ``python -m fwk_executors.processes.child FD``, started by the executor.
+"""The process of one rank: ``python -m fwk_executors.processes.child FD [placed]``, started by the executor.
 
 FD is one end of a pair of sockets. It is also the leash: when the other end is closed, by whatever death, this
-process ends at once.
+process ends at once. On another machine than the engine's, FD is a connection to the engine, and a ``Placement`` comes
+on standard input, which then is a second leash, the node's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fwk.errors import FwkError, one_line_traceback
 from fwk.interfaces.executor import Worker
 from fwk.process.parent import continue_with_parent_gone
 from fwk.types import StepResult
-from fwk_executors._common.torch_group import TorchGroup
+from fwk_executors._common.torch_group import Position, TorchGroup
 from fwk_executors.processes.messages import (
     Call,
     Called,
@@ -31,10 +32,12 @@ from fwk_executors.processes.messages import (
     Frames,
     FromRank,
     Loaded,
+    Placement,
     Ran,
     Run,
     Start,
     ToRank,
+    encode,
     frame,
 )
 
@@ -51,8 +54,9 @@ def digest(result: StepResult) -> int:
 class Child:
     """One rank's life."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, placement: Placement | None = None) -> None:
         self._connection = connection
+        self._placement = placement
         self._jobs: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
         self._folder: Path | None = None
         self._worker: Worker | None = None
@@ -62,9 +66,13 @@ class Child:
         """Serve until the other side is gone."""
         start = self._jobs.get()
         assert isinstance(start, Start)
-        self._folder = Path(start.store).parent
+        if isinstance(start.store, str):
+            self._folder = Path(start.store).parent
+        recipe = start.recipe or (self._placement.recipe if self._placement is not None else None)
+        assert recipe is not None
+        position = Position(start.rank, start.size, start.local_rank, start.local_size)
         try:
-            worker = self._worker = start.recipe.make(TorchGroup(start.rank, start.size, start.store))
+            worker = self._worker = recipe.make(TorchGroup(position, start.store))
             info = worker.load()
         except Exception as error:
             self._send(failure(start.number, error, is_refusal=isinstance(error, FwkError)))
@@ -93,11 +101,13 @@ class Child:
 
     def _send(self, message: FromRank) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more: the leash is about to end us
-            self._connection.sendall(frame(message))
+            seal = self._placement.sending if self._placement is not None else None
+            self._connection.sendall(frame(encode(message), seal))
 
     def _read(self) -> None:
         """Take in messages as they come, so that the sender never waits for a step."""
-        frames: Frames[ToRank] = Frames(self._connection, ToRank)
+        seal = self._placement.receiving if self._placement is not None else None
+        frames: Frames[ToRank] = Frames(self._connection, ToRank, seal)
         while (messages := frames.receive()) is not None:
             for message in messages:
                 self._jobs.put(message)
@@ -120,8 +130,26 @@ def failure(number: int, error: Exception, *, is_refusal: bool) -> Failed:
     return Failed(number, type(error).__name__, str(error), is_refusal, one_line_traceback(error))
 
 
+def placed() -> Placement:
+    """What the node says on standard input; when that ends later, the node has, and so does this process."""
+    data = b""
+    while not data.endswith(b"\n"):
+        part = os.read(0, 1 << 16)
+        if not part:
+            os._exit(0)
+        data += part
+
+    def follow() -> None:
+        while os.read(0, 1 << 16):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=follow, daemon=True).start()
+    return msgspec.json.decode(data, type=Placement)
+
+
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # what a terminal sends goes to all; the server decides
     continue_with_parent_gone()
-    Child(socket.socket(fileno=int(sys.argv[1]))).run()
+    Child(socket.socket(fileno=int(sys.argv[1])), placed() if sys.argv[2:] == ["placed"] else None).run()

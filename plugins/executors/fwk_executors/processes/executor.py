@@ -1,4 +1,4 @@
-"""Runs a step on all ranks of a tensor-parallel group, each a process of its own."""
+"""Runs a step on all ranks of a tensor-parallel group, each a process of its own, on this machine or on another."""
 
 from __future__ import annotations
 
@@ -9,14 +9,33 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fwk import errors
-from fwk.errors import EngineDead, FwkError
+from fwk.errors import ConfigError, EngineDead, FwkError
 from fwk.interfaces.executor import Executor, ExecutorContext, WorkerInfo
 from fwk.types import Batch, StepResult
-from fwk_executors.processes.messages import Call, Called, Failed, FromRank, Loaded, Ran, Run, Start, ToRank, frame
+from fwk_executors._common.torch_group import NetworkStore, serve_store
+from fwk_executors.processes import ProcessesOptions
+from fwk_executors.processes.messages import (
+    Call,
+    Called,
+    Failed,
+    FromRank,
+    Goodbye,
+    Loaded,
+    Ran,
+    Run,
+    Start,
+    ToRank,
+    encode,
+)
 from fwk_executors.processes.rank import Rank, environment_of_ranks
+
+if TYPE_CHECKING:
+    from fwk_executors.processes.nodes import Gathering, Node, RemoteRank
 
 CLOSE_SECONDS = 2.0
 BLAME_SECONDS = 0.5
@@ -34,32 +53,75 @@ class ProcessesExecutor(Executor):
 
     def __init__(self, context: ExecutorContext) -> None:
         super().__init__(context)
+        self._options: ProcessesOptions = context.options or ProcessesOptions()
+        if self._options.node_rank or context.tp_size % self._options.nnodes:
+            raise ConfigError(
+                f"--nnodes {self._options.nnodes} --node-rank {self._options.node_rank}: this process has the engine, "
+                f"so it must be node 0, and the nodes must divide --tensor-parallel-size {context.tp_size}; start "
+                "other nodes with fwk serve"
+            )
         self._timeout = context.step_timeout
-        self._ranks: list[Rank] = []
+        self._ranks: list[Rank | RemoteRank] = []
+        self._nodes: list[Node] = []
+        self._goodbye = Goodbye("the engine on node 0 could not be started", EngineDead.exit_code)
         self._selector = selectors.DefaultSelector()
         self._numbers = itertools.count()
         self._answers: dict[int, dict[int, FromRank]] = {}
         self._dead: str | None = None
 
     def load(self) -> WorkerInfo:
-        size = self.context.tp_size
-        environment = environment_of_ranks(size, os.environ)
-        folder = tempfile.mkdtemp(prefix="fwk-ranks-")  # mode 0700
         try:
-            for index in range(size):
-                rank = Rank(index, environment)
-                self._ranks.append(rank)
-                rank.connection.settimeout(self._timeout)
-                self._selector.register(rank.connection, selectors.EVENT_READ, rank)
-            store, recipe = os.path.join(folder, "store"), self.context.recipe
-            number = self._send(lambda number, rank: Start(number, rank, size, store, recipe))
-            answers = self._wait(number, timeout=None)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            info = self._load()
+        except FwkError as error:
+            self._goodbye = Goodbye(f"the engine on node 0 could not be started: {error}", error.exit_code)
+            raise
+        self._goodbye = Goodbye("", 0)
+        return info
+
+    def _load(self) -> WorkerInfo:
+        size = self.context.tp_size
+        num_local = size // self._options.nnodes
+        with ExitStack() as until_loaded:
+            gathering: Gathering | None = None
+            if self._options.nnodes > 1:
+                from fwk_executors.processes.nodes import Gathering  # noqa: PLC0415 - of several machines only
+
+                gathering = Gathering(self._options, size, self.context.common())
+                until_loaded.callback(gathering.close)
+            interface = gathering.interface if gathering is not None else None
+            environment = environment_of_ranks(num_local, os.environ, interface)
+            for index in range(num_local):
+                self._add(Rank(index, environment))
+            if gathering is not None:
+                self._gather(gathering)
+            store, recipe = _store(until_loaded, gathering, self._options.dist_timeout), self.context.recipe
+
+            def start(number: int, rank: int) -> Start:
+                is_here = rank < num_local
+                return Start(number, rank, size, rank % num_local, num_local, store, recipe if is_here else None)
+
+            answers = self._wait(self._send(start), timeout=None)
         infos = [answer.info for answer in answers if isinstance(answer, Loaded)]
         if any(info.num_blocks != infos[0].num_blocks or info.chosen != infos[0].chosen for info in infos):
             raise EngineDead(f"the ranks are set up differently: {infos}")
         return infos[0]
+
+    def _add(self, rank: Rank | RemoteRank) -> None:
+        self._ranks.append(rank)
+        rank.connection.settimeout(self._timeout)
+        self._selector.register(rank.connection, selectors.EVENT_READ, partial(self._receive, rank))
+
+    def _gather(self, gathering: Gathering) -> None:
+        """Wait for the other nodes, and take their ranks."""
+        try:
+            ranks = gathering.ranks()
+        finally:
+            for node in gathering.nodes.values():
+                self._nodes.append(node)
+                self._selector.register(node.connection, selectors.EVENT_READ, partial(self._look_at, node))
+        for rank in ranks:
+            self._add(rank)
+        gathering.close()
 
     def launch(self, batch: Batch) -> int:
         return self._send(lambda number, _: Run(number, batch), is_same=True)
@@ -86,6 +148,12 @@ class ProcessesExecutor(Executor):
     def close(self) -> None:
         self._dead = self._dead or "the executor is closed"
         ranks, self._ranks = self._ranks, []
+        nodes, self._nodes = self._nodes, []
+        for node in nodes:
+            with suppress(OSError):
+                node.send(self._goodbye)
+            self._selector.unregister(node.connection)
+            node.connection.close()
         for rank in ranks:
             self._selector.unregister(rank.connection)
             rank.release()
@@ -99,12 +167,12 @@ class ProcessesExecutor(Executor):
             raise EngineDead(self._dead)
         number = next(self._numbers)
         self._answers[number] = {}
-        data = b""
+        body = b""
         for rank in self._ranks:
-            if not data or not is_same:
-                data = frame(make(number, rank.rank))
+            if not body or not is_same:
+                body = encode(make(number, rank.rank))
             try:
-                rank.connection.sendall(data)
+                rank.send(body)
             except TimeoutError:
                 raise self._die(f"{rank.name} has taken no message for {self._timeout:g} seconds") from None
             except OSError:
@@ -138,15 +206,23 @@ class ProcessesExecutor(Executor):
     def _pump(self, timeout: float | None) -> None:
         """Take in what has come from any rank within that time. Raises ``EngineDead`` when one is gone."""
         for key, _ in self._selector.select(timeout):
-            rank: Rank = key.data
-            messages = rank.frames.receive()
-            if messages is None:
-                raise self._die(rank.obituary())
-            for message in messages:
-                if message.number in self._answers:
-                    self._answers[message.number][rank.rank] = message
+            key.data()
 
-    def _failure(self, rank: Rank, failed: Failed) -> Exception:
+    def _receive(self, rank: Rank | RemoteRank) -> None:
+        """Take in what has come from a rank."""
+        messages = rank.frames.receive()
+        if messages is None:
+            raise self._die(rank.obituary())
+        for message in messages:
+            if message.number in self._answers:
+                self._answers[message.number][rank.rank] = message
+
+    def _look_at(self, node: Node) -> None:
+        """A node speaks only of an end."""
+        if (trouble := node.trouble()) is not None:
+            raise self._die(trouble)
+
+    def _failure(self, rank: Rank | RemoteRank, failed: Failed) -> Exception:
         """What to raise for a rank's exception: a refusal as it was; anything else is the engine's end."""
         if failed.is_refusal:
             kind = getattr(errors, failed.kind, FwkError)
@@ -163,4 +239,14 @@ class ProcessesExecutor(Executor):
 
     def _die(self, sentence: str, detail: str = "") -> EngineDead:
         self._dead = self._dead or sentence
+        self._goodbye = Goodbye(self._dead, None)  # another engine may come: the nodes join it
         return EngineDead(self._dead, detail)
+
+
+def _store(until_loaded: ExitStack, gathering: Gathering | None, timeout: float) -> str | NetworkStore:
+    """Where the ranks find each other: nothing is left of it once they have loaded."""
+    if gathering is not None:
+        return until_loaded.enter_context(serve_store(gathering.address, timeout))
+    folder = tempfile.mkdtemp(prefix="fwk-ranks-")  # mode 0700
+    until_loaded.callback(shutil.rmtree, folder, ignore_errors=True)
+    return os.path.join(folder, "store")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import psutil
 
 from fwk.interfaces.parallel import threads_each
-from fwk_executors.processes.messages import Frames, FromRank
+from fwk_executors.processes.messages import Frames, FromRank, frame
 
 REAP_SECONDS = 0.5
 
@@ -40,15 +40,17 @@ class Rank:
         """How messages call it."""
         return f"the engine's worker of rank {self.rank} (pid {self.pid})"
 
+    def send(self, body: bytes) -> None:
+        """Send it an encoded message."""
+        self.connection.sendall(frame(body))
+
     def obituary(self) -> str:
         """How it ended."""
         try:
             code = self._process.wait(REAP_SECONDS)
         except subprocess.TimeoutExpired:
             return f"{self.name} closed its connection"
-        if code < 0:
-            return f"{self.name} was killed by signal {-code} ({signal.Signals(-code).name})"
-        return f"{self.name} ended with exit code {code}"
+        return f"{self.name} {ended(code)}"
 
     def state(self) -> str:
         """What the system says it does."""
@@ -70,10 +72,22 @@ class Rank:
             self._process.wait()
 
 
-def environment_of_ranks(size: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The threads of this process are divided among the ranks, and gloo keeps to the loopback interface."""
+def ended(code: int) -> str:
+    """How a process ended, by its exit code."""
+    if code < 0:
+        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+    return f"ended with exit code {code}"
+
+
+def environment_of_ranks(size: int, inherited: Mapping[str, str], interface: str | None = None) -> dict[str, str]:
+    """The threads of this process are divided among ``size`` ranks, and collectives keep to a network interface: to
+    the loopback one, where no other is given."""
     threads = threads_each(size, inherited)
     environment = {**inherited, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)}
+    if interface is not None:
+        environment.setdefault("NCCL_SOCKET_IFNAME", interface)
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+        return environment
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if loopback:
         environment.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
