@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fwk.interfaces.device import DeviceSpec
     from fwk.interfaces.dialect import DialectSpec
     from fwk.interfaces.executor import ExecutorSpec
+    from fwk.interfaces.expert_placement import ExpertPlacerSpec
     from fwk.interfaces.grammar import GrammarBackendSpec
     from fwk.interfaces.kv_transfer import KVTransferSpec
     from fwk.interfaces.loader import LoaderSpec, ModelSourceSpec
@@ -53,6 +54,7 @@ __all__ = [
     "DeviceSpec",
     "DialectSpec",
     "ExecutorSpec",
+    "ExpertPlacerSpec",
     "Facts",
     "GrammarBackendSpec",
     "GrammarRequest",

@@ -14,6 +14,7 @@ from fwk.interfaces.balance import LoadBalancerSpec
 from fwk.interfaces.device import DeviceSpec
 from fwk.interfaces.dialect import DialectSpec
 from fwk.interfaces.executor import ExecutorSpec
+from fwk.interfaces.expert_placement import ExpertPlacerSpec
 from fwk.interfaces.grammar import GrammarBackendSpec
 from fwk.interfaces.kv_transfer import KVTransferSpec
 from fwk.interfaces.loader import LoaderSpec, ModelSourceSpec
@@ -176,6 +177,12 @@ def operators() -> list[OperatorsSpec]:
 @hookspec
 def moe_runners() -> list[MoERunnerSpec]:
     """Declare mixture-of-experts kernels (``--moe-runner-backend``)."""
+    return []
+
+
+@hookspec
+def expert_placers() -> list[ExpertPlacerSpec]:
+    """Declare algorithms that spread experts over ranks by their loads (``--eplb-algorithm``)."""
     return []
 
 

@@ -18,12 +18,17 @@ from fwk_kit.testing import (
     CacheTierSuite,
     DeviceSuite,
     ExecutorSuite,
+    ExpertPlacerSuite,
     LoRABackendSuite,
     LoRASourceSuite,
     MoERunnerSuite,
     PrefixCacheSuite,
     SpeculativeDecoderSuite,
 )
+
+
+class TestDeepSeekPlacement(ExpertPlacerSuite):
+    plugin = "deepseek"
 
 
 class TestTorchExperts(MoERunnerSuite):

@@ -36,7 +36,7 @@ DERIVED = {
 OWN = {"dialects": "DialectSpec", "logits_processors": "LogitsProcessorSpec", "observers": "ObserverSpec"}
 """Families whose plugins stand for themselves: derived ones would collide."""
 
-NOT_YET = {"kv_transfer", "multimodal", "moe"}
+NOT_YET = {"kv_transfer", "multimodal", "moe", "expert_placers"}
 """Nothing of these is built for a dense text model on one engine."""
 
 DECLARATIONS = """

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.attention import AttentionBackend, AttentionLayer
+    from fwk.interfaces.expert_placement import ExpertPlacement
     from fwk.interfaces.loader import WeightSource
     from fwk.interfaces.lora import LoRABackend
     from fwk.interfaces.moe import MoERunnerFactory
@@ -81,6 +82,7 @@ class ModelContext:
     weights_cache: WeightsCache = NO_WEIGHTS_CACHE  # what earlier starts packed
     is_deterministic: bool = False  # a token's numbers must not depend on other tokens, to the bit
     ep_size: int = 1  # by how many the experts of a layer are divided; it divides ``tp.size``
+    expert_placement: ExpertPlacement | None = None  # None: ranks hold equal ranges of a layer's experts
 
 
 class HiddenTap(Protocol):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +16,9 @@ import torch.nn.functional as F
 from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import ExpertWeights, MoEContext, MoERunner, Routing
 from fwk.interfaces.parallel import SingleRank
+from fwk.interfaces.weights_cache import NO_WEIGHTS_CACHE
 from fwk.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from fwk.layers.placed_experts import PlacedExperts
 from fwk.layers.sharding import Part, Shard, output_shard
 
 if TYPE_CHECKING:
@@ -33,7 +38,8 @@ class MoE:
     LoRA adapters.
 
     With ``ModelContext.ep_size`` ep, group r of ep equal groups of ranks holds experts [r * E / ep, (r + 1) * E / ep),
-    and each rank of a group a part of each. Every rank routes all tokens; one sum over all ranks joins the experts.
+    or those that ``expert_placement`` says, and each rank of a group a part of each. Every rank routes all tokens; one
+    sum over all ranks joins the experts.
     """
 
     def __init__(
@@ -56,11 +62,17 @@ class MoE:
         if routing.has_correction:
             bias = context.weights.tensor(f"{prefix}.gate.e_score_correction_bias", (routing.num_experts,))
             self.correction = bias.to(context.device, torch.float32)
-        groups = _ExpertGroups(context, f"{prefix}.experts", routing.num_experts)
+        name, placement = f"{prefix}.experts", context.expert_placement
+        shape = None if placement is None else placement.shape(name, routing)
+        slots: Sequence[int] = range(routing.num_experts)
+        if placement is not None and shape is not None:
+            slots = placement.slots(name, shape)
+        groups = _ExpertGroups(context, name, routing.num_experts, slots)
         groups.skip_others(context)
         inner = replace(context, lora=None, tp=groups.own)
-        experts = _Experts(inner, f"{prefix}.experts", groups.experts, intermediate_size, names, has_bias)
-        runner = context.moe_runner(
+        experts = _Experts(inner, name, groups.experts, intermediate_size, names, has_bias)
+        build = partial(
+            context.moe_runner,
             MoEContext(
                 num_experts=len(groups.experts),
                 top_k=routing.top_k,
@@ -70,11 +82,18 @@ class MoE:
                 dtype=context.dtype,
                 device=context.device,
                 ep_size=context.ep_size,
-            )
+            ),
         )
-        self.runner = _OwnExperts(runner, groups.experts.start) if groups.experts.start else runner
+        self.runner: MoERunner
         try:
-            self.runner.load(experts)
+            if placement is None or shape is None:
+                runner = build()
+                self.runner = _OwnExperts(runner, groups.experts[0]) if groups.experts[0] else runner
+                self.runner.load(experts)
+            else:
+                self.runner = PlacedExperts(name, build, placement, shape, slots, groups.index, context.device)
+                self.runner.read(experts)
+                placement.add(self.runner)
         except ModelLoadError as error:
             experts.check_layout(str(error))
             raise
@@ -104,16 +123,19 @@ def _router(context: ModelContext, prefix: str, routing: Routing, has_bias: bool
 class _ExpertGroups:
     """Which of a layer's experts this rank holds, and with which other ranks it shares each of them."""
 
-    def __init__(self, context: ModelContext, prefix: str, num_experts: int) -> None:
+    def __init__(self, context: ModelContext, prefix: str, num_experts: int, slots: Sequence[int]) -> None:
+        """slots: the expert in each slot of all groups."""
         tp, ep_size = context.tp, context.ep_size
-        if num_experts % ep_size:
+        if len(slots) % ep_size:
             raise ModelLoadError(
                 f"{prefix}: {num_experts} experts do not divide by {ep_size}; choose an --expert-parallel-size that "
                 f"divides {num_experts}"
             )
         size = tp.size // ep_size
         self.prefix, self.num_experts = prefix, num_experts
-        self.experts = Shard(tp.rank // size, ep_size).range(num_experts)
+        self.index = tp.rank // size
+        own = Shard(self.index, ep_size).range(len(slots))
+        self.experts = slots[own.start : own.stop]
         self.own = _ExpertGroup(tp.rank % size, size)
 
     def skip_others(self, context: ModelContext) -> None:
@@ -149,14 +171,14 @@ class _OwnExperts(MoERunner):
 class _Experts(ExpertWeights):
     """Reads a rank's experts of one layer: its columns of gate and up, and the same rows' share of down.
 
-    numbers: in the checkpoint, of those that a runner calls 0, 1, ...
+    numbers: in the checkpoint, of those that a runner calls 0, 1, ...; one may stand there several times.
     """
 
     def __init__(
         self,
         context: ModelContext,
         prefix: str,
-        numbers: range,
+        numbers: Sequence[int],
         intermediate_size: int,
         names: tuple[str, str, str],
         has_bias: bool,
@@ -168,10 +190,22 @@ class _Experts(ExpertWeights):
         self._numbers = numbers
         self._inner = intermediate_size
         self.shard = output_shard(Part(prefix, intermediate_size), context.tp)
+        self._living: WeakValueDictionary[tuple[int, bool], ColumnParallelLinear | RowParallelLinear]
+        self._living = WeakValueDictionary()  # by expert, and whether it is down
+
+    def of(self, numbers: Sequence[int]) -> _Experts:
+        """``MovableWeights.of``."""
+        other = copy(self)
+        other._numbers = numbers
+        return other
+
+    def built(self) -> None:
+        """``MovableWeights.built``: by then the cache of packed weights is closed."""
+        self._context = replace(self._context, weights_cache=NO_WEIGHTS_CACHE)
 
     def check_layout(self, error: str) -> None:
         """Raise a clearer error than one of the first expert's weight when no expert's tensors go by such names."""
-        if f"'{self._prefix}.{self._numbers.start}.{self._names[0]}." not in error:
+        if f"'{self._prefix}.{self._numbers[0]}.{self._names[0]}." not in error:
             return
         stored = [name for name in self._context.weights.names() if name.startswith(f"{self._prefix}.")]
         expected = [f"{self._prefix}.{number}.{name}." for number in self._numbers for name in self._names]
@@ -185,11 +219,16 @@ class _Experts(ExpertWeights):
             )
 
     def layers(self, expert: int) -> tuple[ExpertLayer, ExpertLayer]:
-        prefix, hidden = f"{self._prefix}.{self._numbers[expert]}", self._context.config.hidden_size
+        number = self._numbers[expert]
+        living = self._living.get((number, False)), self._living.get((number, True))
+        if living[0] is not None and living[1] is not None:
+            return living[0], living[1]
+        prefix, hidden = f"{self._prefix}.{number}", self._context.config.hidden_size
         parts = [Part(f"{prefix}.{name}", self._inner) for name in self._names[:2]]
         gate_up = ColumnParallelLinear(self._context, parts, hidden, bias=self._has_bias)
         name = f"{prefix}.{self._names[2]}"
         down = RowParallelLinear(self._context, name, self._inner, hidden, bias=self._has_bias, reduces=False)
+        self._living[number, False], self._living[number, True] = gate_up, down
         return gate_up, down
 
     def native(self, layer: ExpertLayer, num_slices: int) -> list[NativeLinear] | None:

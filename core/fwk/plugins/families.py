@@ -13,6 +13,7 @@ from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.device import DeviceSpec
 from fwk.interfaces.dialect import DialectSpec
 from fwk.interfaces.executor import ExecutorSpec
+from fwk.interfaces.expert_placement import ExpertPlacerSpec
 from fwk.interfaces.grammar import GrammarBackendSpec
 from fwk.interfaces.kv_transfer import KVTransferSpec
 from fwk.interfaces.loader import LoaderSpec, ModelSourceSpec
@@ -124,6 +125,13 @@ _ALL = [
     Family("observers", "observer", ObserverSpec, "observers:ObserverSuite", takes_all=True, serves=True),
     Family("operators", "set of operators", OperatorsSpec, "operators:OperatorsSuite", "operator_backend"),
     Family("moe_runners", "MoE runner", MoERunnerSpec, "moe:MoERunnerSuite", "moe_runner_backend"),
+    Family(
+        "expert_placers",
+        "expert placement algorithm",
+        ExpertPlacerSpec,
+        "expert_placers:ExpertPlacerSuite",
+        "eplb_algorithm",
+    ),
     Family(
         "multimodal_processors",
         "multimodal processor",

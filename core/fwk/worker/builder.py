@@ -38,6 +38,7 @@ from fwk.worker.cache_sizing import CacheSizing
 from fwk.worker.capturing import Capturing
 from fwk.worker.draft_store import DraftStore
 from fwk.worker.drafting import Drafting, NoDrafting
+from fwk.worker.expert_placement import Rebalancer
 from fwk.worker.forced import ForcedDrafts, NoForcedDrafts
 from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.graphs import StepModel
@@ -45,7 +46,7 @@ from fwk.worker.in_flight import Early, InFlight, Settled
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.model_builder import ModelBuilder
 from fwk.worker.model_runner import ModelRunner
-from fwk.worker.observing import WorkerObservers
+from fwk.worker.observing import Runner, WorkerObservers
 from fwk.worker.packed import PackedRing
 from fwk.worker.pooling import PoolingRunner
 from fwk.worker.processors import ProcessorBuilder, ProcessorSwitch
@@ -250,6 +251,15 @@ class WorkerBuilder:
             depth=runner.depth,
             memory=cache.memory,
         )
+
+    def moving_experts(self, runner: Runner) -> Runner:
+        """The runner, moving experts between its steps where that is wanted."""
+        placement = self._models.expert_placement
+        if placement is None or not placement.counts:
+            return runner
+        rebalancer = Rebalancer(runner, self._config.engine, self._models.placed, self._group)
+        self.parts.operations["expert_placement"] = rebalancer.told
+        return rebalancer
 
     def _offer_update(self, is_greedy: Tensor | None, serve: Callable[[Model | Encoder], None]) -> None:
         update = WeightUpdate(self._config, self._setup, self._models, is_greedy, self._text, serve)

@@ -16,6 +16,7 @@ from fwk.config import Config, EngineOptions, ModelOptions
 from fwk.errors import ConfigError, ModelLoadError
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.device import Staging, Upload
+from fwk.interfaces.expert_placement import ExpertPlacer, ExpertPlacerContext
 from fwk.interfaces.lora import LoRABackend, LoRAContext
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
 from fwk.interfaces.moe import MoEContext, MoERunner
@@ -32,6 +33,8 @@ from fwk.text import ModelText
 from fwk.types import ModelConfig
 from fwk.worker import memory_need
 from fwk.worker.attention_pair import build_attention
+from fwk.worker.expert_location import read_location
+from fwk.worker.expert_placement import ModelPlacement, goes_by_counts, is_placed
 from fwk.worker.pieces import Seam
 from fwk.worker.pooled_decoder import PooledDecoder
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
@@ -96,6 +99,10 @@ class ModelBuilder:
         self._served_cache: WeightsCache = NO_WEIGHTS_CACHE
         self.wanted_taps: list[HiddenTap] = []  # of the served model, in the order heads asked for them
         self._taps: dict[int, HiddenTap] = {}
+        self.expert_placement: ModelPlacement | None = None  # of the served model
+        self._is_placed = is_placed(config.engine)
+        self._location = read_location(config.engine.init_expert_location)
+        goes_by_counts(config.engine, self._location)
         self.has_seam = False
         """Whether models call attention through ``seam``; to be set before they are built."""
 
@@ -127,6 +134,15 @@ class ModelBuilder:
         )
 
     @cached_property
+    def _expert_placer(self) -> ExpertPlacer:
+        selection = choose(
+            self._factory.plugins, "expert_placers", self._config.engine.eplb_algorithm, self._setup.facts
+        )
+        assert selection.chosen is not None
+        self._chosen["expert_placers"] = selection.chosen.name
+        return self._factory.build(selection.chosen, ExpertPlacerContext)
+
+    @cached_property
     def lora(self) -> LoRABackend | None:
         """The LoRA backend; None without ``--enable-lora``."""
         options = self._config.engine
@@ -151,6 +167,7 @@ class ModelBuilder:
         self._num_own_layers, self._served_cache = len(self.layers), context.weights_cache
         self.recurrent_states = context.recurrent_states
         self._taps = context.taps
+        self._use_placement(context)
         self._report_quantization(context)
         _check_all_read(self._setup.opened, self._factory.item("models").name, context)
         self._check_moe()
@@ -204,6 +221,7 @@ class ModelBuilder:
             new.tensors = old.tensors
         self.recurrent_states[:] = context.recurrent_states  # the list is the states' store's, too
         self._taps = context.taps
+        self._use_placement(context)
         self.caches[:] = [cache for cache in self.caches if cache is not self._served_cache]  # it holds the old weights
 
     def _served(
@@ -216,6 +234,15 @@ class ModelBuilder:
         context.attention_layers = layers
         memory_need.check(setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.size)
         context.lora = self.lora
+        if self._is_placed:
+            if self._config.engine.enable_eplb and opened.checkpoint.weights_identity():
+                raise ConfigError(
+                    f"--enable-eplb reads experts again when they move, and --load-format {opened.loader} reads them "
+                    "from where they may be gone by then: load the model from files, or leave --enable-eplb out"
+                )
+            placer = self._expert_placer if goes_by_counts(self._config.engine, self._location) else None
+            num_layers = opened.config.num_layers
+            context.expert_placement = ModelPlacement(self._config.engine, self._location, placer, num_layers)
         if served.runner == "generate":
             context.is_greedy = is_greedy
         elif served.is_decoder and not self._config.model.classifier_from_token:
@@ -225,6 +252,16 @@ class ModelBuilder:
         if served.runner == "pool" and isinstance(model, Model):
             model = PooledDecoder(model, context, served.labels, self._token_ids(text) if served.labels else ())
         return model, context
+
+    def placed(self) -> ModelPlacement:
+        """The placement of the served model's experts, where it is another than the trivial one."""
+        assert self.expert_placement is not None
+        return self.expert_placement
+
+    def _use_placement(self, context: ModelContext) -> None:
+        if self._is_placed:
+            assert isinstance(context.expert_placement, ModelPlacement)
+            self.expert_placement = context.expert_placement
 
     def build_draft(self, name: str) -> Model:
         """A model that drafts for the served one; its layers join the served model's in the KV cache.

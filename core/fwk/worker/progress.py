@@ -43,4 +43,4 @@ class LoadProgress:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-            self._total = 0
+        self._total = 0  # what is read later is no start

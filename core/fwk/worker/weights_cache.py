@@ -41,6 +41,7 @@ CLOSED_WITHIN = 10.0
 
 _OPTIONS = (
     "quantization", "quantization_exclude", "quantization_layers", "enable_fp32_lm_head", "expert_parallel_size",
+    "ep_num_redundant_experts", "init_expert_location", "eplb_algorithm",
 )  # fmt: skip
 _FAMILIES = ("quant", "loaders", "models", "moe")
 

@@ -37,7 +37,7 @@ class LocalWorker(Worker):
             info = self._builder.build()
         self._store = self._parts.store
         if self._parts.runner is not None and self._parts.observers is not None:
-            self._runner = self._parts.observers.around(self._parts.runner)
+            self._runner = self._builder.moving_experts(self._parts.observers.around(self._parts.runner))
         return info
 
     def execute(self, batch: Batch) -> StepResult:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fwk_kit.testing.devices import DeviceSuite
     from fwk_kit.testing.dialects import DialectSuite
     from fwk_kit.testing.executors import ExecutorSuite
+    from fwk_kit.testing.expert_placers import ExpertPlacerSuite
     from fwk_kit.testing.grammar import GrammarBackendSuite
     from fwk_kit.testing.kv_transfer import KVTransferSuite
     from fwk_kit.testing.loaders import LoaderSuite, ModelSourceSuite
@@ -73,6 +74,7 @@ __all__ = [
     "DeviceSuite",
     "DialectSuite",
     "ExecutorSuite",
+    "ExpertPlacerSuite",
     "GrammarBackendSuite",
     "KVTransferSuite",
     "LoRABackendSuite",
