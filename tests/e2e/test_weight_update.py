@@ -27,6 +27,16 @@ ADMIN = {"authorization": "Bearer admin-key"}
 PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 90)]
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 LIMITS: dict[str, Any] = {"max_total_tokens": 2048, "max_running_requests": 8, "check_blocks": True}
+MOVING_EXPERTS: dict[str, Any] = {
+    "executor": "processes",
+    "tensor_parallel_size": 2,
+    "ep_size": 2,
+    "ep_num_redundant_experts": 2,
+    "enable_eplb": True,
+    "eplb_rebalance_num_iterations": 2,
+    "eplb_rebalance_layers_per_chunk": 1,
+    "dtype": "float32",
+}
 
 Pair = Callable[..., tuple[Path, Path]]
 
@@ -90,6 +100,7 @@ def fresh(path: Path, **options: Any) -> list[list[int]]:
         ("qwen3_next", {}, {}),
         pytest.param("llama", {}, {"executor": "processes", "tensor_parallel_size": 2}, marks=pytest.mark.slow),
         pytest.param("qwen3_moe", {}, {"quantization": "int8"}, marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", {}, MOVING_EXPERTS, marks=pytest.mark.slow),
         pytest.param("deepseek_v2", {}, {}, marks=pytest.mark.slow),
     ],
 )

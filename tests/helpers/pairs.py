@@ -235,6 +235,19 @@ FEATURES = [
         {"executor": "processes", "tensor_parallel_size": 2, "expert_parallel_size": 2},
         kind="MoE",
     ),
+    Feature(
+        "moving experts",
+        _chose("expert_placers", "deepseek"),
+        {
+            "executor": "processes",
+            "tensor_parallel_size": 2,
+            "expert_parallel_size": 2,
+            "ep_num_redundant_experts": 2,
+            "enable_eplb": True,
+            "eplb_rebalance_num_iterations": 2,
+        },
+        kind="MoE",
+    ),
     Feature("overlap", _chose("executors", "threaded"), {"executor": "threaded"}),
     Feature(
         "recorded step",

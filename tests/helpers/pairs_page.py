@@ -91,7 +91,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ): "--attention-backend double_sparsity does nothing alongside --prefill-attention-backend cpu",
     **{
         (name, "overlap"): "it runs one worker, but --tensor-parallel-size is 2"
-        for name in ("tensor parallel", "expert parallel")
+        for name in ("tensor parallel", "expert parallel", "moving experts")
     },
 }
 """Pairs that are refused, each with what the user is told."""
