@@ -52,6 +52,7 @@ ASKED: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "EAGLE-3 of adaptive depth": ("eagle3", asks(), {"speculative_adaptive": True}),
     "EAGLE-3, some sampled": ("eagle3", [asks(), asks(**SAMPLED), asks(logprobs=2)], {}),
     "EAGLE-3 trees": ("eagle3", asks(logprobs=1), TREES),
+    "EAGLE-3 trees, sampled": ("eagle3", asks(logprobs=1, **SAMPLED), TREES),
     "EAGLE-3 trees of adaptive depth": ("eagle3", asks(), {**TREES, "speculative_adaptive": True}),
     "EAGLE-3 trees that end early": ("eagle3", [asks(max_tokens=n) for n in (2, 24, 5)], TREES),
     "Medusa": ("medusa", asks(), {}),
@@ -60,7 +61,7 @@ ASKED: dict[str, tuple[str, Any, dict[str, Any]]] = {
 EARLY: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "penalties": ("eagle3", asks(frequency_penalty=0.4), {}),
     "a grammar": ("eagle3", asks(grammar=GRAMMAR), {}),
-    "a tree that is sampled from": ("eagle3", asks(**SAMPLED), TREES),
+    "a tree of a text of a least length": ("eagle3", asks(min_tokens=14, stop_token_ids=[WORDS[1]]), TREES),
 }
 """What must know the drafts on the host before they are verified."""
 
@@ -165,9 +166,9 @@ def test_a_wait_more_is_noticed(models: Path, monkeypatch: pytest.MonkeyPatch, m
 
 
 def test_drafts_that_do_not_reach_the_inputs_are_noticed(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def enter(self: DraftStore, batch: Any, forward: Any) -> Any:
+    def enter(self: DraftStore, batch: Any, forward: Any, *parts: Any, **more: Any) -> Any:
         before = forward.token_ids.clone()
-        stored = real(self, batch, forward)
+        stored = real(self, batch, forward, *parts, **more)
         forward.token_ids.copy_(before)
         return stored
 

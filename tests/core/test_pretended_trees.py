@@ -25,6 +25,7 @@ from fwk.engine.scheduler import Scheduler
 from fwk.engine.sequence import Status
 from fwk.types import EngineStats
 from fwk.worker import in_flight
+from fwk.worker.draft_store import DraftStore
 from fwk.worker.draft_tree import DraftTree, accepted_in_trees
 from fwk.worker.drafting import Drafting
 from fwk.worker.inputs import InputBuffers
@@ -63,6 +64,7 @@ def asks(**more: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 26, "temperature": 0.0, "ignore_eos": True, **more})
 
 
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 3, "allowed_token_ids": WORDS}
 Case = tuple[str, Any, dict[str, Any]]
 ASKED: dict[str, Case] = {
     "EAGLE-3": ("eagle3", [asks(max_tokens=4), asks(max_tokens=42, logprobs=2)], EAGER),
@@ -71,6 +73,19 @@ ASKED: dict[str, Case] = {
     "Medusa": ("medusa", asks(), EAGER),
     "Medusa of adaptive depth": ("medusa", asks(), {**EAGER, "speculative_adaptive": True}),
     "Medusa alongside a sampled one": ("medusa", [asks(), asks(temperature=0.9, top_k=3, seed=3)], EAGER),
+    "Medusa, sampled": ("medusa", [asks(**SAMPLED, logprobs=2), asks(**SAMPLED, max_tokens=40)], EAGER),
+    "EAGLE-3, sampled": ("eagle3", [asks(**SAMPLED), asks(max_tokens=40, **SAMPLED)], EAGER),
+    "MTP, sampled": ("mtp", asks(temperature=0.8, min_p=0.1, seed=5), EAGER),
+    "n-grams, sampled": ("ngram", [asks(max_tokens=48, **SAMPLED), asks(**SAMPLED)], EAGER),
+    "n-grams, sampled and pre-empted": ("ngram", asks(max_tokens=34, **SAMPLED), PRESSED),
+    "Medusa, sampled and pre-empted": ("medusa", asks(**SAMPLED), PRESSED),
+    "Medusa of adaptive depth, sampled": ("medusa", asks(**SAMPLED), {**EAGER, "speculative_adaptive": True}),
+    "Medusa with biases": ("medusa", asks(logit_bias=dict.fromkeys(WORDS, 1.0)), EAGER),
+    "Medusa, sampled, alongside a penalty": (
+        "medusa",
+        [asks(max_tokens=48, **SAMPLED), asks(frequency_penalty=0.4, **SAMPLED)],
+        EAGER,
+    ),
     "Medusa alongside a penalty": ("medusa", [asks(), asks(frequency_penalty=0.4)], EAGER),
     "Medusa, pre-empted": ("medusa", asks(), PRESSED),
     "n-grams": ("ngram", [asks(max_tokens=48, logprobs=2), asks(max_tokens=34)], EAGER),
@@ -187,22 +202,28 @@ def check(models: Path, case: Case, drafted: Drafted, steps: Steps) -> EngineSta
     assert JOURNAL.faults == []
     assert max(steps.waits("launch")) == 0, dict(JOURNAL.syncs)
     each = sampling if isinstance(sampling, list) else [sampling] * len(PROMPTS)
-    if not any(one.frequency_penalty or one.temperature for one in each):  # their trees the host must know
+    if not any(one.frequency_penalty for one in each):  # their trees the host must know
         assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
         assert JOURNAL.of_kind("blocking") == {}
     assert JOURNAL.of_kind("pageable") == {}
     assert steps.num_in_flight().count(2) > 3
-    ahead = [p + tokens for p, (tokens, _), one in zip(PROMPTS, wanted, each, strict=True) if one == asks(
-        max_tokens=one.max_tokens, logprobs=one.logprobs, stop_token_ids=one.stop_token_ids
-    )]  # fmt: skip
-    mine = {text: drafts for text, drafts in drafted.items() if any(tuple(t[: len(text)]) == text for t in ahead)}
+    ahead = [(p + tokens, one) for p, (tokens, _), one in zip(PROMPTS, wanted, each, strict=True)
+             if not one.frequency_penalty]  # fmt: skip
+    asked = {text: one for text in drafted for whole, one in ahead if tuple(whole[: len(text)]) == text}
+    mine = {text: drafted[text] for text in asked}
     if "speculative_adaptive" not in more:
         assert len(mine) > 1
-        hold_against_cpu(models, kind, mine, drafted, **numbers)
+        hold_against_cpu(models, kind, mine, drafted, [asks_again(one) for one in asked.values()], **numbers)
     return stats
 
 
-def hold_against_cpu(models: Path, kind: str, mine: Drafted, drafted: Drafted, **numbers: Any) -> None:
+def asks_again(asked: SamplingParams) -> SamplingParams:
+    """What picks the same token after the same text, and a few more."""
+    names = ("temperature", "top_k", "top_p", "min_p", "seed", "logit_bias", "allowed_token_ids")
+    return asks(max_tokens=NUM_DRAFTS + 6, **{name: getattr(asked, name) for name in names})
+
+
+def hold_against_cpu(models: Path, kind: str, mine: Drafted, drafted: Drafted, sampling: Any, **numbers: Any) -> None:
     """Drafts are those that a CPU makes after each text as a prompt of its own.
 
     Of n-grams those where what was in flight is what was foretold.
@@ -210,7 +231,7 @@ def hold_against_cpu(models: Path, kind: str, mine: Drafted, drafted: Drafted, *
     drafted.clear()
     own = {"max_total_tokens": 4096, "max_running_requests": 8, "page_size": 128, "prefix_cache": "none"}
     texts = [list(text[:-1]) for text in mine]
-    on_cpu(models, kind, asks(max_tokens=NUM_DRAFTS + 6), texts, **options_of(models, kind) | own | numbers)
+    on_cpu(models, kind, sampling, texts, **options_of(models, kind) | own | numbers)
     if kind == "ngram":
         assert sum(drafts == drafted.get(text) for text, drafts in mine.items()) > len(mine) // 4
         return
@@ -240,7 +261,7 @@ def test_accepted_paths_are_what_a_prefix_was(
     assert stats.cached_prompt_tokens > sum(map(len, PROMPTS)) + 8
     mine = {text: drafts for text, drafts in drafted.items() if any([*text[: len(some)]] == some for some in longer)}
     assert len(mine) > 1
-    hold_against_cpu(models, kind, mine, drafted)
+    hold_against_cpu(models, kind, mine, drafted, asks_again(asks()))
 
 
 @pytest.mark.slow
@@ -300,6 +321,41 @@ def a_path_is_off_by_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(in_flight, "accepted_in_trees", accepted)
 
 
+def random_numbers_are_those_of_a_chain(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DraftStore, "_enter_rows", lambda *_: None)
+
+
+def random_numbers_are_those_of_other_depths(patch: pytest.MonkeyPatch) -> None:
+    real = DraftStore._enter_rows
+
+    def enter(self: DraftStore, rows: Any, places: Any, counts: Any, below: Tensor) -> None:
+        real(self, rows, places, counts, (below - 1).clamp(min=0))
+
+    patch.setattr(DraftStore, "_enter_rows", enter)
+
+
+def random_numbers_are_those_of_accepted_trees(patch: pytest.MonkeyPatch) -> None:
+    real = InputBuffers._shorten_rows
+
+    def shorten(self: InputBuffers, rows: Any) -> None:
+        real(self, rows)
+        rows.num_fewer = None
+
+    patch.setattr(InputBuffers, "_shorten_rows", shorten)
+
+
+def no_draft_is_sure_to_be_rejected(patch: pytest.MonkeyPatch) -> None:
+    """The rows' last places are lowered, and the numbers to take off are not."""
+    real = InputBuffers._shorten_rows
+
+    def shorten(self: InputBuffers, rows: Any) -> None:
+        before = rows.num_tokens.copy()
+        real(self, rows)
+        rows.num_tokens[:] = before
+
+    patch.setattr(InputBuffers, "_shorten_rows", shorten)
+
+
 def nodes_stand_where_all_were_accepted(patch: pytest.MonkeyPatch) -> None:
     real = InputBuffers.prepare_nodes_on_device
     patch.setattr(InputBuffers, "prepare_nodes_on_device", lambda self, *parts: real(self, *parts[:4]))
@@ -315,6 +371,12 @@ MUTATIONS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
     ("mtp", hidden_states_stay_in_the_order_of_drafts),
     ("mtp", nodes_stand_where_all_were_accepted),
 ]
+OF_PLACES = [
+    random_numbers_are_those_of_a_chain,
+    random_numbers_are_those_of_other_depths,
+    random_numbers_are_those_of_accepted_trees,
+    no_draft_is_sure_to_be_rejected,
+]
 
 
 @pytest.mark.slow
@@ -329,3 +391,13 @@ def test_what_would_be_wrong_is_noticed(
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
         check(models, (kind, asks(), EAGER), drafted, Steps(monkeypatch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutate", OF_PLACES)
+def test_wrong_random_numbers_are_noticed(
+    models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted, mutate: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError):
+        check(models, ASKED["Medusa, sampled"], drafted, Steps(monkeypatch))

@@ -547,7 +547,7 @@ class WorkerBuilder:
         store: DraftStore | None = None
         if not self._setup.device.is_host:
             num_slots, send = self._config.engine.max_running_requests, self._uploads.send
-            store = DraftStore(num_slots, decoder.max_drafts, self._device, send)
+            store = DraftStore(num_slots, decoder.max_drafts, self._device, send, decoder.max_levels)
             # Of a decoder that drafts late nothing is known to be done that was launched after the step before the one
             # in flight: its passes after three steps' launches, for other sequences after two collected ones.
             num_passes = 5 * (decoder.max_passes + 1) if decoder.drafts_late else decoder.max_passes

@@ -13,6 +13,7 @@ from fwk.interfaces.device import Upload
 from fwk.interfaces.speculative import Drafts
 from fwk.types import Batch, ForwardBatch, ScheduledSequence
 from fwk.worker.draft_tree import DraftTree, ancestors, depths, tree_mask
+from fwk.worker.step_rows import StepRows
 
 
 @dataclass(slots=True)
@@ -45,8 +46,10 @@ class StoredDrafts:
 class DraftStore:
     """The newest drafts of each slot, in the device's memory."""
 
-    def __init__(self, num_slots: int, max_drafts: int, where: torch.device, send: Upload) -> None:
+    def __init__(self, num_slots: int, max_drafts: int, where: torch.device, send: Upload, max_levels: int) -> None:
+        """max_levels: of a tree (``SpeculativeDecoder.max_levels``)."""
         self._send = send
+        self._max_levels = max_levels
         self._numbers = torch.zeros((2, num_slots, max_drafts), dtype=torch.int64, device=where)
         self._is_tree: dict[int, bool] = {}  # by slot, of those whose drafts are here
 
@@ -89,8 +92,11 @@ class DraftStore:
         """Whether some of these sequences' drafts are trees that only the device knows."""
         return any(s.draft_token_ids and self._is_tree.get(s.slot, False) for s in sequences)
 
-    def enter(self, batch: Batch, forward: ForwardBatch) -> StoredDrafts | None:
-        """Put the drafts of this step into its inputs, where their places are filled with others."""
+    def enter(self, batch: Batch, forward: ForwardBatch, rows: StepRows, *, draws: bool) -> StoredDrafts | None:
+        """Put the drafts of this step into its inputs, where their places are filled with others.
+
+        draws: some of its tokens are drawn, so that ``rows`` must say where drafts of trees stand.
+        """
         mine = [(i, s) for i, s in enumerate(batch.sequences) if s.draft_token_ids and s.slot in self._is_tree]
         if not mine:
             return None
@@ -101,14 +107,17 @@ class DraftStore:
         numbers = self._numbers.index_select(1, index)
         owner, nth = np.repeat(np.arange(len(mine)), counts), _nth(counts)
         ends = np.cumsum([s.num_new_tokens for s in batch.sequences])
-        rows = (ends[places] - counts)[owner] + nth
+        tokens = (ends[places] - counts)[owner] + nth
         width = numbers.shape[2]
-        at = self._send(np.stack((rows, owner * width + nth)).astype(np.int64))
+        at = self._send(np.stack((tokens, owner * width + nth)).astype(np.int64))
         forward.token_ids.index_copy_(0, at[0], numbers[0].reshape(-1).index_select(0, at[1]))
         are_trees = [self._is_tree[s.slot] for s in sequences]
         if any(are_trees):
             chosen = np.array(are_trees)
-            self._enter_trees(batch, forward, places[chosen], counts[chosen], numbers[1], np.flatnonzero(chosen))
+            places, counts = places[chosen], counts[chosen]
+            below = self._enter_trees(batch, forward, places, counts, numbers[1], np.flatnonzero(chosen))
+            if draws:
+                self._enter_rows(rows, places, counts, below)
         return StoredDrafts(sequences, are_trees, numbers)
 
     def _enter_trees(
@@ -119,8 +128,8 @@ class DraftStore:
         counts: np.ndarray,
         parents: Tensor,
         chosen: np.ndarray,
-    ) -> None:
-        """Say which draft sees which, and at what depth it stands.
+    ) -> Tensor:
+        """Say which draft sees which, and at what depth it stands, which is returned: [sum of counts] int64.
 
         places, counts [num_trees]: in the batch, and drafts of each; its parents are in the row ``chosen`` of
         ``parents``.
@@ -137,13 +146,31 @@ class DraftStore:
         at = self._send(np.stack((rows, nth, source)).astype(np.int64))
         # A draft's K/V has a place of its own; it stands as far after the first as it is deep.
         first = forward.positions.index_select(0, at[0]) - at[1]
-        forward.positions.index_copy_(0, at[0], first + depths(sees).reshape(-1).index_select(0, at[2]))
+        below = depths(sees).reshape(-1).index_select(0, at[2])
+        forward.positions.index_copy_(0, at[0], first + below)
         each = counts[owner]  # entries of the mask for each draft
         other = _nth(each)
         target = np.repeat(rows * columns + (num_new[places] - counts)[owner], each) + other
         cells = self._send(np.stack((target, np.repeat(source * width, each) + other)).astype(np.int64))
         seen = sees.reshape(-1).index_select(0, cells[1])
         forward.tree_mask.view(-1).index_copy_(0, cells[0], seen)
+        return below
+
+    def _enter_rows(self, rows: StepRows, places: np.ndarray, counts: np.ndarray, below: Tensor) -> None:
+        """Say of the rows of drafts in trees that they stand at their depths, ``below`` [sum of counts].
+
+        Of a node the host knows that it is no deeper than it comes in its tree, nor than a path can be: random numbers
+        are sent of so many places alone.
+        """
+        nth = _nth(counts)
+        deepest = np.minimum(nth, self._max_levels - 1)
+        mine = np.repeat(np.searchsorted(rows.sequences, places) + 1, counts) + nth
+        rows.num_tokens[mine] -= nth - deepest
+        at = self._send(np.stack((mine, deepest)))
+        if rows.num_fewer is None:
+            rows.num_fewer = torch.zeros(len(rows.slots), dtype=torch.int64, device=below.device)
+        rows.num_fewer.index_add_(0, at[0], at[1] - below)
+        rows.most_fewer += int(deepest.max())
 
 
 def _nth(counts: np.ndarray) -> np.ndarray:

@@ -43,6 +43,8 @@ class NoDrafting:
     """The runner's drafts when there is no speculative decoder."""
 
     max_drafts = 0
+    max_levels = 0
+    """Most drafts of a sequence that are accepted in a step."""
     reads_hidden = False
     num_taps = 0
     runs_ahead = False
@@ -78,7 +80,7 @@ class NoDrafting:
         """Whether some of this step's drafts are trees that only the device knows."""
         return False
 
-    def enter(self, batch: Batch, forward: ForwardBatch) -> StoredDrafts | None:
+    def enter(self, batch: Batch, forward: ForwardBatch, rows: StepRows) -> StoredDrafts | None:
         """Put drafts that only the device knows into a step's inputs; None where it has none of them."""
         return None
 
@@ -161,15 +163,18 @@ class Drafting(NoDrafting):
         self._steps = (inputs, sampling)
         self._made: dict[int, Proposal] = {}
         self._coming: dict[int, list[int]] = {}  # by slot: parents of the newest tree of a sequence that runs ahead
-        self.max_drafts = decoder.max_drafts
+        self.max_drafts, self.max_levels = decoder.max_drafts, decoder.max_levels
         self.reads_hidden = decoder.reads_hidden
         self.runs_ahead = runs_ahead
         self.is_early = runs_ahead and decoder.drafts_late
         self.drafts_trees = decoder.drafts_trees
         self.moves_early = runs_ahead and decoder.drafts_trees and not decoder.drafts_late
 
-    def enter(self, batch: Batch, forward: ForwardBatch) -> StoredDrafts | None:
-        return None if self._store is None else self._store.enter(batch, forward)
+    def enter(self, batch: Batch, forward: ForwardBatch, rows: StepRows) -> StoredDrafts | None:
+        if self._store is None:
+            return None
+        draws = not rows.sampling_state(self._table).all_greedy
+        return self._store.enter(batch, forward, rows, draws=draws)
 
     def forget(self, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -264,8 +269,7 @@ class Drafting(NoDrafting):
             num_tokens = step.late.computed[places] + num_new[places] + 1
             fewer = step.late.num_fewer.index_select(0, at) + rejected.index_select(0, at)
             most = self._most(slots, num_tokens)
-            most_fewer = step.rows.most_fewer + (0 if step.num_drafts is None else int(step.num_drafts.max()))
-            steps = Steps(self.plan, *self._steps, slots, num_tokens, fewer, most_fewer)
+            steps = Steps(self.plan, *self._steps, slots, num_tokens, fewer, 2 * self.max_drafts)
             view = DraftView(slots, num_tokens, most, self._table.token_ids, steps)
             view.newest = newest.index_select(0, at)
             drafts = self._proposed(view)
@@ -283,7 +287,7 @@ class Drafting(NoDrafting):
         assert step.late is not None
         chosen = np.flatnonzero(step.num_drafts)
         counts = step.num_drafts[chosen]
-        begin, counts = step.rows.query_start[chosen + 1] - counts, np.minimum(counts, self._decoder.max_levels)
+        begin, counts = step.rows.query_start[chosen + 1] - counts, np.minimum(counts, self.max_levels)
         target = self._steps[1].send(np.repeat(begin - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum()))
         source = order.index_select(0, target)
         for group, places in enumerate(step.late.kv_places):
@@ -450,13 +454,13 @@ class Drafting(NoDrafting):
     def _may_stay(self, slots: np.ndarray, num_tokens: np.ndarray, drafts: Drafts) -> bool:
         """Whether nothing needs to know drafts on the host before they are verified.
 
-        What reads the text does, a test of probabilities, and a tree from which is sampled: the depths of its drafts
-        say which random numbers are theirs.
+        What reads the text does, a test of probabilities, and of a tree what depends on the depths of its drafts: only
+        the device knows how many tokens come before each.
         """
         rows = StepRows(slots, slots, num_tokens)
         if not self._decoder.acceptance.is_exact or self._steps[1].reads_history(rows):
             return False
-        return drafts.parents is None or rows.sampling_state(self._table).all_greedy
+        return drafts.parents is None or all(map(self._steps[1].takes_places_late, slots.tolist()))
 
     def _keep(self, slots: np.ndarray, drafts: Drafts, most: np.ndarray, results: dict[int, SequenceResult]) -> None:
         """Put drafts into the results, for the host to know."""

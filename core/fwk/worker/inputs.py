@@ -53,6 +53,8 @@ class InputBuffers:
         """[num_slots] int64 on the device: the newest token of sequences, of which the host may know less."""
         self.rejected: torch.Tensor | None = None
         """[num_slots + 1] int64 on the device: those of ``SequenceTable.unverified`` that were rejected; lastly 0."""
+        self.max_accepted = 0
+        """Drafts of a sequence that a step accepts, at most."""
         self.graph_sizes: GraphSizes | None = None
         """Steps of these sizes are captured: such a step's inputs are where they are read, padded if need be."""
         self.piece_sizes: GraphSizes | None = None
@@ -207,8 +209,11 @@ class InputBuffers:
             return
         assert self.rejected is not None, "steps run ahead only where they are in flight"
         unverified = self.table.unverified[rows.slots]
-        mine = self.send(np.where(unverified > 0, rows.slots, self.table.null_slot))
-        rows.num_fewer, rows.most_fewer = self.rejected.index_select(0, mine), int(unverified.max())
+        sure = np.maximum(unverified - self.max_accepted, 0)  # drafts of a tree that no path can have
+        there = self.send(np.stack((np.where(unverified > 0, rows.slots, self.table.null_slot), sure)))
+        rows.num_tokens -= sure
+        rows.num_fewer = self.rejected.index_select(0, there[0]) - there[1]
+        rows.most_fewer = int((unverified - sure).max())
 
     def _take_off(self, forward: ForwardBatch, fewer: torch.Tensor, sequence: torch.Tensor) -> None:
         """Take ``num_fewer`` off the lengths of a step, and its tokens' own, ``fewer``, off their places.

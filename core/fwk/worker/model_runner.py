@@ -71,6 +71,7 @@ class ModelRunner:
         self._in_flight = in_flight(self._sampler, self._settled, early) if in_flight is not None else None
         if self._in_flight is not None:
             inputs.newest, inputs.rejected = self._in_flight.newest, self._in_flight.rejected
+            inputs.max_accepted = drafting.max_levels
         self._to_tell: set[int] = set()  # slots of sequences that run ahead, and whose results have not said so
 
     @property
@@ -110,7 +111,7 @@ class ModelRunner:
         trees = self._drafting.trees(batch.sequences)
         has_trees = bool(trees) or self._drafting.has_hidden_trees(batch.sequences)
         forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees)
-        stored = self._drafting.enter(batch, forward)
+        stored = self._drafting.enter(batch, forward, rows)
         forward.is_greedy = self._sampling.is_greedy(rows)
         hidden, logits = self.model.run(self._planned(forward))
         if self._states is not None:
@@ -290,8 +291,4 @@ class ModelRunner:
 
     def _may_run_ahead(self, slot: int) -> bool:
         """Whether all that follows from the number of accepted drafts is done where that is known, on the device."""
-        if self._table.wants_hidden[slot]:
-            return False
-        if self._drafting.drafts_trees:  # the places of a tree's nodes are not known either
-            return bool(self._table.is_greedy[slot]) and self._sampling.leaves_alone(slot)
-        return self._sampling.may_be_late(slot)
+        return not self._table.wants_hidden[slot] and self._sampling.may_be_late(slot)

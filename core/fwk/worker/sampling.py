@@ -122,16 +122,16 @@ class SamplingPipeline:
         if is_over:
             self._arrange(self._active)
 
-    def leaves_alone(self, slot: int) -> bool:
-        """Whether no processor has anything to do for the sequence of a slot."""
-        return not any(slot in active.slots for active in self._active)
-
-    def may_be_late(self, slot: int) -> bool:
-        """Whether the device chooses the tokens of a slot where it alone knows how many come before them."""
+    def takes_places_late(self, slot: int) -> bool:
+        """Whether tokens of a slot are the right ones where the device alone knows how many come before them."""
         if not self._table.is_greedy[slot] and not (self._late_positions and self.acceptance.is_exact):
             return False
+        return not any(slot in active.slots and active.processor.reads_places for active in self._active)
+
+    def may_be_late(self, slot: int) -> bool:
+        """Whether the device chooses the tokens of a slot before the host knows those that come before them."""
         asked = [active.processor for active in self._active if slot in active.slots]
-        return not any(x.reads_history or x.reads_places or _has_ends(x) for x in asked)
+        return self.takes_places_late(slot) and not any(x.reads_history or _has_ends(x) for x in asked)
 
     def ends(self, slot: int, token_ids: list[int]) -> int | None:
         """How many of a step's tokens stand when the output is complete with them; None while it may continue."""
