@@ -162,7 +162,7 @@ class Rebalancer:
         return pending
 
     def told(self) -> dict[str, Any]:
-        """What the administrator is told."""
+        """What an administrator sees."""
         return {
             "num_rebalancings": self.num_rebalancings,
             "num_moved_layers": self.num_moved,

@@ -195,7 +195,7 @@ def test_nodes_that_differ_are_told_so_both(run: Run, theirs: dict[str, str], se
 
 @pytest.mark.slow
 def test_a_rank_of_a_node_is_taken_once(run: Run) -> None:
-    """The second is sent away, and the run goes on without it."""
+    """The second is sent away, and the run continues without it."""
     executor = run.executor(nnodes=3)
     loading = threading.Thread(target=executor.load)
     loading.start()

@@ -76,7 +76,7 @@ def _prefer_memory_of(node: int) -> None:
     mask = (ctypes.c_ulong * (node // bits + 1))()
     mask[node // bits] = 1 << node % bits
     call = ctypes.CDLL(None, use_errno=True).syscall
-    # The kernel reads one bit less than it is told.
+    # The kernel reads one bit less than this length.
     if call(SET_MEMPOLICY[platform.machine()], PREFERRED, mask, len(mask) * bits + 1) != 0:
         why = os.strerror(ctypes.get_errno())
         raise ConfigError(f"--numa-node {node}: the operating system does not place memory for this process: {why}")

@@ -81,7 +81,7 @@ class ProcessesOptions(Options):
         if self.dist_token_file is None:
             raise ValueError(
                 f"--nnodes {self.nnodes} needs --dist-token-file FILE, with the same secret on every node: without it, "
-                "whoever reaches --dist-init-addr could direct the ranks (openssl rand -hex 32 > FILE makes one)"
+                "anyone who reaches --dist-init-addr could direct the ranks (openssl rand -hex 32 > FILE makes one)"
             )
         return self
 
