@@ -66,6 +66,6 @@ def attention_backends() -> list[AttentionBackendSpec]:
             switches=("enable-double-sparsity",),
             features=frozenset({"kv_groups", "sliding_window"}),
             rank=-40,
-            summary="Of long texts, each head attends to the tokens that count most; in plain torch.",
+            summary="Of long texts, each head attends to the tokens that count most; no faster on a CPU.",
         )
     ]
