@@ -100,23 +100,25 @@ def contents(path: Path) -> str:
     Unlike ``fingerprint``, which also knows times of change.
     """
     path = path.resolve()
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
     root = path if path.is_dir() else path.parent
-    names = [file.relative_to(root) for file in files if file.is_file()]
-    shown = [name for name in names if not any(part.startswith(".") for part in name.parts)]
-    held = [(name.as_posix(), (root / name).stat().st_size, _sampled(root / name)) for name in shown]
+    named = [(file.relative_to(root), file) for file in _files(path)]
+    shown = [(name, file) for name, file in named if not any(part.startswith(".") for part in name.parts)]
+    held = [(name.as_posix(), file.stat().st_size, _sampled(file)) for name, file in shown]
     return hashlib.blake2b(json.dumps(held).encode(), digest_size=8).hexdigest()
 
 
 def known_files(path: Path) -> list[tuple[str, int, int, str]]:
     """Name, size, time of change and samples of every file of a model."""
     path = path.resolve()
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [
         (str(file.relative_to(path.parent)), file.stat().st_size, file.stat().st_mtime_ns, _sampled(file))
-        for file in files
-        if file.is_file()
+        for file in _files(path)
     ]
+
+
+def _files(path: Path) -> list[Path]:
+    """Those of a model: below its folder, in order, or itself."""
+    return [file for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file()]
 
 
 def _sampled(file: Path) -> str:

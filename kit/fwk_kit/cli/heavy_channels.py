@@ -12,7 +12,7 @@ from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError
 from fwk.process.log import set_up_log
 from fwk.types import SamplingParams
-from fwk_kit.training.prompts import built_in, question, read_prompts
+from fwk_kit.training.prompts import add_data_argument, prompts_of
 
 AT_ONCE = 16
 
@@ -27,11 +27,7 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("bare_model", nargs="?", default=None, metavar="MODEL", help="none: the default one")
     parser.add_argument("--out", required=True, metavar="FILE", help="where the channels go, as JSON")
-    parser.add_argument(
-        "--data",
-        metavar="FILE",
-        help='a prompt a line, or JSON lines with "prompt" or "messages"; default: 400 of ours',
-    )
+    add_data_argument(parser)
     parser.add_argument("--max-tokens", type=int, default=32, help="longest answer (default: %(default)s)")
     plugins, config, arguments = read_options(parser, argv)
     if arguments.max_tokens < 1:
@@ -39,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     out = Path(arguments.out)
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}")
-    prompts = read_prompts(arguments.data) if arguments.data else [question(text) for text in built_in()]
+    prompts = prompts_of(arguments.data)
     set_up_log("warning")
 
     from fwk.engine.llm import LLM  # noqa: PLC0415 - torch comes with it

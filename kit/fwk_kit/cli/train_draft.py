@@ -12,7 +12,7 @@ from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError
 from fwk.process.log import set_up_log
 from fwk.types import SamplingParams
-from fwk_kit.training.prompts import built_in, question, read_prompts
+from fwk_kit.training.prompts import add_data_argument, prompts_of
 
 if TYPE_CHECKING:
     from fwk.config import Config
@@ -37,11 +37,7 @@ def run(argv: Sequence[str]) -> int:
         "--out", required=True, metavar="DIR", help="where the head goes; a run cut short continues there"
     )
     parser.add_argument("--algorithm", choices=["eagle3"], default="eagle3")
-    parser.add_argument(
-        "--data",
-        metavar="FILE",
-        help='a prompt a line, or JSON lines with "prompt" or "messages"; default: 400 of ours',
-    )
+    add_data_argument(parser)
     parser.add_argument("--max-tokens", type=int, default=160, help="longest answer (default: %(default)s)")
     parser.add_argument("--samples", type=int, default=2, help="answers to each prompt (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=8, help="default: %(default)s")
@@ -52,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
     if config.engine.speculative_algorithm != "none":
         raise ConfigError("--speculative-algorithm: the model writes its texts without drafts")
-    prompts = read_prompts(arguments.data) if arguments.data else [question(text) for text in built_in()]
+    prompts = prompts_of(arguments.data)
     if len(prompts) < 2:
         raise ConfigError(f"--data {arguments.data}: at least two prompts are wanted, one of them to measure with")
     set_up_log("warning")

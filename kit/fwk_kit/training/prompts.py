@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from itertools import product
 from pathlib import Path
 
@@ -36,13 +37,25 @@ def built_in() -> list[str]:
     return [pairs[(7 * i) % len(pairs)] for i in range(len(pairs))]
 
 
-def question(text: str) -> list[dict[str, str]]:
-    """The text as a conversation of one message."""
+def add_data_argument(parser: ArgumentParser) -> None:
+    """``--data``, for ``prompts_of``."""
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        help='a prompt a line, or JSON lines with "prompt" or "messages"; default: 400 of ours',
+    )
+
+
+def prompts_of(data: str | None) -> list[str | list[dict[str, str]]]:
+    """Conversations, and texts to complete: those of the file, or ours. Raises ``ConfigError`` naming the line."""
+    return _read(data) if data else [_question(text) for text in built_in()]
+
+
+def _question(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def read_prompts(path: str) -> list[str | list[dict[str, str]]]:
-    """Conversations, and texts to complete, of ``--data``. Raises ``ConfigError`` naming the line."""
+def _read(path: str) -> list[str | list[dict[str, str]]]:
     found: list[str | list[dict[str, str]]] = []
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -52,7 +65,7 @@ def read_prompts(path: str) -> list[str | list[dict[str, str]]]:
         if not line.strip():
             continue
         if not line.startswith("{"):
-            found.append(question(line))
+            found.append(_question(line))
             continue
         try:
             value = json.loads(line)

@@ -192,7 +192,7 @@ class DoubleSparsityBackend(AttentionBackend):
     def _sparse(self, q: Tensor, cache: Tensor, layer: AttentionLayer, decode: Decode) -> Tensor:
         """The same over each head's heaviest tokens."""
         heads, size, r = layer.num_kv_heads, self.context.block_size, self._num_channels
-        labels = self._labels(cache, decode.blocks, r).transpose(1, 2).flatten(2, 3)  # [n, kv_heads, num_keys, r]
+        labels = self._labels(cache, decode.blocks).transpose(1, 2).flatten(2, 3)  # [n, kv_heads, num_keys, r]
         queries = q.unflatten(1, (heads, -1)).float()  # [n, kv_heads, group, head_size]
         scores = torch.matmul(queries[..., :r], labels.transpose(2, 3))
         scores.masked_fill_(~decode.mask[:, None, None], float("-inf"))
@@ -208,8 +208,9 @@ class DoubleSparsityBackend(AttentionBackend):
         weights = torch.softmax(weights.masked_fill_(~seen, float("-inf")), -1)
         return torch.einsum("nhgt,nhgtd->nhgd", weights, values).to(q.dtype).flatten(1, 2)
 
-    def _labels(self, cache: Tensor, blocks: Tensor, count: int) -> Tensor:
-        """The first numbers of each key, [*blocks, num_kv_heads, block_size, count] in float32."""
+    def _labels(self, cache: Tensor, blocks: Tensor) -> Tensor:
+        """The heavy channels of each key, [*blocks, num_kv_heads, block_size, r] in float32."""
+        count = self._num_channels
         if cache.dtype != torch.uint8:
             return cache[blocks, 0, :, :, :count].float()
         width = -(-count // 4) * 4  # a quantised row ends with its scale
