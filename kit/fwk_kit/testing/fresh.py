@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from fwk.plugins import find
 from fwk_kit.testing import SUITES, suite_of
-from fwk_kit.testing.base import PluginSuite, installed
+from fwk_kit.testing.base import PluginSuite
 
 
 def main(where: str, family: str, name: str, options: str) -> int:
@@ -20,7 +19,7 @@ def main(where: str, family: str, name: str, options: str) -> int:
     suite = _suite(where, family)
     subject: Any = type("Subject", (suite,), {"plugin": name, "options": json.loads(options)})
     with contextlib.suppress(pytest.skip.Exception):  # what the suite cannot do here, it says in the parent
-        subject().exercise(find(installed(), family, name))
+        subject().exercise(subject.registered())
     return 0
 
 
