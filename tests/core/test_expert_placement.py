@@ -167,6 +167,14 @@ def test_layers_of_weights_that_serve_no_more_are_forgotten() -> None:
     assert rebalancer.told()["num_waiting_layers"] == 0
 
 
+@pytest.mark.parametrize(("ranks", "nodes", "seen"), [(4, 2, 2), (4, 1, 1), (2, 4, 1)])
+def test_the_algorithm_knows_the_machines(ranks: int, nodes: int, seen: int) -> None:
+    """Two groups of ranks over four machines share their experts across machines: these count as one."""
+    options = EngineOptions(tensor_parallel_size=4, expert_parallel_size=ranks)
+    shape = ModelPlacement(options, None, None, 1, num_nodes=nodes).shape("m", Routing(8, 2))
+    assert (shape.num_ranks, shape.num_nodes) == (ranks, seen)
+
+
 def test_trivial_slots_begin_again_after_the_last_expert() -> None:
     options = EngineOptions(tensor_parallel_size=2, expert_parallel_size=2, ep_num_redundant_experts=4)
     placement = ModelPlacement(options, None, None, 1)

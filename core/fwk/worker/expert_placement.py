@@ -47,13 +47,17 @@ class ModelPlacement(ExpertPlacement):
         location: InitialLocation | None,
         placer: ExpertPlacer | None,
         num_layers: int,
+        num_nodes: int = 1,
     ) -> None:
-        """placer: where something goes by counts. num_layers: of the model, with experts or without."""
+        """placer: where something goes by counts. num_layers: of the model, with experts or without. num_nodes:
+        machines; ranks that share experts may be spread over them, and then count as one machine's.
+        """
         self.by_row = options.ep_dispatch_algorithm == "dynamic"
         self.counts = options.enable_eplb
         self.layers: list[PlacedLayer] = []
         self._options, self._location, self._placer = options, location, placer
         self._num_layers = num_layers
+        self._num_nodes = 1 if options.expert_parallel_size % num_nodes else num_nodes
         self._asked = 0
 
     def shape(self, name: str, routing: Routing) -> PlacementShape:
@@ -63,7 +67,9 @@ class ModelPlacement(ExpertPlacement):
                 f"{name}: {routing.num_experts} experts and --ep-num-redundant-experts {more} do not divide by "
                 f"--expert-parallel-size {ranks}: add {-(routing.num_experts + more) % ranks} more"
             )
-        return PlacementShape(routing.num_experts, routing.num_experts + more, ranks, routing.num_groups)
+        return PlacementShape(
+            routing.num_experts, routing.num_experts + more, ranks, routing.num_groups, self._num_nodes
+        )
 
     def slots(self, name: str, shape: PlacementShape) -> Sequence[int]:
         place, self._asked = self._asked, self._asked + 1

@@ -241,8 +241,13 @@ class ModelBuilder:
                     "from where they may be gone by then: load the model from files, or leave --enable-eplb out"
                 )
             placer = self._expert_placer if goes_by_counts(self._config.engine, self._location) else None
-            num_layers = opened.config.num_layers
-            context.expert_placement = ModelPlacement(self._config.engine, self._location, placer, num_layers)
+            context.expert_placement = ModelPlacement(
+                self._config.engine,
+                self._location,
+                placer,
+                opened.config.num_layers,
+                num_nodes=self._tp.size // self._tp.local_size,
+            )
         if served.runner == "generate":
             context.is_greedy = is_greedy
         elif served.is_decoder and not self._config.model.classifier_from_token:
