@@ -19,6 +19,11 @@ class TestFp8(QuantizerSuite):
     max_error = 0.04
 
 
+class TestFp4(QuantizerSuite):
+    plugin = "fp4"
+    max_error = 0.13
+
+
 class TestInt4(QuantizerSuite):
     plugin = "int4"
     max_error = 0.13

@@ -186,6 +186,7 @@ FEATURES = [
     _quantised("int8"),
     _quantised("int4", int4_group_size=32),
     _quantised("fp8"),
+    _quantised("fp4"),
     _quantised("gguf"),
     Feature("int8 KV", lambda run: True, shared={"kv_cache_dtype": "int8"}),
     Feature("fp8 KV", lambda run: True, shared={"kv_cache_dtype": "fp8_e4m3"}),

@@ -222,14 +222,15 @@ def compressed_int8(*, symmetric: bool = True) -> Encoder:
 
 
 def float8(per: str = "tensor", *, has_input_scale: bool = False) -> Encoder:
-    """e4m3 numbers with a scale per tensor or channel."""
+    """e4m3 numbers with a scale per tensor, stored as [1] or [], or per channel, stored as [out, 1] or [out]."""
 
     def encode(rng: np.random.Generator, out: int, inp: int) -> Encoded:
         numbers = torch.from_numpy(rng.normal(0, 60, (out, inp)).astype(np.float32)).to(torch.float8_e4m3fn)
-        scale = rng.uniform(0.5, 1.5, (out, 1) if per == "channel" else (1,)).astype(np.float32) * 0.001
+        is_per_channel = per in ("channel", "vector")
+        scale = rng.uniform(0.5, 1.5, (out, 1) if is_per_channel else (1,)).astype(np.float32) * 0.001
         tensors = {"weight": numbers, "weight_scale": torch.from_numpy(scale)}
-        if per == "scalar":
-            tensors["weight_scale"] = tensors["weight_scale"].reshape(())
+        if per in ("scalar", "vector"):
+            tensors["weight_scale"] = tensors["weight_scale"].squeeze()
         if has_input_scale:
             tensors["input_scale"] = torch.tensor(0.01)
         return Encoded(tensors, e4m3(numbers.view(torch.uint8).numpy()) * scale)
@@ -237,15 +238,44 @@ def float8(per: str = "tensor", *, has_input_scale: bool = False) -> Encoder:
     return encode
 
 
-def float8_blocks(name: str) -> Encoder:
+def float8_blocks(name: str, *, is_four_dimensional: bool = False) -> Encoder:
     """e4m3 numbers with a scale for each block of 128 x 128, as DeepSeek-V3 and Qwen3-FP8 are stored."""
 
     def encode(rng: np.random.Generator, out: int, inp: int) -> Encoded:
         numbers = torch.from_numpy(rng.normal(0, 60, (out, inp)).astype(np.float32)).to(torch.float8_e4m3fn)
         scale = rng.uniform(0.2, 1.8, (-(-out // 128), -(-inp // 128))).astype(np.float32) * 0.0005
         of_values = np.kron(scale, np.ones((128, 128), np.float32))[:out, :inp]
-        tensors = {"weight": numbers, name: torch.from_numpy(scale)}
+        stored = scale[:, None, :, None] if is_four_dimensional else scale
+        tensors = {"weight": numbers, name: torch.from_numpy(stored)}
         return Encoded(tensors, e4m3(numbers.view(torch.uint8).numpy()) * of_values)
+
+    return encode
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def float4(form: str) -> Encoder:
+    """e2m1 numbers, two in a byte, the first in the low half. form: ``modelopt`` or ``compressed`` (NVFP4: e4m3 scales
+    for each 16, and a factor, which compressed-tensors stores as its reciprocal), or ``mx`` (powers of two for 32).
+    """
+
+    def encode(rng: np.random.Generator, out: int, inp: int) -> Encoded:
+        codes = rng.integers(0, 16, (out, inp), dtype=np.uint8)
+        packed = torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4)
+        numbers = np.where(codes > 7, -1, 1).astype(np.float32) * E2M1[codes & 7]
+        if form == "mx":
+            exponents = rng.integers(120, 124, (out, inp // 32), dtype=np.uint8)
+            scales = 2.0 ** (exponents.astype(np.float32) - 127)
+            tensors = {"weight_packed": packed, "weight_scale": torch.from_numpy(exponents)}
+            return Encoded(tensors, numbers * np.repeat(scales, 32, 1))
+        scales = torch.from_numpy(rng.uniform(50, 448, (out, inp // 16)).astype(np.float32)).to(torch.float8_e4m3fn)
+        factor = np.float32(2.0 ** -rng.integers(12, 14))
+        names = ("weight", "weight_scale_2") if form == "modelopt" else ("weight_packed", "weight_global_scale")
+        stored = torch.tensor(factor) if form == "modelopt" else torch.tensor([1 / factor])
+        input_scale = {"input_scale": torch.tensor(0.01)} if form == "modelopt" else {}
+        tensors = {names[0]: packed, "weight_scale": scales, names[1]: stored, **input_scale}
+        return Encoded(tensors, numbers * np.repeat(e4m3(scales.view(torch.uint8).numpy()) * factor, 16, 1))
 
     return encode
 
@@ -337,6 +367,22 @@ CHECKPOINTS: dict[str, Kind] = {
         compressed_config("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[128, 128]),
         WHOLE_BLOCKS,
     ),
+    "fp8-modelopt": Kind("fp8", float8("scalar", has_input_scale=True), {"quant_method": "modelopt"}),
+    "fp8-modelopt-channel": Kind("fp8", float8("vector"), {"quant_method": "modelopt"}),
+    "fp8-modelopt-block": Kind(
+        "fp8", float8_blocks("weight_scale", is_four_dimensional=True), {"quant_method": "modelopt"}, WHOLE_BLOCKS
+    ),
+    "fp4-modelopt": Kind("fp4", float4("modelopt"), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "fp4-compressed": Kind(
+        "fp4",
+        float4("compressed"),
+        compressed_config("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16),
+    ),
+    "fp4-compressed-mx": Kind(
+        "fp4",
+        float4("mx"),
+        compressed_config("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32),
+    ),
 }
 
 
@@ -378,7 +424,26 @@ def round_fp8(x: Array) -> Array:
     return (np.sign(x) * levels[nearest] * scale).astype(np.float32)
 
 
-ONLINE: dict[str, Callable[[Array], Array]] = {"int8": round_int8, "int4": round_int4, "fp8": round_fp8}
+def round_fp4(x: Array) -> Array:
+    """NVFP4: to the nearest e2m1 number, to the even one from the middle, with e4m3 scales for each 16."""
+    factor = np.abs(x).max() / np.float32(6 * 448)
+    grouped = x.reshape(x.shape[0], -1, 16)
+    wanted = torch.from_numpy(np.abs(grouped).max(-1, keepdims=True) / (6 * factor)).to(torch.float8_e4m3fn)
+    scale = e4m3(wanted.view(torch.uint8).numpy()) * factor
+    size = np.abs(grouped) / scale
+    distance = np.abs(size[..., None] - E2M1)
+    # Of two at the same distance the even code: codes are tried in that order.
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    nearest = E2M1[order][distance[..., order].argmin(-1)]
+    return (np.sign(grouped) * nearest * scale).reshape(x.shape).astype(np.float32)
+
+
+ONLINE: dict[str, Callable[[Array], Array]] = {
+    "int8": round_int8,
+    "int4": round_int4,
+    "fp8": round_fp8,
+    "fp4": round_fp4,
+}
 
 
 def online_twins(method: str, folder: Path, seed: int = 0, **changes: Any) -> Twins:

@@ -97,6 +97,7 @@ FORMATS = [
     ("online-int8", {"quantization": "none", "shorten": False}),
     ("online-int8", {"quantization": "int8"}),
     ("online-int4", {"quantization": "int4"}),
+    ("online-fp4", {"quantization": "fp4"}),
     *((f"gguf-{kind}", {"quantization": "gguf"}) for kind in ("Q8_0", "Q5_0", "Q4_1", "Q6_K", "Q4_K")),
 ]
 CASES = [

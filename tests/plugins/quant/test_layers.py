@@ -120,7 +120,7 @@ def test_bfloat16_weights_quantised_while_loading(method: str, num_tokens: int, 
     full = load_file(made.path / "model.safetensors")
     wanted = F.linear(x.float(), joined(full, ATTENTION, ["q", "k", "v"]))
     error = (mine.float() - wanted).norm() / wanted.norm()
-    assert float(error) < {"int8": 0.012, "fp8": 0.04, "int4": 0.13}[method]
+    assert float(error) < {"int8": 0.012, "fp8": 0.04, "int4": 0.13, "fp4": 0.13}[method]
 
 
 def rounding(name: str, activations: str) -> dict[str, dict[str, object]]:
@@ -292,6 +292,7 @@ BYTES_PER_VALUE = {"int8": 1.0, "fp8": 1.0, "int4": 0.5, "Q8_0": 34 / 32, "Q4_0"
 BYTES_PER_VALUE |= {"Q5_0": 22 / 32, "Q4_K": 144 / 256, "Q5_K": 176 / 256, "Q6_K": 210 / 256}
 BYTES_PER_VALUE |= {"Q2_K": 0.5 + 2 / 16 + 4 / 256, "Q3_K": 0.5 + 1 / 16 + 2 / 256}  # of the kernel's four bits
 BYTES_PER_VALUE |= {"IQ4_NL": 34 / 32, "IQ4_XS": 1 + 1 / 32 + 2 / 256, "MXFP4": 5 / 8 + 4 / 32}
+BYTES_PER_VALUE |= {"fp4": 6 / 8 + 4 / 16, "fp4-compressed-mx": 5 / 8 + 4 / 32}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -303,7 +304,7 @@ def test_weights_stay_packed(name: str, twins: Any) -> None:
     layer = RowParallelLinear(layer_context, f"{MLP}.down_proj", inner, hidden)
     layer(random(40, inner, dtype=torch.bfloat16))
     kind = name.removeprefix("online-").removeprefix("gguf-")
-    least = BYTES_PER_VALUE[kind if name.startswith("gguf") else kind.split("-")[0]]
+    least = BYTES_PER_VALUE[kind if name.startswith("gguf") or kind in BYTES_PER_VALUE else kind.split("-")[0]]
     room = 0.0 if name.startswith("gguf") else 0.13
     if "act-order" in name:
         room += 8 / hidden  # the group of each input

@@ -114,6 +114,36 @@ DAMAGES: dict[str, tuple[str, Callable[[Any, Any], Any], str]] = {
         lambda t, c: t.update({f"{Q}.weight_scale_inv": t[f"{Q}.weight_scale_inv"][:1]}),
         r"weight_scale_inv has the shape \(1, 2\).* needs \(2, 2\)",
     ),
+    "a scale in e4m3 that is no number": (
+        "fp4-modelopt",
+        lambda t, c: t[f"{Q}.weight_scale"].view(torch.uint8)[0].fill_(0x7F),
+        "a scale is infinite or not a number",
+    ),
+    "a power of two that is no number": (
+        "fp4-compressed-mx",
+        lambda t, c: t[f"{Q}.weight_scale"][0].fill_(255),
+        "a scale is infinite or not a number",
+    ),
+    "an infinite factor": (
+        "fp4-compressed",
+        lambda t, c: t[f"{Q}.weight_global_scale"].fill_(0),
+        "a scale is infinite or not a number",
+    ),
+    "a missing factor": (
+        "fp4-modelopt",
+        lambda t, c: t.pop(f"{Q}.weight_scale_2"),
+        "stored as modelopt:NVFP4, which no installed",
+    ),
+    "activations scaled before": (
+        "fp4-modelopt",
+        lambda t, c: (c.update(quant_algo="NVFP4_AWQ"), t.update({f"{Q}.pre_quant_scale": torch.ones(64)})),
+        "stored as modelopt:NVFP4_AWQ, which no installed",
+    ),
+    "an algorithm that is not read": (
+        "fp8-modelopt",
+        lambda t, c: (c.update(quant_algo="MXFP8"), t.update({f"{Q}.weight_scale": torch.zeros(64, 2).byte()})),
+        "stored as modelopt:MXFP8, which no installed",
+    ),
 }
 
 

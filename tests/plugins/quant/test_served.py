@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,27 @@ def test_checkpoints_with_scales(name: str, tmp_path: Path) -> None:
     assert check(checkpoint_twins(name, tmp_path), f"{CHECKPOINTS[name].method}, none") == []
 
 
+def test_modelopt_says_it_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """Older checkpoints have hf_quant_config.json, and nothing of it in config.json."""
+    twins = checkpoint_twins("fp4-modelopt", tmp_path)
+    config = json.loads((twins.path / "config.json").read_text())
+    del config["quantization_config"]
+    (twins.path / "config.json").write_text(json.dumps(config))
+    stored = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    (twins.path / "hf_quant_config.json").write_text(json.dumps(stored))
+    assert check(twins, "fp4, none") == []
+
+
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("method", ONLINE)
 def test_quantised_while_loading(method: str, is_tied: bool, tmp_path: Path) -> None:
     assert check(online_twins(method, tmp_path, tie_word_embeddings=is_tied), method) == []
 
 
-@pytest.mark.parametrize("name", ["int4-gptq", "int8-compressed", "fp8", "online-int8", "online-int4", "online-fp8"])
+OTHERS = ["int4-gptq", "int8-compressed", "fp8", "fp4-modelopt", *(f"online-{name}" for name in ONLINE)]
+
+
+@pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gemma3", "deepseek_v2"])
 def test_other_architectures(kind: str, name: str, tmp_path: Path) -> None:
     """Experts in the run's format; windows; MLA, whose matrix of all heads is unpacked, or stays plain."""

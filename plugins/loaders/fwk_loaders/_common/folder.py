@@ -30,8 +30,12 @@ class ModelFolder:
         self.path = path
 
     def config(self) -> dict[str, Any]:
-        """config.json."""
-        return read_json(self.path / "config.json")
+        """config.json, with what hf_quant_config.json alone says of how weights are stored, as ModelOpt writes it."""
+        found = read_json(self.path / "config.json")
+        stored = self._optional("hf_quant_config.json").get("quantization")
+        if isinstance(stored, dict) and not found.get("quantization_config"):
+            found["quantization_config"] = {"quant_method": "modelopt", **stored}
+        return found
 
     def generation_config(self) -> dict[str, Any]:
         """generation_config.json; empty when there is none."""

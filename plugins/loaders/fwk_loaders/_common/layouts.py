@@ -8,6 +8,11 @@ layout                                          tensors below a layer's prefix
 ``compressed-tensors:pack-quantized:BITS``      weight_packed, weight_scale, weight_shape, ...
 ``compressed-tensors:int-quantized``            weight (int8), weight_scale, ...
 ``compressed-tensors:float-quantized``          weight (float8), weight_scale, ...
+``compressed-tensors:nvfp4-pack-quantized``     weight_packed (bytes), weight_scale (float8), weight_global_scale
+``compressed-tensors:mxfp4-pack-quantized``     weight_packed (bytes), weight_scale (bytes)
+``modelopt:nvfp4``                              weight (bytes), weight_scale (float8), weight_scale_2
+``modelopt:fp8``                                weight (float8), weight_scale, sometimes input_scale
+``modelopt:fp8-block``                          weight (float8), weight_scale (one per block)
 ``fp8``                                         weight (float8), weight_scale, sometimes input_scale
 ``fp8:block``                                   weight (float8), weight_scale_inv (one per block)
 ``bitsandbytes:nf4``, ``bitsandbytes:fp4``      weight (bytes), weight.absmax, weight.quant_state.*, ...
@@ -98,6 +103,8 @@ def layout_of(prefix: str, config: Mapping[str, Any], header: Header) -> str:
         return f"{method}:int8"
     if method == "compressed-tensors":
         return f"{method}:{_compressed_form(prefix, config, header)}"
+    if method.startswith("modelopt"):
+        return f"modelopt:{_modelopt_form(prefix, config, header)}"
     return method
 
 
@@ -106,5 +113,23 @@ def _compressed_form(prefix: str, config: Mapping[str, Any], header: Header) -> 
     if header.dtype(packed) == "I32" and header.dtype(size) in ("I64", "I32") and header.shape(size) == (2,):
         columns, words = int(header.raw(size)[1]), header.shape(packed)[-1]
         return f"pack-quantized:{32 // max(round(columns / max(words, 1)), 1)}"
+    if header.dtype(packed) == "U8":
+        of_scale = header.dtype(f"{prefix}.weight_scale")
+        if of_scale == "F8_E4M3" and header.dtype(f"{prefix}.weight_global_scale") is not None:
+            return "nvfp4-pack-quantized"
+        if of_scale == "U8":
+            return "mxfp4-pack-quantized"
     stored = {"I8": "int-quantized", "F8_E4M3": "float-quantized"}.get(header.dtype(f"{prefix}.weight") or "")
     return stored or str(config.get("format", "an unnamed format"))
+
+
+def _modelopt_form(prefix: str, config: Mapping[str, Any], header: Header) -> str:
+    """A checkpoint of mixed precision names no algorithm for a layer, its tensors do."""
+    stored, scale = header.dtype(f"{prefix}.weight"), f"{prefix}.weight_scale"
+    of_scale = header.dtype(scale)
+    if header.dtype(f"{prefix}.pre_quant_scale") is None:
+        if (stored, of_scale) == ("U8", "F8_E4M3") and header.dtype(f"{prefix}.weight_scale_2") is not None:
+            return "nvfp4"
+        if stored == "F8_E4M3" and of_scale in FLOATING:
+            return "fp8-block" if sum(size > 1 for size in header.shape(scale)) > 1 else "fp8"
+    return str(config.get("quant_algo", "an unnamed quant_algo"))

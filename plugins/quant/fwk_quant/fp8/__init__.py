@@ -26,7 +26,7 @@ class Fp8Options(Options):
     fp8_gemm_backend: GemmBackend = gemm_backend_option()
 
 
-LAYOUTS = ("fp8", "fp8:block", "compressed-tensors:float-quantized")
+LAYOUTS = ("fp8", "fp8:block", "modelopt:fp8", "modelopt:fp8-block", "compressed-tensors:float-quantized")
 
 
 @hookimpl

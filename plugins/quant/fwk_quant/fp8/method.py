@@ -176,6 +176,8 @@ class Fp8Method(QuantMethod):
         strategy, size = None, None
         if shape.layout == "fp8:block":
             strategy, size = "block", self.context.checkpoint_config.get("weight_block_size")
+        elif shape.layout == "modelopt:fp8-block":
+            strategy, size = "block", [BLOCK, BLOCK]  # the only ones it writes
         elif shape.layout.startswith("compressed-tensors"):
             found = weights_arguments(self.context.checkpoint_config, shape.prefix)
             strategy, size = found.get("strategy"), found.get("block_structure")
