@@ -394,7 +394,8 @@ def _round_all(tensors: dict[str, torch.Tensor], rounding: tuple[tuple[str, str]
             tensors[name] = _rounded(x, method)
         elif method is not None and name.endswith("_blocks"):
             stem = name.removesuffix("_blocks")
-            tensors[stem] = _rounded_experts(stem, as_numbers(tensors, stem), method)
+            numbers = as_numbers(tensors, stem)
+            tensors[stem] = numbers if method == "fp4" else _rounded_experts(stem, numbers, method)  # its own blocks
         elif method is not None and name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
             tensors[name] = _rounded_experts(name, x, method)
 

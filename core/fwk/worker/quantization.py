@@ -113,7 +113,8 @@ class ChosenQuantization(Quantization):
             if layout in _spec(item).exact
         ]
         refusals = {item.name: item.declaration.refusal(self._facts) for _, _, item, _ in known}
-        readers = [reader for reader in known if refusals[reader[2].name] is None]
+        possible = [reader for reader in known if refusals[reader[2].name] is None]
+        readers = [reader for reader in possible if not reader[2].declaration.auto_skip_reason(self._facts)] or possible
         if not readers:
             raise ModelLoadError(
                 f"{prefix} is stored as {' and '.join(offered)}, which no installed quantizer reads; "

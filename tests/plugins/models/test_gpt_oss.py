@@ -15,7 +15,7 @@ from tests.helpers.mxfp4 import random_bytes, write_packed
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import fwk
-from fwk import SamplingParams
+from fwk import SamplingParams, native
 from fwk.errors import FwkError
 from fwk_models.gpt_oss.experts import mxfp4_numbers
 
@@ -34,11 +34,20 @@ def test_logits_from_packed_experts(tmp_path: Path) -> None:
     assert model.weights.asked >= set(model.weights.names())
 
 
-def test_it_is_served_with_block_tables_by_group(tmp_path: Path) -> None:
+PACKED = {"quantization_layers": ("*.experts.*=fp4",)}
+
+
+@pytest.mark.parametrize(("quantization", "chosen"), [(PACKED, {"none", "fp4"}), ({}, {"none"})])
+def test_it_is_served_with_block_tables_by_group(
+    quantization: dict[str, Any], chosen: set[str], tmp_path: Path
+) -> None:
+    """Experts are computed from their blocks, or as numbers."""
     reference = write_packed(tmp_path)
     prompt = token_ids(50)
-    with fwk.LLM(str(tmp_path), dtype="float32", max_total_tokens=512, check_blocks=True) as llm:
+    options: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 512, "check_blocks": True}
+    with fwk.LLM(str(tmp_path), **options, **quantization) as llm:
         assert llm.engine.info.num_block_tables == 2
+        assert set(llm.engine.info.chosen["quant"].split(", ")) == chosen
         assert llm.engine.info.chosen["attention"] == "torch", "the one with sinks"
         (done,) = llm.generate([prompt], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True))
     assert done.token_ids == reference_greedy(reference, prompt, 20)
@@ -53,6 +62,29 @@ def test_packed_experts_can_be_kept_small(tmp_path: Path) -> None:
         (done,) = llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0.0, logprobs=1))
     wanted = reference_logits(reference, prompt)[-1].log_softmax(-1)
     assert wanted[done.token_ids[0]] > wanted.max() - 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("inner", "is_packed"), [(128, True), (96, False)])
+def test_ranks_that_get_no_whole_blocks_read_numbers(inner: int, is_packed: bool, tmp_path: Path) -> None:
+    reference, prompt = write_packed(tmp_path, intermediate_size=inner), token_ids(50)
+    options: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 512, "tensor_parallel_size": 2}
+    with fwk.LLM(str(tmp_path), **options, **(PACKED if is_packed else {})) as llm:
+        assert ("fp4" in llm.engine.info.chosen["quant"]) == is_packed
+        (done,) = llm.generate([prompt], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True))
+    assert done.token_ids == reference_greedy(reference, prompt, 12)
+
+
+@pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
+def test_blocks_stay_packed_in_native_kernels(tmp_path: Path) -> None:
+    reference = write_packed(tmp_path)
+    prompt = token_ids(50)
+    with fwk.LLM(str(tmp_path), dtype="bfloat16", max_total_tokens=512) as llm:
+        assert llm.engine.info.chosen["moe"] == "cpu"
+        assert "fp4" in llm.engine.info.chosen["quant"]
+        (done,) = llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0.0, logprobs=1))
+    wanted = reference_logits(reference, prompt)[-1].log_softmax(-1)
+    assert wanted[done.token_ids[0]] > wanted.max() - 0.2
 
 
 @pytest.mark.parametrize(

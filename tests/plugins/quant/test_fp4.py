@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fwk_quant.fp4.numbers import Fp4Matrix, rounded
@@ -31,3 +32,13 @@ def test_blocks_too_small_for_a_scale_become_zero() -> None:
     torch.testing.assert_close(found[0, 16::2], weight[0, 16::2])
     assert not found[1].any()
     assert not values(torch.zeros(1, 16)).any()
+
+
+@pytest.mark.parametrize(("exponent", "dtype"), [(104, torch.float16), (103, torch.float32), (143, torch.float32)])
+def test_powers_of_two_take_16_bits_where_they_are_float16s(exponent: int, dtype: torch.dtype) -> None:
+    scales = torch.tensor([[exponent], [127]], dtype=torch.uint8)
+    matrix = Fp4Matrix(torch.full((2, 16), 0x77, dtype=torch.uint8), scales, torch.ones(2))
+    found = matrix.for_kernel()(0, 2)
+    assert isinstance(found.scales, torch.Tensor)
+    assert found.scales.dtype == dtype
+    assert (found.numbers.int() - 12).mul(found.scales.double())[:, 0].tolist() == [6 * 2.0 ** (exponent - 127), 6.0]

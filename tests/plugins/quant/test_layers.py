@@ -292,7 +292,7 @@ BYTES_PER_VALUE = {"int8": 1.0, "fp8": 1.0, "int4": 0.5, "Q8_0": 34 / 32, "Q4_0"
 BYTES_PER_VALUE |= {"Q5_0": 22 / 32, "Q4_K": 144 / 256, "Q5_K": 176 / 256, "Q6_K": 210 / 256}
 BYTES_PER_VALUE |= {"Q2_K": 0.5 + 2 / 16 + 4 / 256, "Q3_K": 0.5 + 1 / 16 + 2 / 256}  # of the kernel's four bits
 BYTES_PER_VALUE |= {"IQ4_NL": 34 / 32, "IQ4_XS": 1 + 1 / 32 + 2 / 256, "MXFP4": 5 / 8 + 4 / 32}
-BYTES_PER_VALUE |= {"fp4": 6 / 8 + 4 / 16, "fp4-compressed-mx": 5 / 8 + 4 / 32}
+BYTES_PER_VALUE |= {"fp4": 6 / 8 + 4 / 16, "fp4-compressed-mx": 5 / 8 + 2 / 32}
 
 
 @pytest.mark.parametrize("name", EVERY)

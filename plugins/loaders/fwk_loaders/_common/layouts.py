@@ -15,6 +15,7 @@ layout                                          tensors below a layer's prefix
 ``modelopt:fp8-block``                          weight (float8), weight_scale (one per block)
 ``fp8``                                         weight (float8), weight_scale, sometimes input_scale
 ``fp8:block``                                   weight (float8), weight_scale_inv (one per block)
+``mxfp4``                                       after the prefix, for all experts: _blocks, _scales (bytes)
 ``bitsandbytes:nf4``, ``bitsandbytes:fp4``      weight (bytes), weight.absmax, weight.quant_state.*, ...
 ``bitsandbytes:int8``                           weight (int8), SCB, weight_format
 ==============================================  ==============================================================
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FLOATING = ("F64", "F32", "F16", "BF16")
+MXFP4 = "mxfp4"
 WEIGHT_NAMES = (".weight", ".qweight", ".weight_packed")
 
 
@@ -70,14 +72,22 @@ def check_plain(where: str, name: str, shape: tuple[int, ...], header: Header) -
 
 
 def layouts_below(prefix: str, config: Mapping[str, Any], names: Iterable[str], header: Header) -> tuple[str, ...]:
-    """``WeightSource.layouts`` of a checkpoint that holds each layer in one way. config: ``quantization_config``."""
+    """``WeightSource.layouts`` of a checkpoint that holds each layer in one way, but for experts in MXFP4.
+
+    config: ``quantization_config``.
+    """
     if not config:
         return (PLAIN,)
+    if prefix and header.dtype(f"{prefix}_blocks") == header.dtype(f"{prefix}_scales") == "U8":
+        return MXFP4, PLAIN  # the model that reads such a stack sees numbers in it, too
     if prefix:
         return (layout_of(prefix, config, header),)
     prefixes = {name.rpartition(".")[0] for name in names if name.endswith(WEIGHT_NAMES)}
     found = {layout_of(item, config, header) for item in prefixes}
-    return tuple(sorted(found - {PLAIN})) or (PLAIN,)
+    packed = tuple(sorted(found - {PLAIN}))
+    stacks = {name.removesuffix("_blocks") for name in names if name.endswith("_blocks")}
+    has_mxfp4 = any(MXFP4 in layouts_below(stack, config, (), header) for stack in stacks)
+    return (MXFP4, *packed, *([] if packed else [PLAIN])) if has_mxfp4 else packed or (PLAIN,)
 
 
 def layout_of(prefix: str, config: Mapping[str, Any], header: Header) -> str:

@@ -1,4 +1,4 @@
-"""Experts of a layer in four tensors, gate and up in turns; the matrices may be MXFP4."""
+"""Experts of a layer in four tensors, gate and up in turns; the matrices may be MXFP4, which stays as it is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import WeightSource
+from fwk.interfaces.quant import LayerFormat, LayerKind, Quantization
 from fwk_models._common.weights import WeightView
 
 if TYPE_CHECKING:
@@ -28,38 +29,62 @@ def mxfp4_numbers(blocks: Tensor, scales: Tensor) -> Tensor:
     return numbers.flatten(-2)
 
 
+class StackedQuantization(Quantization):
+    """Asks for an expert's matrix how the tensor is stored that holds all experts'."""
+
+    def __init__(self, quantization: Quantization, prefix: str) -> None:
+        self._quantization, self._prefix = quantization, f"{prefix}.experts."
+
+    def choose(self, prefix: str, kind: LayerKind = LayerKind.LINEAR, stored: str | None = None) -> LayerFormat:
+        if prefix.startswith(self._prefix):
+            is_down = prefix.endswith(".down_proj")
+            stored = f"{self._prefix}{'down_proj' if is_down else 'gate_up_proj'}"
+        return self._quantization.choose(prefix, kind, stored)
+
+
 class GptOssExperts(WeightView):
     """Sees ``{prefix}.experts.N.{gate,up,down}_proj.{weight,bias}`` in the tensors that hold all experts of a layer.
+
+    ``raw`` has their ``blocks`` [out_features, in_features / 32, 16] and ``scales`` [out_features, in_features / 32].
 
     Plain matrices stand as [num_experts, in_features, out_features]; MXFP4 ones as blocks [num_experts, out_features,
     in_features / 32, 16] with scales. Of the out_features of ``gate_up_proj`` the even ones are the gate's.
     """
 
-    def __init__(self, source: WeightSource, prefix: str, num_experts: int) -> None:
+    def __init__(self, source: WeightSource, prefix: str, num_experts: int, hidden: int, inner: int) -> None:
+        """hidden, inner: features of the model, and those between an expert's matrices."""
         super().__init__(source)
         self.prefix, self.num_experts = f"{prefix}.experts.", num_experts
+        self._sizes = {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}
         self._kept: dict[str, Tensor] = {}
 
     def seen(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
         if not name.startswith(self.prefix):
             return None
+        return self._of_expert(name)
+
+    def raw(self, name: str) -> Tensor:
+        return self._of_expert(name) if name.startswith(self.prefix) else self.source.raw(name)
+
+    def _of_expert(self, name: str) -> Tensor:
         number, part, what = name.removeprefix(self.prefix).split(".")
         is_down = part == "down_proj"
-        rows = shape[0] * (1 if is_down else 2)
-        stored = f"{self.prefix}{'down_proj' if is_down else 'gate_up_proj'}"
-        found = self._rows(stored, what, (rows, *shape[1:]), int(number))
+        found = self._rows("down_proj" if is_down else "gate_up_proj", what, int(number))
         return found if is_down else found[part == "up_proj" :: 2].contiguous()
 
-    def _rows(self, stored: str, what: str, shape: tuple[int, ...], expert: int) -> Tensor:
-        """An expert's bias, or its matrix as [out_features, in_features]."""
-        count = self.num_experts
+    def _rows(self, stored: str, what: str, expert: int) -> Tensor:
+        """An expert's bias, blocks or scales, or its matrix as [out_features, in_features]."""
+        count, (rows, columns), name = self.num_experts, self._sizes[stored], f"{self.prefix}{stored}"
         if what == "bias":
-            return self._tensor(f"{stored}_bias", (count, *shape))[expert]
-        if not self.source.has(f"{stored}_blocks"):
-            return self._tensor(stored, (count, *shape[::-1]))[expert].t()
-        size = (count, shape[0], shape[1] // BLOCK)
-        blocks = self._packed(f"{stored}_blocks", (*size, BLOCK // 2))
-        return mxfp4_numbers(blocks[expert], self._packed(f"{stored}_scales", size)[expert])
+            return self._tensor(f"{name}_bias", (count, rows))[expert]
+        if what == "weight" and not self.source.has(f"{name}_blocks"):
+            return self._tensor(name, (count, columns, rows))[expert].t()
+        size = (count, rows, columns // BLOCK)
+        shapes = {"blocks": (*size, BLOCK // 2), "scales": size}
+        if what in shapes:
+            return self._packed(f"{name}_{what}", shapes[what])[expert]
+        blocks, scales = (self._packed(f"{name}_{part}", shape)[expert] for part, shape in shapes.items())
+        return mxfp4_numbers(blocks, scales)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Kept until the layer is read: layers ask for one expert after another."""

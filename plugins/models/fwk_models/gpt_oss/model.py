@@ -14,7 +14,7 @@ from fwk.layers.sharding import output_shard
 from fwk_models._common.experts import ExpertStack, num_experts
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.stack import SelfAttention
-from fwk_models.gpt_oss.experts import GptOssExperts
+from fwk_models.gpt_oss.experts import BLOCK, GptOssExperts, StackedQuantization
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ class GptOss(ExpertStack):
         count = num_experts(config)
         routing = Routing(count, config.integer("num_experts_per_tok"), normalises=True)
         if not context.weights.has(f"{prefix}.experts.0.gate_proj.weight"):  # as published; GGUF has them apart
-            context = replace(context, weights=GptOssExperts(context.weights, prefix, count))
+            context = _stacked(context, prefix, count)
         return MoE(
             context,
             prefix,
@@ -61,6 +61,16 @@ class GptOss(ExpertStack):
             router=f"{prefix}.router",
             has_bias=True,
         )
+
+
+def _stacked(context: ModelContext, prefix: str, num_experts: int) -> ModelContext:
+    """Experts in one tensor: blocks stay as they are where ranks that share an expert each get whole ones."""
+    config = context.config
+    inner, sharers = config.intermediate_size, context.tp.size // context.ep_size
+    weights = GptOssExperts(context.weights, prefix, num_experts, config.hidden_size, inner)
+    if inner % (BLOCK * sharers):
+        return replace(context, weights=weights)
+    return replace(context, weights=weights, quant=StackedQuantization(context.quant, prefix))
 
 
 def _sinks(context: ModelContext, name: str) -> Tensor:

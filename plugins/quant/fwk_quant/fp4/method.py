@@ -33,6 +33,9 @@ class Fp4Method(QuantMethod):
         one = ParamSpec(None, None, torch.float32)
         unread = ParamSpec(None, None, torch.float32, is_optional=True)  # activations are not rounded to four bits
         packed = ParamSpec(0, 1, torch.uint8, input_block=2)
+        if shape.layout == "mxfp4":
+            blocks = ParamSpec(0, 1, torch.uint8, input_block=MXFP4_BLOCK, trailing=(MXFP4_BLOCK // 2,))
+            return {"blocks": blocks, "scales": ParamSpec(0, 1, torch.uint8, input_block=MXFP4_BLOCK)}
         if shape.layout == "compressed-tensors:mxfp4-pack-quantized":
             scales = ParamSpec(0, 1, torch.uint8, input_block=MXFP4_BLOCK)
             return {"weight_packed": packed, "weight_scale": scales, "input_global_scale": unread}
@@ -56,21 +59,24 @@ class Fp4Method(QuantMethod):
 
     def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Fp4Matrix | PackedMatrix:
         """Raises ``ModelLoadError`` when a scale is not a finite number."""
-        packed = loaded.get("weight_packed", loaded.get("weight"))
-        assert packed is not None, "params() names one of the two"
-        matrix = Fp4Matrix(packed, loaded["weight_scale"], _factors(loaded, shape))
+        if shape.layout == "mxfp4":
+            packed, scales = loaded["blocks"].flatten(1), loaded["scales"]
+        else:
+            packed, scales = loaded["weight_packed" if "weight_packed" in loaded else "weight"], loaded["weight_scale"]
+        matrix = Fp4Matrix(packed, scales, _factors(loaded, shape))
         if is_damaged(matrix):
             raise ModelLoadError(f"{shape.prefix}: a scale is infinite or not a number: fetch the file again")
         rows, columns = matrix.size
         if self._kernel is None:
             return matrix
-        form = matrix.integers(0, min(1, rows))
+        slices = matrix.for_kernel()
+        form = slices(0, min(1, rows))
         if rounded_together(form.bits, columns, form.group) is None:
             raise ModelLoadError(
                 f"{shape.prefix}: the native kernel does not compute {columns} inputs in blocks of {form.group}: leave "
                 "the layer out (--quantization-exclude), or say --fp4-activations full"
             )
-        return self._kernel.pack_slices(rows, columns, matrix.integers)
+        return self._kernel.pack_slices(rows, columns, slices)
 
     def apply(self, weights: Fp4Matrix | PackedMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
         if isinstance(weights, PackedMatrix):
@@ -100,6 +106,6 @@ def _factors(loaded: Mapping[str, Tensor], shape: LinearShape) -> Tensor:
     if stored is None:
         stored, is_divisor = loaded.get("weight_global_scale"), True
     if stored is None:
-        return torch.ones(sum(shape.out_features), device=loaded["weight_scale"].device)
+        return torch.ones(sum(shape.out_features), device=shape.device)
     of_parts = stored.reshape(-1).reciprocal() if is_divisor else stored.reshape(-1)
     return of_parts.repeat_interleave(torch.tensor(shape.out_features, device=of_parts.device))

@@ -2,11 +2,12 @@
 
 e2m1 (OCP Microscaling Formats 1.0): a sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6; two in a byte, the earlier column in
 the low half. NVFP4: 16 of a row share a scale in e4m3, and a matrix a factor in float32. MXFP4: 32 share a power of
-two, stored as its exponent plus 127 (e8m0); 255 is no number.
+two, stored as its exponent plus 127 (e8m0); 255 is no number. Those from 2^-23 to 2^15 are float16's when halved.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,12 +60,19 @@ class Fp4Matrix:
         numbers.unflatten(1, (self.scales.shape[1], -1)).mul_(self._scales(start, stop).unsqueeze(-1))
         return numbers.to(dtype)
 
-    def integers(self, start: int, stop: int) -> Integers:
-        """Rows for the native kernel. It takes blocks of 16 in six bits at least, those of 32 in five."""
+    def for_kernel(self) -> Callable[[int, int], Integers]:
+        """The same for the native kernel, by slices of rows. It takes blocks of 16 in six bits, those of 32 in five."""
         group = self.size[1] // self.scales.shape[1]
-        numbers = _looked_up(self.packed[start:stop], [x + ZERO for x in _signed()], torch.uint8)
         bits = 6 if group < MXFP4_BLOCK else 5
-        return Integers(bits, numbers, group, self._scales(start, stop) / 2, ZERO)
+        is_half = self.scales.dtype == torch.uint8 and bool(((self.scales >= 104) & (self.scales <= 142)).all())
+        unsigned = [x + ZERO for x in _signed()]
+
+        def rows(start: int, stop: int) -> Integers:
+            numbers = _looked_up(self.packed[start:stop], unsigned, torch.uint8)
+            scales = self._scales(start, stop) / 2
+            return Integers(bits, numbers, group, scales.half() if is_half else scales, ZERO)
+
+        return rows
 
     def _scales(self, start: int, stop: int) -> Tensor:
         """[rows, blocks] float32."""
