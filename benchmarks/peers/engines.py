@@ -70,7 +70,7 @@ def opened(name: str = "") -> OpenedModel:
 def engines(environments: Environments, tokenize: Tokenize, eos: int) -> list[Engine]:
     """All of them; none is set up yet."""
     return [
-        _fwk("fwk bf16", "bf16", []),
+        _fwk("fwk bf16", "bf16", ["--quantization", "none"]),
         _fwk("fwk int8", "int8 (W8A8; with AMX W8A16)", ["--quantization", "int8"]),
         _fwk("fwk 4-bit", "Q4_1 as in the file", ["--quantization", "gguf"]),
         _llama(environments, "llama.cpp Q4_1", "Q4_1 as in the file", lambda: environments.gguf("q4_1")),
@@ -79,7 +79,7 @@ def engines(environments: Environments, tokenize: Tokenize, eos: int) -> list[En
         _openvino(environments, tokenize, eos, "OpenVINO bf16", "fp16"),
         _openvino(environments, tokenize, eos, "OpenVINO Q4_1", "q4_1"),
         _transformers(environments, tokenize),
-        _fwk("fwk Gemma bf16", "bf16", ["--model", GEMMA], ("G1",)),
+        _fwk("fwk Gemma bf16", "bf16", ["--model", GEMMA, "--quantization", "none"], ("G1",)),
         _fwk("fwk Gemma packed", "Q4_K_M as in the file", ["--model", GEMMA, "--quantization", "gguf"], ("G1",)),
         _llama(environments, "llama.cpp Gemma", "Q4_K_M as in the file", lambda: opened(GEMMA).path, ("G1",)),
         *_shaped(environments, "1B", "1b", ("B1", "B16", "BP")),

@@ -147,10 +147,11 @@ class ChosenQuantization(Quantization):
 
     def _embedding(self, prefix: str, name: str, offered: tuple[str, ...]) -> LayerFormat:
         """Embeddings stay packed where the method asked for can look rows up; loading never quantises them."""
-        if name != AUTO:
-            method = self._method(self._item(name))
+        if name != AUTO or len(offered) > 1:  # with one way there is nothing to choose
+            item = self._item(name) if name != AUTO else self._auto(prefix, offered)[0]
+            method = self._method(item)
             for layout in offered:
-                if method.can_embed and layout != PLAIN and layout in _spec(self._item(name)).layouts:
+                if method.can_embed and layout != PLAIN and layout in _spec(item).layouts:
                     return LayerFormat(method, layout)
         if PLAIN not in offered:
             raise ModelLoadError(

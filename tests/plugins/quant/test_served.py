@@ -19,7 +19,9 @@ from tests.helpers.quantised import (
 )
 
 import fwk
-from fwk import SamplingParams
+from fwk import SamplingParams, native
+from fwk.interfaces.declaration import Facts, Host
+from fwk.plugins import discover, find
 from fwk_quant.gguf import LAYOUTS
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=0)
@@ -95,6 +97,37 @@ def test_two_ranks(name: str, tmp_path: Path) -> None:
     mine, _, _ = served(twins.path, **twins.options, tensor_parallel_size=2)
     plain, _, _ = served(twins.plain)
     assert [done.token_ids for done in mine] == [done.token_ids for done in plain]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "instructions", "why"),
+    [
+        ("cpu", "bfloat16", "avx2", None),
+        ("cpu", "bfloat16", "avx512", None),
+        ("cpu", "bfloat16", "amx", "multiplies many tokens more slowly than AMX"),
+        ("cpu", "float32", "avx512", "unpacks blocks for each product"),
+        ("cuda", "bfloat16", "avx512", "unpacks blocks for each product"),
+    ],
+)
+def test_auto_keeps_gguf_blocks_where_that_is_faster(
+    device: str, dtype: str, instructions: str, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fwk.native.isa", lambda: instructions)
+    monkeypatch.setattr("fwk.native.refusal", lambda: None)
+    spec = find(discover(), "quant", "gguf").declaration
+    found = spec.auto_skip_reason(Facts(host=Host(device), dtype=dtype, layouts=("gguf:Q4_K", "plain")))
+    assert found is None if why is None else why in (found or "")
+
+
+@pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
+def test_auto_takes_blocks_or_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fwk.native.has_tiles", lambda instructions: False)
+    path = gguf_twins("Q8_0", tmp_path).path
+    assert served(path, dtype="bfloat16")[1:] == ("gguf", [])
+    assert served(path, dtype="bfloat16", quantization="none")[1] == "none"
+    _, name, reasons = served(path, dtype="float32")
+    assert name == "none"
+    assert any("unpacks blocks for each product" in reason for reason in reasons)
 
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}

@@ -18,6 +18,10 @@ class NativeOnCpuSpec(QuantizerSpec):
     offers: frozenset[str] = frozenset({DETERMINISTIC})
     native_dtypes: tuple[str, ...] = ("bfloat16",)
 
+    def is_native(self, facts: Facts) -> bool:
+        """Whether native kernels compute the run's products, unless an option says otherwise."""
+        return facts.host.device == "cpu" and facts.dtype in self.native_dtypes and native.refusal() is None
+
     def refusal(self, facts: Facts) -> str | None:
         found = super().refusal(facts)
         if found is not None or not facts.is_deterministic:

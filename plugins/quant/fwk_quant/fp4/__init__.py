@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fwk import QuantizerSpec, hookimpl, native
+from fwk import QuantizerSpec, hookimpl
 from fwk.config import Options
 from fwk.interfaces.declaration import Facts
 from fwk_quant._common.declaration import NativeOnCpuSpec
@@ -33,7 +33,7 @@ class Fp4Spec(NativeOnCpuSpec):
     def auto_skip_reason(self, facts: Facts) -> str | None:
         if STACK not in facts.layouts:
             return super().auto_skip_reason(facts)
-        if facts.host.device == "cpu" and facts.dtype in self.native_dtypes and native.refusal() is None:
+        if self.is_native(facts):
             return None
         return (
             "unpacks experts for each product here: auto reads their numbers, --quantization-layers '*.experts.*=fp4' "
