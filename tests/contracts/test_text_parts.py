@@ -1,8 +1,30 @@
-"""Logits processors, grammars and parsers do what their contracts say."""
+"""Logits processors, grammars, parsers and multimodal processors do what their contracts say."""
 
 from __future__ import annotations
 
-from fwk_kit.testing import GrammarBackendSuite, LogitsProcessorSuite, ReasoningParserSuite, ToolParserSuite
+from tests.helpers.images import PREPROCESSOR, VISION, encoded, noise
+
+from fwk.interfaces.multimodal import MediaItem
+from fwk_kit.testing import (
+    GrammarBackendSuite,
+    LogitsProcessorSuite,
+    MultimodalProcessorSuite,
+    ReasoningParserSuite,
+    ToolParserSuite,
+)
+from fwk_kit.testing.serving import TINY
+
+
+class TestIdefics3(MultimodalProcessorSuite):
+    plugin = "idefics3"
+    samples = (
+        MediaItem("image", encoded(noise(1))),
+        MediaItem("image", encoded(noise(2))),
+        MediaItem("image", encoded(noise(3, 16, 16), "JPEG")),
+    )
+    prompt = (1, 300, 5)
+    config = {**TINY, "vision_config": VISION, "scale_factor": 2, "image_token_id": 300}
+    processor_config = PREPROCESSOR
 
 
 class TestTemperature(LogitsProcessorSuite):

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from tests.helpers.rig import write_model
 from fwk.config import Config, ModelOptions
 from fwk.config.wire import to_plain
 from fwk.server.helper import GrammarJob, HelperSetup
-from fwk.server.helper_process import GrammarJobs
+from fwk.server.helper_process import GrammarJobs, ServedText
 from fwk.text.grammars import Grammars
 from fwk.types import GrammarRequest
 from fwk_jobs.client import JobError, JobProcess, Work, current_work
@@ -127,7 +128,8 @@ def test_a_warm_up_builds_the_grammar_backend_at_a_low_priority(
 
     monkeypatch.setattr(Grammars, "_build", watched)
     model = str(write_model(tmp_path / "tiny"))
-    jobs = GrammarJobs(HelperSetup(to_plain(Config(model=ModelOptions(model=model, load_format="dummy")))))
+    setup = HelperSetup(to_plain(Config(model=ModelOptions(model=model, load_format="dummy"))))
+    jobs = GrammarJobs(cache(partial(ServedText, setup)))
 
     def job(request: GrammarRequest | None) -> Job:
         return Job(0, "grammar", msgspec.msgpack.encode(GrammarJob("llguidance", request)), 1, 1)

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 import fwk
 from fwk import SamplingParams
+from fwk.interfaces.multimodal import MediaItem
 from fwk.types import Batch, EngineStats, GrammarRequest
 from fwk_loaders.gguf.loader import GGUFCheckpoint
 from tests.helpers.architectures import GPT_OSS
@@ -31,16 +32,27 @@ from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.draft_heads import save_eagle3
 from tests.helpers.gguf_converted import written
 from tests.helpers.gguf_families import family_twins
+from tests.helpers.images import IMAGE_ID, encoded, noise, write_vision
 from tests.helpers.mxfp4 import as_numbers, write_packed
 from tests.helpers.quantised import ONLINE, Twins, gguf_of, gguf_twins, round_int4
 
 PREFIX = [(7 * i) % 250 + 20 for i in range(40)]
-PROMPTS = [
+WITHOUT_IMAGES = [
     [*PREFIX, 60, 61, 62, 63, 64, 65],
     [*PREFIX, 70, 71, 72],
     [5, 6, 7, 8, 9] * 6,
     [100, 101, 102],
 ]
+WITH_IMAGES = [
+    [*PREFIX[:20], IMAGE_ID, 60, 61, 62, 63, 64, 65],
+    [*PREFIX[:20], IMAGE_ID, 70, 71, 72],
+    [5, 6, IMAGE_ID, 7, 8, 9, IMAGE_ID],
+    [100, 101, 102],
+]
+IMAGES = [[1], [1], [2, 1], []]
+"""Of each prompt with images: which."""
+
+NUM_PROMPTS = len(WITHOUT_IMAGES)
 KNOWN = {token: 20.0 for token in PREFIX}
 """A bias towards tokens that two prompts hold, so that what drafts from the prompt finds something with any weights."""
 
@@ -77,6 +89,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "MXFP4 experts": ("gpt_oss", {**GPT_OSS, "hidden_size": 128, "head_dim": 32, "intermediate_size": 128}),
     "state group": ("lfm2", {}),
     "state group + MoE": ("qwen3_next", {}),
+    "images": ("idefics3", {}),
     "window groups + MoE": (
         "qwen3_moe",
         {"moe_intermediate_size": 128, "sliding_window": 24, "use_sliding_window": True, "layer_types": HALF},
@@ -223,7 +236,7 @@ FEATURES = [
         lambda run: bool(run.logprobs[0]) and not run.tokens,
         shared={"task": "classify", "classifier_from_token": ["a", "b"]},
     ),
-    Feature("n > 1", lambda run: len(run.tokens) == 3 * len(PROMPTS), n=3),
+    Feature("n > 1", lambda run: len(run.tokens) == 3 * NUM_PROMPTS, n=3),
     Feature(
         "hierarchical cache",
         lambda run: run.stats.restored_prompt_tokens > 0,
@@ -272,9 +285,24 @@ FEATURES = [
             "ds_sparse_decode_threshold": 0,
         },
     ),
+    Feature(
+        "images",
+        lambda run: any(new.media for batch in run.batches for new in batch.new) or not run.tokens,
+        shared={"mm_processor_kwargs": '{"do_image_splitting": false}'},
+        kind="images",
+    ),
 ]
 BY_NAME = {feature.name: feature for feature in FEATURES}
-NO_MODEL = (("state group", "MLA"), ("state group", "MXFP4 experts"), ("MLA", "MXFP4 experts"))
+TEXT_ONLY = (
+    "gguf", "sliding window", "window groups", "state group", "MoE", "MLA", "MXFP4 experts", "expert parallel",
+    "moving experts",
+)  # fmt: skip
+NO_MODEL = (
+    ("state group", "MLA"),
+    ("state group", "MXFP4 experts"),
+    ("MLA", "MXFP4 experts"),
+    *((name, "images") for name in TEXT_ONLY),
+)
 """No model that is served has both."""
 PAIRS = [pair for pair in combinations(BY_NAME, 2) if pair not in NO_MODEL]
 
@@ -298,7 +326,8 @@ class Places:
         if not rounding and not merged:
             name, changes = KINDS[kind]
             folder = self._root / kind
-            make = write_packed if name == "gpt_oss" else partial(make_checkpoint, kind=name)
+            makers = {"gpt_oss": write_packed, "idefics3": write_vision}
+            make = makers.get(name) or partial(make_checkpoint, kind=name)
             make(folder, **changes)
             return folder
         if rounding and rounding[-1] == ("", "gguf"):
@@ -379,7 +408,7 @@ def gguf_kind(kind: str) -> str:
 WINDOWED = ("sliding window", "window groups")
 LINEAR = (
     "_proj.weight", "_proj_with_mqa.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight",
-    "in_proj_qkvz.weight", "in_proj_ba.weight",
+    "in_proj_qkvz.weight", "in_proj_ba.weight", ".fc1.weight", ".fc2.weight", ".proj.weight",
 )  # fmt: skip
 GROUP = 32
 ADAPTED = ("q_proj", "o_proj")
@@ -416,7 +445,8 @@ def _rounded(x: torch.Tensor, method: str) -> torch.Tensor:
 
 
 def _adapted(tensors: dict[str, torch.Tensor]) -> list[str]:
-    return sorted(name for name in tensors if name.endswith(tuple(f"{target}.weight" for target in ADAPTED)))
+    targets = tuple(f"{target}.weight" for target in ADAPTED)
+    return sorted(name for name in tensors if name.endswith(targets) and "vision_model" not in name)
 
 
 def _adapter_parts(name: str, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
@@ -505,7 +535,18 @@ class Setting:
             found |= feature.sampling
         of_prompts = ("prompt_logprobs", "return_hidden_states")
         second = {name: value for name, value in found.items() if name not in of_prompts}
-        return [SamplingParams(**(second if i in (1, 2) else found)) for i in range(len(PROMPTS))]
+        return [SamplingParams(**(second if i in (1, 2) else found)) for i in range(NUM_PROMPTS)]
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        return WITH_IMAGES if self.kind == "images" else WITHOUT_IMAGES
+
+    @property
+    def media(self) -> list[list[MediaItem]]:
+        """Of each prompt; none where there are no images."""
+        if self.kind != "images":
+            return []
+        return [[MediaItem("image", encoded(noise(seed))) for seed in seeds] for seeds in IMAGES]
 
     @property
     def n(self) -> int:
@@ -531,7 +572,8 @@ class Setting:
             found["json_model_override_args"] = '{"sliding_window": 24}'
         if any(feature.head for feature in self.features):
             folder = places.gguf(self.gguf_kind).plain if self.has_gguf else places.checkpoint(self.kind, (), False)
-            size = json.loads((folder / "config.json").read_text())["hidden_size"]
+            config = json.loads((folder / "config.json").read_text())
+            size = config.get("text_config", config)["hidden_size"]
             found["speculative_draft_model_path"] = str(places.head(size))
         if self.has_adapter:
             base = places.gguf(self.gguf_kind).plain if self.has_gguf else places.checkpoint(self.kind, (), False)
@@ -558,14 +600,15 @@ def serve(model: Path, options: dict[str, Any], setting: Setting, adapter: str =
             return launch(batch)
 
         llm.engine.executor.launch = watched  # type: ignore[method-assign]
-        given = {"adapter": adapter} if adapter else {}
+        given: dict[str, Any] = {"adapter": adapter} if adapter else {}
+        given |= {"media": setting.media, "n": setting.n}
         if options.get("task") == "classify" and not any(f.sampling or f.n > 1 for f in setting.features):
             return _scores(llm, options, batches)
         sampling, plain = setting.sampling(), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-        done, cached = llm.generate(PROMPTS, sampling, n=setting.n, **given), [0]
+        done, cached = llm.generate(setting.prompts, sampling, **given), [0]
         if options["prefix_cache"] != "none":
             llm.generate(FILLER if options["prefix_cache"] == "hierarchical" else FILLER[:1], plain)
-            again = llm.generate(PROMPTS, sampling, n=setting.n, **given)
+            again = llm.generate(setting.prompts, sampling, **given)
             assert [x.token_ids for x in again] == [x.token_ids for x in done]
             cached = [x.cached_tokens for x in again]
         stats = llm.engine.stats()
@@ -587,12 +630,12 @@ def serve(model: Path, options: dict[str, Any], setting: Setting, adapter: str =
 
 def _scores(llm: fwk.LLM, options: dict[str, Any], batches: list[Batch]) -> Run:
     """The same of a model that scores prompts: its scores stand for log-probabilities."""
-    scores = llm.classify(PROMPTS)
+    scores = llm.classify(WITHOUT_IMAGES)
     cached = 0
     if options["prefix_cache"] != "none":
         llm.classify(FILLER if options["prefix_cache"] == "hierarchical" else FILLER[:1])
         before = llm.engine.stats().cached_prompt_tokens
-        assert np.allclose(llm.classify(PROMPTS), scores, atol=2e-3)
+        assert np.allclose(llm.classify(WITHOUT_IMAGES), scores, atol=2e-3)
         cached = llm.engine.stats().cached_prompt_tokens - before
     stats = llm.engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.helpers.pairs import BY_NAME, NO_MODEL, PAIRS
+from tests.helpers.pairs import BY_NAME, NO_MODEL, PAIRS, TEXT_ONLY
 
 DECODERS = (
     ("n-gram", "ngram"),
@@ -122,7 +122,8 @@ def page() -> str:
         lines.append(f"| {i + 1} {name} | " + " | ".join(cells) + " |")
     count = len(PAIRS) - len(REFUSED)
     refused = "\n".join(f'- {a} with {b}: "{sentence}"' for (a, b), sentence in REFUSED.items())
-    without = "; ".join(" and ".join(pair) for pair in NO_MODEL)
+    without = "; ".join(" and ".join(pair) for pair in NO_MODEL if "images" not in pair)
+    without += f"; images and any of {', '.join(TEXT_ONLY)}"
     total = f"{count} of {len(PAIRS)} pairs run. No model that is served has both of these: {without}.\n"
     return HEAD + "\n".join(lines) + "\n\n" + total + "\nRefused, with what is said:\n\n" + refused + "\n"
 

@@ -102,6 +102,28 @@ class ModelOptions(Options):
         "beginning, the middle or the end is cut off, and usage counts what is left.",
         turns={"allow-auto-truncate": "tail"},
     )
+    enable_multimodal: bool = option(
+        True,
+        "Take images and the like where the model does; false: text alone, and what encodes them is not loaded.",
+        stability="beta",
+    )
+    mm_processor_kwargs: str = option(
+        "{}",
+        "JSON object of preprocessor_config.json's fields to replace, by which media become what the model encodes.",
+        stability="beta",
+    )
+    limit_mm_per_prompt: str = option(
+        "{}",
+        "How many media of a kind a prompt may have, as image=4 or a JSON object; 0: none (default: 16 of each).",
+        stability="beta",
+    )
+    max_image_pixels: int = option(
+        2**25,
+        "Width times height of the largest image that is decoded; larger ones are refused (400).",
+        stability="beta",
+        ge=1,
+        le=2**30,
+    )
     json_model_override_args: str = option(
         "{}", "JSON object of config.json fields to replace.", aliases=["hf-overrides"]
     )

@@ -12,13 +12,14 @@ from fwk.config import Config
 from fwk.engine.adapters import Adapters, adapter_paths
 from fwk.engine.gate import CacheGate, GrammarGate
 from fwk.engine.kv_block_manager import KVBlockManager
+from fwk.engine.media import MediaPayloads
 from fwk.engine.node import common
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
 from fwk.engine.transfer import WorkerTransfer
 from fwk.errors import ConfigError, InvalidRequest, ModelLoadError
-from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
+from fwk.interfaces.executor import Executor, ExecutorContext, ExecutorSpec, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.prefix_cache import CacheContext, PrefixCache
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
@@ -161,6 +162,7 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
 
     choose_tiers(plugins, setup.resolution.item("cache"), options.cache_tiers, setup.facts)  # before weights load
     check_strict(config.plugins.strict, setup.reasons)
+    _check_media(setup)
     executor: Executor = setup.factory.build(
         "executors",
         ExecutorContext,
@@ -179,6 +181,18 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
     except BaseException:
         executor.close()
         raise
+
+
+def _check_media(setup: ModelSetup) -> None:
+    """Raise ``ConfigError`` where workers could not read what is made of media."""
+    item, opened = setup.factory.item("executors"), setup.opened
+    assert isinstance(item.declaration, ExecutorSpec)
+    if opened.served.media and not item.declaration.is_local(setup.factory.options(item)):
+        kinds = " and ".join(sorted(opened.served.media))
+        raise ConfigError(
+            f"{opened.name} takes {kinds}, which workers read from files, and executor '{item.name}' has workers on other "
+            "machines: serve it on one, or text alone with --enable-multimodal false"
+        )
 
 
 def _check_same_weights(setup: ModelSetup, executor: Executor) -> None:
@@ -246,6 +260,7 @@ def _assemble(
         gates=(GrammarGate(executor.call), CacheGate(cache)),
         adapters=_adapters(config, executor),
         policy_name=setup.factory.item("schedulers").name,
+        media=MediaPayloads(executor.call if setup.opened.served.media else None),
     )
     chosen = {**setup.resolution.chosen, **loaded.chosen}
     reasons = [*setup.reasons, *loaded.reasons]

@@ -68,11 +68,12 @@ class KVBlockManager:
     def match(self, sequence: Sequence) -> PrefixMatch:
         """What the cache holds of a sequence's tokens, up to where all layers can continue from it."""
         namespace, most = sequence.request.cache_namespace, sequence.num_matchable_tokens
-        match = self._cache.match(namespace, sequence.token_ids, most)
+        token_ids = sequence.cache_token_ids
+        match = self._cache.match(namespace, token_ids, most)
         for part in (self._windows if self._windows.num_groups else None, self._states):
             usable = len(match.block_ids) if part is None else part.num_usable(match.block_ids)
             if usable < len(match.block_ids):
-                match = self._cache.match(namespace, sequence.token_ids, usable * self._block_size)
+                match = self._cache.match(namespace, token_ids, usable * self._block_size)
         return match
 
     def num_missing(self, sequence: Sequence, num_tokens: int, num_held: int) -> int:
@@ -117,11 +118,12 @@ class KVBlockManager:
         spare = whole if whole <= room else room - num_kept
         start = sequence.num_computed_tokens
         end = min(sequence.num_matchable_tokens, start + spare * self._block_size)
-        wanted = self._cache.restorable(sequence.node, sequence.token_ids[start : max(start, end)])
+        token_ids = sequence.cache_token_ids
+        wanted = self._cache.restorable(sequence.node, token_ids[start : max(start, end)])
         if not wanted:
             return
         blocks = self.allocator.allocate(wanted)
-        tokens = sequence.token_ids[start : start + wanted * self._block_size]
+        tokens = token_ids[start : start + wanted * self._block_size]
         sequence.node, taken = self._cache.restore(sequence.node, tokens, blocks)
         sequence.blocks.extend(blocks[: len(taken)])
         sequence.is_owned.extend(not was_taken for was_taken in taken)
@@ -192,7 +194,7 @@ class KVBlockManager:
         start, end = sequence.num_shared_blocks, known // self._block_size
         if end <= start:
             return
-        tokens = sequence.token_ids[start * self._block_size : end * self._block_size]
+        tokens = sequence.cache_token_ids[start * self._block_size : end * self._block_size]
         sequence.node, taken = self._cache.insert(sequence.node, tokens, sequence.blocks[start:end])
         sequence.num_shared_blocks = end
         for i, was_taken in enumerate(taken, start):
@@ -214,7 +216,7 @@ class KVBlockManager:
 
     def _replace(self, sequence: Sequence, start: int, end: int) -> None:
         namespace, length = sequence.request.cache_namespace, end * self._block_size
-        cached = self._cache.match(namespace, sequence.token_ids, length).block_ids
+        cached = self._cache.match(namespace, sequence.cache_token_ids, length).block_ids
         for i in range(start, min(end, len(cached))):
             if sequence.is_owned[i]:
                 self._duplicate_blocks.append(sequence.blocks[i])

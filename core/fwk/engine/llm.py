@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
@@ -14,7 +16,8 @@ from fwk.engine.completion import Completion, Following, Key
 from fwk.engine.core import Engine, build_engine
 from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, InvalidRequest, RequestFailed
-from fwk.interfaces.dialect import EmbedInput, GenerateInput, check_task
+from fwk.interfaces.dialect import EmbedInput, GenerateInput, PlacedInput, check_task
+from fwk.interfaces.multimodal import MediaItem
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import build_config, called, normal, option_owners
@@ -24,6 +27,16 @@ from fwk.setup.resolve import resolve
 from fwk.setup.sampling_defaults import sampling_defaults
 from fwk.text import check_embed_input, model_text, prepare_input
 from fwk.text.grammars import Grammars
+from fwk.text.media import (
+    MediaPlacer,
+    PayloadFolder,
+    check_media,
+    media_limits,
+    media_of,
+    named,
+    processor_item,
+    without_media,
+)
 from fwk.types import AdapterInfo, Request, SamplingParams, Task, TokenEvent, cache_namespace
 from fwk.types.beam_search import Beam, BeamSearch, EarlyStopping
 from fwk.types.sampling import NOTHING_FOLLOWS
@@ -83,6 +96,12 @@ class LLM:
         self._grammars.use(self._chosen.get("grammar", "none"))
         self.engine: Engine = build_engine(config, plugins, setup)
         self._ids = itertools.count()
+        self._media_limits = media_limits(config.model, opened.served.media)
+        self._payloads = PayloadFolder()
+        item = processor_item(plugins, opened.config, opened.served.media, opened.name)
+        if item is not None:
+            options = setup.factory, item, opened.config, opened.checkpoint, self.text, config.model
+            self._placer: Callable[[], MediaPlacer] = functools.cache(lambda: MediaPlacer(*options))
 
     def __repr__(self) -> str:
         info, chosen = self.engine.info, self._chosen
@@ -103,6 +122,7 @@ class LLM:
     def close(self) -> None:
         """Stop the workers."""
         self.engine.close()
+        self._payloads.close()
 
     def update_weights(self, model: str, load_format: str | None = None) -> None:
         """Serve the weights of another checkpoint of the same architecture: a folder, a file or what a source knows.
@@ -123,14 +143,16 @@ class LLM:
         n: int = 1,
         adapter: str | Sequence[str] = "",
         use_tqdm: bool | None = None,
+        media: Sequence[Sequence[MediaItem]] = (),
     ) -> list[Completion]:
         """Complete prompts (text or token ids), all at once; ``n`` completions each, in the prompts' order.
 
         ``adapter`` names a loaded LoRA adapter, for all prompts or one for each (empty for the model alone).
         ``use_tqdm``: show a progress bar; by default for several prompts on a terminal or in a notebook.
+        ``media``: the images and the like of each prompt, in the order of the marks that stand for them.
         Raises ``InvalidRequest`` before anything runs when a prompt or its sampling is wrong.
         """
-        items = self.inputs(prompts, sampling, n, adapter)
+        items = self.inputs(prompts, sampling, n, adapter, media)
         with offline_bar("prompts", len(items), use_tqdm) as progress:
             return [done for group in self._run(items, progress, True) for done in group]
 
@@ -243,10 +265,16 @@ class LLM:
     ) -> list[Completion]: ...
 
     def chat(self, messages: Any, sampling: Any = None, adapter: str = "", **template: Any) -> Any:
-        """Answer a conversation, or each of several, rendered with the model's chat template."""
+        """Answer a conversation, or each of several, rendered with the model's chat template.
+
+        A content may be a list of parts: ``{"type": "text", "text": ...}``, and of a model that takes images
+        ``{"type": "image", "image": ...}`` with the bytes of a file.
+        """
         is_one = not messages or isinstance(messages[0], Mapping)
-        ids: list[Prompt] = [self.text.chat_ids(one, **template) for one in ([messages] if is_one else messages)]
-        found = self.generate(ids, sampling, adapter=adapter)
+        conversations: list[Conversation] = [messages] if is_one else list(messages)
+        ids: list[Prompt] = [self.text.chat_ids(without_media(one), **template) for one in conversations]
+        media = [media_of(one) for one in conversations]
+        found = self.generate(ids, sampling, adapter=adapter, media=media if any(media) else ())
         return found[0] if is_one else found
 
     def embed(self, texts: Prompt | Sequence[Prompt], use_tqdm: bool | None = None) -> np.ndarray:
@@ -345,6 +373,7 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         n: int,
         adapter: str | Sequence[str],
+        media: Sequence[Sequence[MediaItem]] = (),
     ) -> list[GenerateInput]:
         """Prompts as checked inputs for ``submit``. Raises ``InvalidRequest``."""
         many: list[Prompt] = _as_list(prompts)
@@ -357,17 +386,31 @@ class LLM:
         check_task(self.config.model.model, self._task, "generate")
         info = self.engine.info
         inputs: list[GenerateInput] = []
-        for prompt, params, name in zip(many, settings, names, strict=True):
+        if media and len(media) != len(many):
+            raise InvalidRequest(f"{len(many)} prompts, but media of {len(media)}", "media")
+        for prompt, params, name, own in zip(many, settings, names, media or [()] * len(many), strict=True):
             assert isinstance(params, SamplingParams)
             ids = self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
             self.engine.adapters.key_of(name)  # known, before anything runs
             item = GenerateInput(ids, params, n, adapter=name)
+            if own:
+                placed = self._place(ids, own)
+                fields = {"media": placed.media, "payload": placed.payload}
+                item = replace(item, prompt_token_ids=placed.token_ids, **fields)
             lengths = {"max_model_len": info.max_model_len, "vocab_size": info.vocab_size}
             gives = self.config.engine.enable_return_hidden_states
             limits = self.text.limits
             inputs.append(prepare_input(item, self.text, **lengths, limits=limits, gives_hidden_states=gives))
             self._grammars.check(params.grammar)
         return inputs
+
+    def _place(self, token_ids: list[int], items: Sequence[MediaItem]) -> PlacedInput:
+        """Put media into a prompt, in this process: ``fwk serve`` does it in one that can be killed."""
+        items = named(items)
+        check_media(items, self._media_limits)
+        payload = self._payloads.new()
+        placed = self._placer().place(token_ids, items, payload.path)
+        return PlacedInput(placed.token_ids, placed.media, payload)
 
     def submit(self, item: GenerateInput) -> dict[Key, Following]:
         """Queue a checked input: its sequences. Events of ``engine.step`` are to be handed to them."""
@@ -381,6 +424,7 @@ class LLM:
             service=item.service,
             cache_namespace=cache_namespace(item.cache_salt, adapter),
             adapter=adapter,
+            media=list(item.media),
         )
         for event in self.engine.add(request):
             raise InvalidRequest(event.error or "the engine refused the request")

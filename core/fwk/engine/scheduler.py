@@ -13,6 +13,7 @@ from fwk.engine.blocks import OutOfBlocks
 from fwk.engine.encoder_prompt import placed
 from fwk.engine.gate import Gate, PauseGate
 from fwk.engine.kv_block_manager import KVBlockManager
+from fwk.engine.media import MediaPayloads
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
 from fwk.engine.policy_runner import PolicyRunner
 from fwk.engine.sequence import Sequence, Status
@@ -45,11 +46,13 @@ class Scheduler:
         gates: Iterable[Gate] = (),
         adapters: Adapters | None = None,
         policy_name: str = "",
+        media: MediaPayloads | None = None,
     ) -> None:
         self.limits = limits
         self._kv_blocks = kv_blocks
         self._policy = PolicyRunner(policy, self, policy_name)
         self.adapters = adapters or Adapters()
+        self._media = media or MediaPayloads()
         self._now = now
         self._pauses = PauseGate()
         self._gates = (self._pauses, *gates, AdapterGate(self.adapters, limits.max_running))
@@ -167,6 +170,7 @@ class Scheduler:
             )
         if self.limits.encoder is not None:
             request = placed(request, self.limits.encoder, self.limits.block_size)
+        self._media.enter(request)
         self.adapters.enter(request.adapter, request.n)
         arrival = self._now()
         sequences = [Sequence(request, i, self._num_arrived + i, arrival) for i in range(request.n)]
@@ -501,6 +505,7 @@ class Scheduler:
             sequence.request.segment_start,
             sequence.state_source,
             sequence.request.num_encoder_tokens,
+            sequence.request.media,
         )
         # After what came back, the first chunk needs no more blocks than it would have without.
         remaining = len(sequence.token_ids) - computed
@@ -564,6 +569,7 @@ class Scheduler:
         siblings.remove(sequence)
         if not siblings:
             del self._by_request[sequence.request.request_id]
+            self._media.leave(sequence.request)
             self._pauses.paused.discard(sequence.request.request_id)
 
     def _preempt(self, sequence: Sequence) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from fwk.engine.window_blocks import WindowBlocks
 from fwk.types import FinishReason, Request, SamplingParams, ScheduledSequence, TokenLogprobs
+from fwk.types.media import cache_ids
 
 
 class Status(Enum):
@@ -31,6 +32,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "blocks",
+        "cache_prompt",
         "cached_tokens",
         "drafts",
         "ending_ids",
@@ -74,6 +76,8 @@ class Sequence:
         self.arrival = arrival
         self.status = Status.WAITING
         self.token_ids = list(request.prompt_token_ids)
+        media = request.media
+        self.cache_prompt = cache_ids(request.prompt_token_ids, media) if media else None  # ``cache_ids`` of it
         self.num_computed_tokens = 0
         self.num_pending = 0
         self.num_preemptions = 0
@@ -103,6 +107,12 @@ class Sequence:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt_token_ids)
+
+    @property
+    def cache_token_ids(self) -> list[int]:
+        """Its tokens as the prefix cache knows them: not to be changed."""
+        prompt = self.cache_prompt
+        return self.token_ids if prompt is None else [*prompt, *self.token_ids[len(prompt) :]]
 
     @property
     def num_tokens(self) -> int:

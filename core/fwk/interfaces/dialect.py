@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fwk.errors import FwkError, InvalidRequest, RequestFailed
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.lifecycle import PluginLifecycle
+from fwk.interfaces.multimodal import MediaItem
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.served_weights import ServedWeights
-from fwk.types import FinishReason, SamplingParams, Service, Task, TokenLogprobs
+from fwk.types import FinishReason, Media, SamplingParams, Service, Task, TokenLogprobs
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -71,6 +72,20 @@ class GenerateInput:
     operation: str = "text_completion"
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
     extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    media: Sequence[Media] = ()  # and ``payload``: of ``Frontend.place_media``
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedInput:
+    """A prompt in which media have their tokens: three fields of a ``GenerateInput``.
+
+    payload: holds the file that the workers read, which is removed when nobody refers to this any more.
+    """
+
+    token_ids: list[int]
+    media: Sequence[Media]
+    payload: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +132,7 @@ class ModelCard:
     max_input_len: int | None = None  # tokens of a prompt, where the server takes fewer than the model
     shortens_prompts: bool = False  # prompts that are too long are cut, not refused
     gives_hidden_states: bool = False  # requests may ask for them
+    media: Mapping[str, int] = field(default_factory=dict[str, int])  # kinds that prompts may have, and how many
 
     def is_called(self, name: str) -> bool:
         """Whether requests may call the model so."""
@@ -318,6 +334,20 @@ class Frontend(ABC):
 
         Cancelling it aborts what still runs. Raises ``EngineDead``, ``NotServed`` or ``RequestFailed``.
         """
+
+    def read_media(self, kind: str, url: str, name: str) -> MediaItem:
+        """What a URL of a request holds: ``data:``, or one that the server may follow. Call it off the event loop.
+
+        kind: one of ``card.media``. name: what errors call it, its place in the request. Raises ``InvalidRequest``.
+        """
+        raise InvalidRequest(f"{name}: this server's model reads text only, not {kind}", name)
+
+    def place_media(self, token_ids: list[int], items: Sequence[MediaItem]) -> PlacedInput:
+        """Decode media and put their tokens where the chat template left marks. Call it off the event loop.
+
+        Raises ``InvalidRequest`` that names the item, or ``NotServed`` when too many wait for it.
+        """
+        raise InvalidRequest("this server's model reads text only", "messages")
 
     @property
     def peers(self) -> Sequence[Frontend]:

@@ -188,6 +188,10 @@ class ExecutorSpec(Declaration):
         configs: of each model, the first one's for the server. options: its own, validated.
         """
 
+    def is_local(self, options: Any) -> bool:
+        """Whether all workers are on the engine's machine, with its files."""
+        return True
+
     def worker_node(self, options: Any) -> str | None:
         """``"package.module:class"`` of a ``WorkerNode`` where its options say that this machine only holds workers."""
         return None

@@ -106,6 +106,13 @@ class Checkpoint(ABC):
         """Defaults for sampling and stopping (generation_config.json); empty when there are none."""
         return {}
 
+    def processor_config(self) -> Mapping[str, Any]:
+        """How media become what the model encodes: preprocessor_config.json and processor_config.json as one.
+
+        Empty when there is neither. What is nested there by the part that reads it (``image_processor``) is not here.
+        """
+        return {}
+
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
         """The tokeniser. Raises ``ModelLoadError`` naming the file when there is none or it is damaged."""

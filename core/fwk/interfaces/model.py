@@ -81,6 +81,7 @@ class ModelContext:
     float32_head: QuantMethod | None = None  # computes LM heads in float32 (``--enable-fp32-lm-head``)
     weights_cache: WeightsCache = NO_WEIGHTS_CACHE  # what earlier starts packed
     is_deterministic: bool = False  # a token's numbers must not depend on other tokens, to the bit
+    media: frozenset[str] = frozenset()  # kinds that the run takes: of others, the model need load nothing
     ep_size: int = 1  # by how many the experts of a layer are divided; it divides ``tp.size``
     expert_placement: ExpertPlacement | None = None  # None: ranks hold equal ranges of a layer's experts
 
@@ -160,6 +161,14 @@ class Model(ABC):
         """What the first layer gets of tokens: [n] int64 to [n, hidden_size]. Heads that draft read it."""
         raise ConfigError(f"the model {type(self).__name__} has no embed(), which a head that drafts for it reads")
 
+    def encode(self, kind: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
+        """Rows that take the place of media's tokens: [length, hidden_size] for each item, on the device.
+
+        kind: one of ``ModelSpec.media``. items: the arrays that a multimodal processor made of each. A row may depend
+        on its item alone. Of a batch in which such tokens are, ``inserted`` has their rows (``fwk.layers.insert``).
+        """
+        raise ConfigError(f"the model {type(self).__name__} has no encode(): it takes text only")
+
     def make_predictors(self, context: ModelContext) -> Sequence[TokenPredictor]:
         """The checkpoint's heads for further tokens, in their order. Built on demand, with a context of their own.
 
@@ -198,6 +207,7 @@ class ModelSpec(Declaration):
     runner: what runs it. ``generate``: ``load`` names a ``Model``, which writes token after token. ``pool``: ``load``
         names an ``Encoder``, which makes one vector of each prompt. Empty: ``pool`` for all tasks but ``generate``.
     is_recurrent: some of its layers keep a state (``fwk.layers.RecurrentState``) instead of K/V.
+    media: kinds of media that its ``Model.encode`` takes: ``image``, ``audio``, ``video``.
     features: what it asks of the attention backend whatever its config says (``soft_cap``, ``latent``); what depends
     on the config is said by ``attention_needs``.
     """
@@ -208,6 +218,7 @@ class ModelSpec(Declaration):
     task: Task = "generate"
     runner: str = ""
     is_recurrent: bool = False
+    media: frozenset[str] = frozenset()
     features: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

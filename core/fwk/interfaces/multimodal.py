@@ -1,4 +1,4 @@
-"""Images, audio and video: bytes in, prompt tokens and tensors out."""
+"""Images, audio and video: bytes and a prompt in; the prompt with their tokens, and what the model encodes, out."""
 
 from __future__ import annotations
 
@@ -10,47 +10,77 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fwk.interfaces.declaration import Declaration
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from fwk.interfaces.dialect import TextTools
     from fwk.types import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """One decoded-size-checked piece of media of a request."""
+    """One image, sound or film of a prompt, as it came. Nothing of it has been checked but its size.
+
+    name: what errors call it: its place in the request.
+    """
 
     kind: str  # "image", "audio" or "video"
     data: bytes
+    name: str = "the item"
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessedMedia:
-    """A prompt with its media placed.
+class PlacedMedia:
+    """What ``Model.encode`` takes at once: an item, or a part of one, such as a tile of an image.
 
-    ``content_key`` is a hash of the media: it becomes part of the request's cache namespace.
+    item: which of the items it is of. Its rows take the place of ``length`` tokens from ``start`` on, all of the same
+    id, so ``encode`` must make as many of ``arrays``.
     """
 
-    prompt_token_ids: list[int]
-    arrays: Mapping[str, Any]  # numpy arrays for ForwardBatch.extras
-    content_key: str
+    item: int
+    start: int
+    length: int
+    arrays: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A prompt in which media have their tokens. ``media`` are in the order of their tokens, and none overlap."""
+
+    token_ids: list[int]
+    media: list[PlacedMedia]
 
 
 @dataclass(frozen=True, slots=True)
 class MultimodalContext:
-    """What a processor is built with."""
+    """What a processor is built with.
+
+    processor_config: the checkpoint's (``Checkpoint.processor_config``), with the fields of ``--mm-processor-kwargs``.
+    max_pixels: width times height of the largest image that may be decoded.
+    """
 
     config: ModelConfig
     processor_config: Mapping[str, Any]
+    text: TextTools
+    max_pixels: int = 2**25
     options: Any = None
 
 
 class MultimodalProcessor(ABC):
-    """Runs in the API process (or a child of it), never in the engine."""
+    """Places media in prompts. Built once in a process of its own, which forks for each request: never in the engine.
+
+    What it makes of an item may depend on the item and on the context alone: K/V and rows are shared by content.
+    """
 
     def __init__(self, context: MultimodalContext) -> None:
         self.context = context
 
     @abstractmethod
-    def process(self, prompt_token_ids: list[int], items: Sequence[MediaItem]) -> ProcessedMedia:
-        """Raises ``InvalidRequest`` for damaged media, or more or fewer items than placeholders."""
+    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+        """Put in the tokens of the items, for whose places the chat template has left marks, in their order.
+
+        ``token_ids`` stays as it is. Raises ``InvalidRequest`` that names the item for damaged media, for such as are
+        of another format or too large, and for more or fewer items than marks.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

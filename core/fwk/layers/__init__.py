@@ -13,6 +13,7 @@ from fwk.layers.embedding import LMHead, VocabEmbedding
 from fwk.layers.encoder import EncoderAttention
 from fwk.layers.heads import HeadMatrices
 from fwk.layers.hidden_tap import HiddenTap
+from fwk.layers.insert import insert
 from fwk.layers.linear import ColumnParallelLinear, QKVLinear, ReplicatedLinear, RowParallelLinear
 from fwk.layers.mlp import GatedMLP
 from fwk.layers.moe import MoE, Routing
@@ -48,6 +49,7 @@ __all__ = [
     "VocabEmbedding",
     "activation",
     "gated",
+    "insert",
     "rank_rows",
     "yarn_temperature",
 ]

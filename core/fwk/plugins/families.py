@@ -138,6 +138,7 @@ _ALL = [
         MultimodalProcessorSpec,
         "multimodal:MultimodalProcessorSuite",
         takes_all=True,
+        version=ApiVersion(2),
     ),
 ]
 

@@ -17,13 +17,23 @@ import msgspec
 
 from fwk.config import ServerOptions
 from fwk.errors import EngineDead, InvalidRequest
-from fwk.interfaces.dialect import AdapterCard, EmbedInput, Frontend, GenerateInput, ModelCard, OutputDelta
+from fwk.interfaces.dialect import (
+    AdapterCard,
+    EmbedInput,
+    Frontend,
+    GenerateInput,
+    ModelCard,
+    OutputDelta,
+    PlacedInput,
+)
 from fwk.interfaces.lora import LoRASource
+from fwk.interfaces.multimodal import MediaItem
 from fwk.interfaces.observer import RequestRecord
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.interfaces.served_weights import ServedWeights
 from fwk.plugins import PluginSet, Registered
+from fwk.server.media_reader import MediaReader
 from fwk.server.middleware import current_headers
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
@@ -32,6 +42,7 @@ from fwk.server.stream_interval import DeltaBuffer
 from fwk.server.streams import EventStream, PendingEmbedding, SequenceStream
 from fwk.text import ModelText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
+from fwk.text.media import check_media
 from fwk.types import AdapterInfo, GrammarRequest, Request, SamplingParams, TokenEvent, cache_namespace
 from fwk.types.sampling import NOTHING_FOLLOWS, GrammarKind
 from fwk_jobs.client import MAX_WAITING, Work, current_work
@@ -83,6 +94,8 @@ class ServerFrontend(Frontend):
         self.weights: ServedWeights | None = None
         self.note_weights: Callable[[str, str | None], ServedWeights | None] = lambda model, load_format: None
         self._stream_interval = options.stream_interval
+        self.media_reader: MediaReader | None = None
+        self.placer: Callable[[list[int], Sequence[MediaItem]], PlacedInput] | None = None
         client.on_stats = observers.step_finished
         client.on_engine_death = observers.engine_died
         self._threads = ThreadPoolExecutor(options.tokenizer_worker_num + MAX_WAITING, thread_name_prefix="fwk-text")
@@ -172,6 +185,17 @@ class ServerFrontend(Frontend):
         if self._is_settled:
             self._grammars.check(item.sampling.grammar)
         return item
+
+    def read_media(self, kind: str, url: str, name: str) -> MediaItem:
+        if self.media_reader is None or kind not in self.card.media:
+            return super().read_media(kind, url, name)
+        return MediaItem(kind, self.media_reader.read(url, name), name)
+
+    def place_media(self, token_ids: list[int], items: Sequence[MediaItem]) -> PlacedInput:
+        if self.placer is None:
+            return super().place_media(token_ids, items)
+        check_media(items, self.card.media)
+        return self.placer(token_ids, items)
 
     def tool_parser(
         self, tools: Sequence[Mapping[str, Any]], prompt_tail: str = "", is_forced: bool = False
@@ -289,6 +313,7 @@ class ServerFrontend(Frontend):
             service=item.service,
             cache_namespace=cache_namespace(item.cache_salt, adapter),
             adapter=adapter,
+            media=list(item.media),
         )
         record = RequestRecord(
             request.request_id,

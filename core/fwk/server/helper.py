@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,11 +11,30 @@ import msgspec
 from fwk.config import Config
 from fwk.config.wire import to_plain
 from fwk.errors import InvalidRequest, NotServed, RequestFailed
+from fwk.interfaces.dialect import PlacedInput
+from fwk.interfaces.multimodal import MediaItem
+from fwk.text.media import PayloadFolder, PlacedPrompt
 from fwk.types import GrammarRequest
 from fwk_jobs.client import JobError, JobProcess
 
 MAX_GRAMMAR_BYTES = 48 * 2**20
 """What compiling a grammar may allocate, as the engine keeps it."""
+
+
+MEDIA_CPU_SECONDS = 30.0
+"""What decoding the media of a prompt, and making arrays of them, may take."""
+
+MEDIA_BYTES = 2**30
+BYTES_PER_PIXEL = 16
+"""What that may allocate: so many, and so many more for each pixel of the largest image that is decoded."""
+
+
+class MediaJob(msgspec.Struct, frozen=True):
+    """A prompt and its media, and the file for what is made of them; without media, the processor is built."""
+
+    token_ids: list[int]
+    items: list[tuple[str, bytes, str]]  # kind, content, name
+    path: str
 
 
 class GrammarJob(msgspec.Struct, frozen=True):
@@ -41,6 +61,27 @@ def warm_up(helper: JobProcess, backend: str) -> None:
         helper.warm_up("grammar", msgspec.msgpack.encode(GrammarJob(backend, None)))
 
 
+def warm_up_media(helper: JobProcess) -> None:
+    """Start the helper and have it build the multimodal processor, without waiting for it."""
+    with contextlib.suppress(JobError):
+        helper.warm_up("media", msgspec.msgpack.encode(MediaJob([], [], "")))
+
+
+def place_media(
+    helper: JobProcess, folder: PayloadFolder, max_pixels: int, token_ids: list[int], items: Sequence[MediaItem]
+) -> PlacedInput:
+    """Have the helper decode media and place them in a prompt. Raises ``InvalidRequest`` where it refuses them."""
+    payload = folder.new()
+    job = MediaJob(token_ids, [(item.kind, item.data, item.name) for item in items], str(payload.path))
+    most = MEDIA_BYTES + BYTES_PER_PIXEL * max_pixels
+    try:
+        found = helper.call("media", msgspec.msgpack.encode(job), cpu_seconds=MEDIA_CPU_SECONDS, max_bytes=most)
+    except JobError as error:
+        raise _told(error, "decoding the request's media", MEDIA_CPU_SECONDS, most) from None
+    placed = msgspec.msgpack.decode(found, type=PlacedPrompt)
+    return PlacedInput(placed.token_ids, placed.media, payload)
+
+
 def vet_grammar(helper: JobProcess, cpu_seconds: float, backend: str, request: GrammarRequest) -> None:
     """Have the helper compile a grammar. Raises ``InvalidRequest`` if it cannot, or not within the limits."""
     body = msgspec.msgpack.encode(GrammarJob(backend, request))
@@ -60,7 +101,7 @@ def _told(error: JobError, what: str, cpu_seconds: float, max_bytes: int) -> Exc
         case "memory":
             return InvalidRequest(f"{what} takes more than {max_bytes >> 20} MB of memory")
         case "busy":
-            return NotServed(f"too many requests wait for {what} of others to be checked", 503, 1)
+            return NotServed(f"too many requests wait for {what}", 503, 1)
         case "closed":
             return NotServed("the server is stopping", 503)
-    return RequestFailed(f"{what} could not be checked")
+    return RequestFailed(f"{what} failed")

@@ -26,9 +26,10 @@ from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app, unguarded_app
 from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
-from fwk.server.helper import new_helper, vet_grammar, warm_up
+from fwk.server.helper import new_helper, place_media, vet_grammar, warm_up, warm_up_media
 from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
+from fwk.server.media_reader import MediaReader
 from fwk.server.memory_release import MemoryRelease
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers, tool_note
@@ -40,6 +41,7 @@ from fwk.setup.checkpoint import OpenedModel, open_model
 from fwk.setup.sampling_defaults import sampling_defaults
 from fwk.text import model_text
 from fwk.text.grammars import Grammars
+from fwk.text.media import PayloadFolder, media_limits, processor_item
 from fwk.types import EngineReady, tenant_of
 
 Progress = Callable[[str], None]
@@ -111,6 +113,7 @@ class ServedModel:
         self._observers = Observers()
         self._ready: EngineReady | None = None
         self._helper = new_helper(config)
+        self._payloads = PayloadFolder()
         self._warming: asyncio.Task[None] | None = None
         self._admission: AdmissionController | None = None
         self._has_started = False
@@ -184,6 +187,7 @@ class ServedModel:
         await asyncio.to_thread(self._observers.close)
         await self.lifecycles.end()
         await self.engines.close()
+        self._payloads.close()
 
     def _card(self, opened: OpenedModel) -> ModelCard:
         name, *other_names = self.config.model.served_model_name or (opened.name,)
@@ -203,6 +207,7 @@ class ServedModel:
             max_input_len=self.config.model.max_req_input_len,
             shortens_prompts=self.config.model.long_truncation_mode != "none",
             gives_hidden_states=self.config.engine.enable_return_hidden_states,
+            media=media_limits(self.config.model, opened.served.media),
         )
 
     def _build(self, opened: OpenedModel, shared: Shared) -> None:
@@ -232,6 +237,7 @@ class ServedModel:
             card, text, self.engines, plugins, self._observers, defaults, grammars, parsers, config.server
         )
         self.frontend.weights, self.frontend.note_weights = _noted(opened), self._note_weights
+        self._take_media(opened)
         if config.engine.enable_lora:
             self._open_lora_sources()
         self.frontend.key_names = {tenant_of(key): name for name, key in shared.keys.named.items()}
@@ -255,6 +261,17 @@ class ServedModel:
         self.routes.register("plugin_switcher", lambda app: None, self.plugin_switcher.routes)
         if config.server.enable_memory_saver:
             self.routes.register("memory", lambda app: None, MemoryRelease(self.engines.sleep).routes)
+
+    def _take_media(self, opened: OpenedModel) -> None:
+        """Read and place media, where the model takes any. Raises ``PluginError`` where nothing here can."""
+        options = self.config.server
+        if processor_item(self._plugins, opened.config, opened.served.media, opened.name) is None:
+            return
+        self.frontend.media_reader = MediaReader(options)
+        self._payloads = PayloadFolder(options.mm_payload_bytes)
+        pixels = self.config.model.max_image_pixels
+        self.frontend.placer = partial(place_media, self._helper, self._payloads, pixels)
+        warm_up_media(self._helper)
 
     def _note_weights(self, model: str, load_format: str | None) -> ServedWeights | None:
         """The files of a checkpoint as they are now; None when there is none, which an engine will say."""

@@ -25,6 +25,7 @@ class ServedAs:
     says_pooling: bool = False  # an option or the checkpoint says it, not the plugin
     labels: tuple[str, ...] = ()  # of a classifier's outputs
     encoder: EncoderInput | None = None  # an encoder reads the prompt, a decoder writes
+    media: frozenset[str] = frozenset()  # kinds of media that prompts may have
 
     @property
     def needs_whole_prompts(self) -> bool:
@@ -56,7 +57,8 @@ def served_as(
     if runner != "pool":
         if options.pooling_type != AUTO:
             raise ConfigError("--pooling-type: this model generates text; --task embed makes vectors of prompts")
-        return ServedAs(task, runner, is_recurrent=spec.is_recurrent, encoder=spec.encoder_input(config))
+        media = spec.media if options.enable_multimodal else frozenset[str]()
+        return ServedAs(task, runner, is_recurrent=spec.is_recurrent, encoder=spec.encoder_input(config), media=media)
     is_decoder = spec.runner == "generate"
     if is_decoder:
         _check_causal(config)

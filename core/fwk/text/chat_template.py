@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 from fwk.errors import InvalidRequest, ModelLoadError
 from fwk_jinja.errors import TemplateRefusal
@@ -34,13 +35,14 @@ class ChatTemplate:
         ``continue_final_message`` cuts the prompt right after the last message's text, so that the model continues
         with it.
         """
+        messages = self._in_form(messages)
         last = ""
         if continue_final_message:
             if add_generation_prompt:
                 raise InvalidRequest(
                     "continue_final_message and add_generation_prompt exclude one another", "continue_final_message"
                 )
-            last = messages[-1].get("content") if messages else None
+            last = _last_text(messages[-1].get("content")) if messages else None
             if not isinstance(last, str) or not last.strip():
                 raise InvalidRequest("continue_final_message needs a last message with text", "messages")
         variables = {
@@ -70,8 +72,38 @@ class ChatTemplate:
             return True
         return name in prompt
 
+    def _in_form(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Contents as the template reads them: texts, or all of them in parts, as templates of models that see do."""
+        has_parts = any(isinstance(message.get("content"), list) for message in messages)
+        if not has_parts and self._shows_text:
+            return messages
+        return [
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            if isinstance(message.get("content"), str)
+            else message
+            for message in messages
+        ]
+
+    @cached_property
+    def _shows_text(self) -> bool:
+        """Whether a content that is a text is in the prompt; in parts it might be, where it is not."""
+        probe = "probe_7c1e"
+        variables = {**self._special, "tools": None, "documents": None, "add_generation_prompt": False}
+        try:
+            return probe in self._run({**variables, "messages": [{"role": "user", "content": probe}]})
+        except InvalidRequest:
+            return True
+
     def _run(self, variables: Mapping[str, Any]) -> str:
         try:
             return self._template.render(variables)
         except TemplateRefusal as refusal:
             raise InvalidRequest(f"the chat template {refusal}", "messages") from None
+
+
+def _last_text(content: Any) -> Any:
+    """The last text of a content in parts; any other as it is."""
+    if not isinstance(content, list):
+        return content
+    parts = cast("list[Mapping[str, Any]]", content)
+    return next((part.get("text") for part in reversed(parts) if part.get("type") == "text"), None)

@@ -91,7 +91,8 @@ def prepare_input(
     """
     max_len = limits.bound(max_model_len - 1)
     fits = min(max_len, max_model_len - max(item.sampling.max_tokens or 1, 1))
-    item = dataclasses.replace(item, prompt_token_ids=limits.shortened(item.prompt_token_ids, fits))
+    if not item.media:  # of an image no half is left
+        item = dataclasses.replace(item, prompt_token_ids=limits.shortened(item.prompt_token_ids, fits))
     length = len(item.prompt_token_ids)
     if length == 0:
         raise InvalidRequest("the prompt is empty: it must have at least one token", "prompt")

@@ -9,11 +9,13 @@ from fwk.types.batch import (
     Batch,
     BlockSaves,
     ForwardBatch,
+    Inserted,
     NewSequence,
     ScheduledSequence,
     SequenceResult,
     StepResult,
 )
+from fwk.types.media import Media
 from fwk.types.messages import (
     Abort,
     AdapterAnswer,
@@ -69,7 +71,9 @@ __all__ = [
     "FromEngine",
     "GrammarKind",
     "GrammarRequest",
+    "Inserted",
     "LoadAdapter",
+    "Media",
     "ModelConfig",
     "NewSequence",
     "Pause",

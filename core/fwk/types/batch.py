@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fwk.types.media import Media
 from fwk.types.request import TokenLogprobs
 from fwk.types.sampling import SamplingParams
 
@@ -36,6 +37,7 @@ class NewSequence(msgspec.Struct, array_like=True):
     segment_start: int = 0  # first token of the prompt's second text, of models that read pairs; 0: there is one text
     state_source: int = -1  # place of the kept state it continues from; -1: it begins with no token computed
     num_encoder_tokens: int = 0  # of the prompt, which an encoder reads; its decoder's begin at the next block
+    media: list[Media] = []  # of the prompt
 
 
 class ScheduledSequence(msgspec.Struct, array_like=True):
@@ -124,6 +126,14 @@ class StateRows:
 
 
 @dataclass(slots=True)
+class Inserted:
+    """Rows that take the place of tokens' embeddings: what a model's ``encode`` made of media."""
+
+    rows: Tensor  # [n] int64: of the batch's tokens
+    values: Tensor  # [n, hidden_size]
+
+
+@dataclass(slots=True)
 class ForwardBatch:
     """Inputs of one forward pass. Views of buffers allocated once: valid until the next step is prepared.
 
@@ -160,7 +170,13 @@ class ForwardBatch:
     """[num_seqs] int64: so many tokens fewer than ``seq_lens_np`` says, which only the device knows; None: none. Of
     attention backends with the feature ``late_lengths`` alone. Of a captured row ``positions`` are right already."""
     piece_tokens: int = 0  # tokens, and zeros behind them up to a size captured in pieces; 0: not replayed
-    extras: dict[str, Any] = field(default_factory=dict[str, Any])  # pixel values and the like, by the processor's name
+    extras: dict[str, Any] = field(default_factory=dict[str, Any])  # what else a model reads, by name
+    inserted: Inserted | None = None  # None: every token is embedded as itself
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether tokens, and their places, are all that the model is given."""
+        return not self.extras and self.inserted is None
 
     @property
     def num_tokens(self) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from fwk.errors import InvalidRequest
+from fwk.types.media import Media
 from fwk.types.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -56,7 +57,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     ``request_id`` is ours (unique in the engine's life); the client's own id is only a label in the API process.
     ``sampling.max_tokens`` is set; 0 is for a request that generates nothing: its sequence ends when its prompt is
     computed, and its last event brings what the model made of it. ``cache_namespace`` separates K/V that must not be
-    shared: it holds whatever changes K/V or must stay private (LoRA adapter, cache salt, multimodal content).
+    shared: it holds whatever changes K/V or must stay private (LoRA adapter, cache salt).
     ``adapter`` is a loaded LoRA adapter's key, or empty. ``segment_start``: first token of a pair's second text, of a
     request that generates nothing; 0 where the prompt is one text.
     """
@@ -71,6 +72,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     adapter: str = ""
     segment_start: int = 0
     num_encoder_tokens: int = 0  # set by the engine: of the prompt, which an encoder reads; 0: none does
+    media: list[Media] = []  # in the order of their tokens
 
 
 class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):

@@ -44,6 +44,7 @@ from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.graphs import StepModel
 from fwk.worker.in_flight import Early, InFlight, Settled
 from fwk.worker.inputs import InputBuffers
+from fwk.worker.media import EncoderCache, MediaInputs, NoMedia
 from fwk.worker.model_builder import ModelBuilder
 from fwk.worker.model_runner import ModelRunner
 from fwk.worker.observing import Runner, WorkerObservers
@@ -209,6 +210,7 @@ class WorkerBuilder:
         drafting = self._drafting(decoder, table, inputs, sampling)
         drafting.forced = self._forced_drafts(table, num_drafted)
         adapters = self._adapters()
+        media = self._media(model, table)
         runner = self.parts.runner = ModelRunner(
             model=self._capturing.step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
             plan_attention=self._plan_attention,
@@ -218,6 +220,7 @@ class WorkerBuilder:
             sampling=sampling,
             drafting=drafting,
             adapters=adapters,
+            media=media,
             in_flight=self._in_flight(table, inputs.max_tokens),
             uploads=self._uploads,
             num_captured=num_captured,
@@ -278,6 +281,8 @@ class WorkerBuilder:
         if isinstance(drafting, Drafting):
             drafting.layers = self._models.layers
         runner.model = step_model(model)
+        if isinstance(runner.media, MediaInputs):
+            runner.media.use(model)
         with kv_cache.scratch_kv_cache(memory, self._models.layers):
             runner.warm_up()
         if self.parts.observers is not None:
@@ -585,6 +590,14 @@ class WorkerBuilder:
         if device.is_host:
             return None
         return partial(InFlight, device, self._device, table, size=MAX_IN_FLIGHT + 1, max_rows=max_rows)
+
+    def _media(self, model: Model, table: SequenceTable) -> MediaInputs | NoMedia:
+        if not self._setup.opened.served.media:
+            return NoMedia()
+        cache = EncoderCache(self._config.engine.mm_encoder_cache_bytes)
+        media = MediaInputs(model, table, cache, self._device, self._uploads.send)
+        self.parts.operations |= media.operations()
+        return media
 
     def _adapters(self) -> AdapterStore | NoAdapters:
         backend = self._models.lora

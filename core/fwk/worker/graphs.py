@@ -45,7 +45,7 @@ class StepModel:
             self._is_greedy.fill_(0)
 
     def _run(self, batch: ForwardBatch) -> StepOutput:
-        if self.pieces is not None and batch.piece_tokens and not batch.extras:
+        if self.pieces is not None and batch.piece_tokens and batch.is_of_tokens:
             hidden, kept = self.pieces.run(batch)
         else:
             hidden = self.model.forward(batch)
@@ -128,7 +128,7 @@ class CapturedStepModel(StepModel):
         return self.graph.replay(size)
 
     def _is_capturable(self, batch: ForwardBatch, size: StepSize) -> bool:
-        if batch.adapter_ids is not None or batch.extras:
+        if batch.adapter_ids is not None or not batch.is_of_tokens:
             return False
         return all(count <= most for count, most in zip(size, self._most, strict=True))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fwk.types import Batch, ForwardBatch
+from fwk.types import Batch, ForwardBatch, Inserted
 from fwk.types.batch import KVGroup, StateRows
 from fwk.worker.draft_tree import DraftTree, ancestors, depths, positions_in_trees, tree_mask
 from fwk.worker.graph_sizes import GraphSizes
@@ -87,13 +87,18 @@ class InputBuffers:
         """Tokens that a sequence may have."""
         return self.table.token_ids.shape[1] - 1
 
-    def prepare(  # noqa: C901, PLR0912 - kinds of steps
-        self, batch: Batch, trees: Mapping[int, DraftTree] | None = None, *, has_trees: bool = False
+    def prepare(  # noqa: C901, PLR0912, PLR0915 - kinds of steps
+        self,
+        batch: Batch,
+        trees: Mapping[int, DraftTree] | None = None,
+        *,
+        has_trees: bool = False,
+        inserted: Inserted | None = None,
     ) -> tuple[ForwardBatch, StepRows]:
         """Fill the buffers for a batch whose sequences the table already knows.
 
         trees: by slot, those among its drafts; the others are chains. The objects may be those of the step before.
-        has_trees: some are, though only the device may know them.
+        has_trees: some are, though only the device may know them. inserted: of the batch's tokens, in its order.
         """
         if self._last is not None and not trees and self._last.is_before(batch):
             return self._advance(self._last, batch)
@@ -115,14 +120,15 @@ class InputBuffers:
         step_rows = self._rows(batch, members, starts, computed)
         logits_indices = starts[step_rows.sequences] + (step_rows.num_tokens - 1 - computed[step_rows.sequences])
         token_ids = table.token_ids[rows, positions]
-        padding = None if trees or has_trees or has_adapters else self._padding(step_rows, len(token_ids))
+        is_computed = has_adapters or inserted is not None  # no capture has room for such a step
+        padding = None if trees or has_trees or is_computed else self._padding(step_rows, len(token_ids))
         if padding is not None:
             forward = self._padded(rows, token_ids, positions, padding)
         else:
             slot_mappings = self._slot_mappings(rows, positions)
             if trees:  # a draft's K/V has a place of its own, whatever its depth: no two share one
                 positions = positions_in_trees(positions, slots, starts, seq_lens, trees)
-            more = None if has_adapters or self.piece_sizes is None else self.piece_sizes.padding(len(token_ids))
+            more = None if is_computed or self.piece_sizes is None else self.piece_sizes.padding(len(token_ids))
             hidden_indices, logits_indices = self._wanted(
                 logits_indices,
                 len(token_ids),
@@ -134,6 +140,7 @@ class InputBuffers:
             )
             if more is not None:  # the last layer's pieces are of as many rows as those before
                 forward.piece_tokens, forward.hidden_indices = len(token_ids) + more, None
+        forward.inserted = inserted
         if has_adapters:  # they are told apart by token, in the last layer, too
             forward.adapter_ids_np, forward.adapter_ids = self._ring.fill("adapter_ids", table.adapter[rows])
             forward.hidden_indices = None
@@ -147,7 +154,7 @@ class InputBuffers:
                 self._shorten_rows(step_rows)
         if trees:
             forward.tree_mask = self.send(tree_mask(slots.tolist(), num_new.tolist(), trees))
-        elif self._ring.is_host and is_decode and len(step_rows.slots) == len(slots):
+        elif self._ring.is_host and is_decode and len(step_rows.slots) == len(slots) and inserted is None:
             num_left = forward.kv_groups[0].block_table_np.shape[1] * table.block_size - int(seq_lens.max())
             self._last = DecodeStep(slots.tolist(), forward, step_rows, num_left)
         return forward, step_rows

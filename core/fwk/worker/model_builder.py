@@ -386,6 +386,7 @@ class ModelBuilder:
             float32_head=method(unquantised, torch.float32) if is_wide else None,
             weights_cache=cache,
             is_deterministic=facts.is_deterministic,
+            media=opened.served.media if role == "served" else frozenset(),
             ep_size=facts.ep_size,
         )
 

@@ -20,6 +20,7 @@ from fwk.worker.hidden_states import hidden_states, put_all
 from fwk.worker.in_flight import Early, InFlight, LateRows, Launched, Pending, Settled
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.logprobs import PromptLogprobs, prompt_logprobs
+from fwk.worker.media import MediaInputs, NoMedia
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.states import StateStore
@@ -46,6 +47,7 @@ class ModelRunner:
         sampling: SamplingPipeline,
         drafting: NoDrafting,
         adapters: AdapterStore | NoAdapters,
+        media: MediaInputs | NoMedia,
         in_flight: Callable[[StepSampler, Settled, Early | None], InFlight] | None = None,
         uploads: Uploads | None = None,
         num_captured: int = 0,
@@ -65,6 +67,7 @@ class ModelRunner:
         self._drafting = drafting
         self._sampler = StepSampler(table, sampling, Verifier(table, sampling, drafting))
         self._adapters = adapters
+        self.media = media
         self._num_captured = num_captured
         self._uploads = uploads
         early = self._drafting.draft_early if self._drafting.is_early or self._drafting.moves_early else None
@@ -110,7 +113,8 @@ class ModelRunner:
         failed = self._begin(batch)
         trees = self._drafting.trees(batch.sequences)
         has_trees = bool(trees) or self._drafting.has_hidden_trees(batch.sequences)
-        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees)
+        inserted = self.media.inserted(batch)
+        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees, inserted=inserted)
         stored = self._drafting.enter(batch, forward, rows)
         forward.is_greedy = self._sampling.is_greedy(rows)
         hidden, logits = self.model.run(self._planned(forward))
@@ -204,7 +208,8 @@ class ModelRunner:
         failed = self._begin(batch)
         trees = self._drafting.trees(batch.sequences)
         has_trees = bool(trees) or self._drafting.has_hidden_trees(batch.sequences)
-        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees)
+        inserted = self.media.inserted(batch)
+        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees, inserted=inserted)
         launched = time.perf_counter()
         forward.is_greedy = self._sampling.is_greedy(rows)
         hidden, logits = self.model.run(self._planned(forward))
@@ -274,6 +279,7 @@ class ModelRunner:
         self._drafting.forget(batch.freed_slots)
         self._table.begin(batch)
         self._adapters.begin(batch)
+        self.media.begin(batch)
         if self._states is not None:
             self._states.begin(batch)
         failed: dict[int, BlameSequence] = {}

@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import TextTools
 from fwk.interfaces.multimodal import (
     MediaItem,
     MultimodalContext,
     MultimodalProcessor,
     MultimodalProcessorSpec,
-    ProcessedMedia,
+    Placed,
 )
 from fwk.plugins import Registered
 from fwk.types import ModelConfig
 from fwk_kit.testing.base import PluginSuite
+from fwk_kit.testing.fake_frontend import ByteText
 from fwk_kit.testing.serving import TINY
 
 
 class MultimodalProcessorSuite(PluginSuite):
-    """The same media give the same prompt and key; damaged ones, or a wrong number of them, a refusal.
+    """What an item becomes depends on it alone; damaged ones, or a wrong number of them, are refused.
 
-    samples: media, at least two that differ. prompt: token ids with one placeholder, for one item.
+    samples: media, at least two that differ. prompt: token ids with one mark, for one item.
     config, processor_config: of the model.
     """
 
@@ -38,7 +41,11 @@ class MultimodalProcessorSuite(PluginSuite):
     def processor(self, item: Registered) -> MultimodalProcessor:
         """One for the model."""
         config = ModelConfig.from_dict(self.config, "fwk_kit.testing")
-        return self.make(item, MultimodalContext(config, self.processor_config, self.given(item)))
+        return self.make(item, MultimodalContext(config, self.processor_config, self.text(), options=self.given(item)))
+
+    def text(self) -> TextTools:
+        """The tokenizer: a token for each byte."""
+        return ByteText()
 
     def ready(self) -> None:
         """Skip without samples."""
@@ -56,25 +63,54 @@ class MultimodalProcessorSuite(PluginSuite):
         for media in self.samples:
             prompt = list(self.prompt)
             made = self.processor(item).process(prompt, [media])
-            assert isinstance(made, ProcessedMedia)
+            assert isinstance(made, Placed)
             assert prompt == list(self.prompt), "process() changed the prompt it was given"
-            assert made.prompt_token_ids
-            assert all(isinstance(token, int) and token >= 0 for token in made.prompt_token_ids)
-            assert made.arrays
+            assert all(isinstance(token, int) and token >= 0 for token in made.token_ids)
+            self.check(made, 1)
 
-    def test_the_key_names_the_content(self, item: Registered) -> None:
+    def check(self, made: Placed, num_items: int) -> None:
+        """What core relies on."""
+        assert {piece.item for piece in made.media} == set(range(num_items)), "an item has no piece"
+        end = 0
+        for piece in made.media:
+            assert piece.start >= end, "pieces overlap, or are not in the order of their tokens"
+            assert piece.length > 0
+            end = piece.start + piece.length
+            marks = set(made.token_ids[piece.start : end])
+            assert len(marks) == 1, "the tokens that rows take the place of are not all the same"
+            assert piece.arrays
+            assert all(isinstance(array, np.ndarray) for array in piece.arrays.values())
+        assert end <= len(made.token_ids)
+
+    def test_what_an_item_becomes_depends_on_it_alone(self, item: Registered) -> None:
+        """K/V and encoded rows are shared by content."""
         self.ready()
-        keys = [self.processor(item).process(list(self.prompt), [media]).content_key for media in self.samples]
-        again = [self.processor(item).process(list(self.prompt), [media]).content_key for media in self.samples]
-        assert keys == again
-        assert len(set(keys)) == len(keys), "different media have one key: K/V would be shared between them"
+        for media in self.samples:
+            alone = self.processor(item).process(list(self.prompt), [media])
+            for other in self.samples:
+                both = self.processor(item).process([*self.prompt, *self.prompt], [other, media])
+                self.check(both, 2)
+                second = [piece for piece in both.media if piece.item == 1]
+                assert [piece.length for piece in second] == [piece.length for piece in alone.media]
+                for ours, theirs in zip(second, alone.media, strict=True):
+                    assert ours.arrays.keys() == theirs.arrays.keys()
+                    for name, array in ours.arrays.items():
+                        np.testing.assert_array_equal(array, theirs.arrays[name])
+
+    def test_different_media_become_different_arrays(self, item: Registered) -> None:
+        self.ready()
+        first, second = (self.processor(item).process(list(self.prompt), [media]) for media in self.samples[:2])
+        arrays = [
+            [array.tobytes() for piece in made.media for array in piece.arrays.values()] for made in (first, second)
+        ]
+        assert arrays[0] != arrays[1]
 
     def test_damaged_media_are_refused(self, item: Registered) -> None:
         self.ready()
         media = self.samples[0]
-        for data in (b"", b"not that", media.data[: len(media.data) // 2], media.data[:-1]):
+        for data in (b"", b"not that", media.data[: len(media.data) // 2]):
             with pytest.raises(InvalidRequest):
-                self.processor(item).process(list(self.prompt), [MediaItem(media.kind, data)])
+                self.processor(item).process(list(self.prompt), [MediaItem(media.kind, data, "it")])
 
     def test_media_and_placeholders_must_agree(self, item: Registered) -> None:
         self.ready()

@@ -10,6 +10,7 @@ def multimodal_processors() -> list[MultimodalProcessorSpec]:
     return [
         MultimodalProcessorSpec(
             name="mine",
+            api=2,
             load="fwk_mine.plugin:MineProcessor",
             architectures=("MineForCausalLM",),
             kinds=frozenset({"image"}),

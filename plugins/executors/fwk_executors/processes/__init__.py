@@ -135,6 +135,9 @@ class ProcessesSpec(ExecutorSpec):
 
         read_secret(options.dist_token_file)
 
+    def is_local(self, options: Any) -> bool:
+        return options is None or options.nnodes == 1
+
     def worker_node(self, options: Any) -> str | None:
         return "fwk_executors.processes.member:ProcessesNode" if options is not None and options.node_rank else None
 

@@ -41,6 +41,13 @@ class ModelFolder:
         """generation_config.json; empty when there is none."""
         return self._optional("generation_config.json")
 
+    def processor_config(self) -> dict[str, Any]:
+        """preprocessor_config.json, and processor_config.json with the fields of its parts; empty without either."""
+        found = self._optional("processor_config.json")
+        for name in [name for name, value in found.items() if name.endswith("_processor") and isinstance(value, dict)]:
+            found |= found.pop(name)
+        return found | self._optional("preprocessor_config.json")
+
     def has_tokenizer(self) -> bool:
         """Whether there is a tokenizer.json."""
         return (self.path / "tokenizer.json").exists()
@@ -117,6 +124,10 @@ class FolderCheckpoint(Checkpoint):
     def generation_config(self) -> Mapping[str, Any]:
         """generation_config.json; empty when there is none."""
         return self._folder.generation_config()
+
+    def processor_config(self) -> Mapping[str, Any]:
+        """preprocessor_config.json and processor_config.json; empty without either."""
+        return self._folder.processor_config()
 
     def tokenizer(self) -> Tokenizer:
         """tokenizer.json."""

@@ -41,6 +41,10 @@ class DummyCheckpoint(FolderCheckpoint):
         super().__init__(path)
         self._has_tokenizer = self._folder.has_tokenizer()
 
+    def processor_config(self) -> Mapping[str, Any]:
+        """The folder's."""
+        return self._folder.processor_config()
+
     def generation_config(self) -> Mapping[str, Any]:
         """The folder's; else the byte tokeniser's end of turn, unless config.json has an ``eos_token_id``."""
         found = self._folder.generation_config()

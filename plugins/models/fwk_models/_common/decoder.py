@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import HiddenTap, LMHead, RMSNorm, RotaryEmbedding, RotaryRows, SelectTokens, VocabEmbedding
+from fwk.layers import HiddenTap, LMHead, RMSNorm, RotaryEmbedding, RotaryRows, SelectTokens, VocabEmbedding, insert
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 
 class Decoder(Model):
-    """Token ids to hidden states to logits."""
+    """Token ids to hidden states to logits. ``root``: what names of its weights begin with, but for the head's."""
 
     prunes_last_layer = True
+    root: ClassVar[str] = "model"
 
     def __init__(self, context: ModelContext) -> None:
         config = context.config
-        self.embedding = VocabEmbedding(context, "model.embed_tokens")
+        self.embedding = VocabEmbedding(context, f"{self.root}.embed_tokens")
         self.rotary = self.make_rotary(context)
         self.layers = [self.make_layer(context, index) for index in range(config.num_layers)]
-        self.norm = RMSNorm(context, "model.norm", config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(context, f"{self.root}.norm", config.hidden_size, config.rms_norm_eps)
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = LMHead(context, "lm_head", tied, is_final=True)
 
@@ -37,7 +38,7 @@ class Decoder(Model):
         """Layer ``index``; ``self.rotary`` is there."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        x = self.embedding(batch.token_ids)
+        x = insert(self.embedding(batch.token_ids), batch)
         rows = self.rotary.rows(batch.positions)
         residual = None
         for layer in self.layers:
@@ -57,8 +58,10 @@ class DecoderLayer:
     ``make_attention`` and ``make_mlp`` get the prefix of their part of the layer, and build it.
     """
 
-    def __init__(self, context: ModelContext, index: int, make_attention: Any, make_mlp: Any) -> None:
-        config, prefix = context.config, f"model.layers.{index}"
+    def __init__(
+        self, context: ModelContext, index: int, make_attention: Any, make_mlp: Any, root: str = "model"
+    ) -> None:
+        config, prefix = context.config, f"{root}.layers.{index}"
         self.input_norm = RMSNorm(context, f"{prefix}.input_layernorm", config.hidden_size, config.rms_norm_eps)
         self.attention = make_attention(f"{prefix}.self_attn")
         self.tap, self.wanted = HiddenTap(context, index), SelectTokens(context, index)

@@ -124,7 +124,7 @@ class EncoderDecoder(Model):
     cross: Sequence[CrossAttention]
 
     @abstractmethod
-    def encode(self, batch: ForwardBatch) -> Tensor:
+    def encode_prompts(self, batch: ForwardBatch) -> Tensor:
         """Whole prompts to hidden states, [num_encoded, hidden_size]."""
 
     @abstractmethod
@@ -133,7 +133,7 @@ class EncoderDecoder(Model):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         step = EncoderDecoderStep.of(batch, self.context, self.cross)
-        encoded = None if step.encoder is None else self.encode(step.encoder)
+        encoded = None if step.encoder is None else self.encode_prompts(step.encoder)
         return step.joined(self.decode(encoded, step))
 
     def logits(self, hidden: Tensor) -> Tensor:

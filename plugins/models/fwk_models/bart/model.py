@@ -52,7 +52,7 @@ class Bart(EncoderDecoder):
         for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
             weights.skip(f"model.{name}")
 
-    def encode(self, batch: ForwardBatch) -> Tensor:
+    def encode_prompts(self, batch: ForwardBatch) -> Tensor:
         x = self.starts[0](self.embedding(batch.token_ids), batch)
         for layer in self.encoder:
             x = layer(x, batch)

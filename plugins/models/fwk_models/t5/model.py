@@ -62,7 +62,7 @@ class T5(EncoderDecoder):
         for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", unused):
             weights.skip(name)
 
-    def encode(self, batch: ForwardBatch) -> Tensor:
+    def encode_prompts(self, batch: ForwardBatch) -> Tensor:
         x = self.embedding(batch.token_ids)
         bias = {int(n): self._bias_between(int(n)).to(x.dtype) for n in np.unique(batch.seq_lens_np)}
         for layer in self.encoder:

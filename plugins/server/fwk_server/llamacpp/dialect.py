@@ -14,6 +14,7 @@ from fwk_server._common import body
 from fwk_server._common.body import validate
 from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.dialect import ChatDialect
+from fwk_server._common.chat.media import MediaParts
 from fwk_server._common.chat.messages import read_messages, template_kwargs
 from fwk_server._common.documented import EVENTS, Reply
 from fwk_server._common.replies import EventStream, json_response, reply, unless_gone
@@ -131,7 +132,7 @@ class LlamaCppDialect(ChatDialect):
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
         text = self.frontend.text.render_chat(
-            read_messages(given.messages),
+            read_messages(given.messages, MediaParts(self.frontend)),
             add_generation_prompt=given.add_generation_prompt is not False and not given.continue_final_message,
             continue_final_message=bool(given.continue_final_message),
             kwargs=template_kwargs(given),

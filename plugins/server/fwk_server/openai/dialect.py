@@ -61,8 +61,8 @@ _ANTHROPIC = "anthropic-version"
 SMALL_BODY = 2_048
 """Bodies up to this many bytes are parsed, rendered and tokenised on the event loop: a hand-over costs more."""
 
-SLOW_WORDS = (b"chat_template_kwargs", b"\\u", *constraints.WORDS)
-"""Unless they hold one of these: a template may then do more, or a grammar has to be compiled."""
+SLOW_WORDS = (b"chat_template_kwargs", b"_url", b"\\u", *constraints.WORDS)
+"""Unless they hold one of these: a template may then do more, a grammar has to be compiled, or an image decoded."""
 
 
 MODELS: dict[Prepare, type[BaseModel]] = {chat_call.read: ChatRequest, completion.read: CompletionRequest}

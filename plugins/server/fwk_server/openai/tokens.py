@@ -10,6 +10,7 @@ from fwk.interfaces.dialect import Frontend
 from fwk.types.sampling import check_token_ids
 from fwk_server._common.body import validate
 from fwk_server._common.caller import Caller
+from fwk_server._common.chat.media import MediaParts
 from fwk_server._common.chat.messages import chat_ids, read_messages
 from fwk_server._common.chat.models import MAX_DETOKENIZED, DetokenizeRequest, TokenizeRequest
 from fwk_server._common.chat.other_names import refuse_unsupported
@@ -29,7 +30,9 @@ def tokenize(raw: Mapping[str, Any], frontend: Frontend, caller: Caller, *, toke
     elif body.prompt is not None:
         ids = frontend.text.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        ids = chat_ids(frontend.text, body, read_messages(body.messages), bool(body.add_special_tokens))
+        media = MediaParts(frontend)
+        messages = read_messages(body.messages, media)
+        ids = media.place(chat_ids(frontend.text, body, messages, bool(body.add_special_tokens))).token_ids
     reply: dict[str, Any] = {"count": len(ids), "max_model_len": frontend.card.max_model_len, "tokens": ids}
     if body.return_token_strs:
         reply["token_strs"] = [tokens.string(token_id) for token_id in ids]

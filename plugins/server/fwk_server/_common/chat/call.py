@@ -16,7 +16,8 @@ from fwk_server._common.body import processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.answers import Answer
 from fwk_server._common.chat.budget import FIELD, with_marks
-from fwk_server._common.chat.messages import chat_ids, has_calls, read_messages
+from fwk_server._common.chat.media import MediaParts
+from fwk_server._common.chat.messages import chat_ids, has_calls, read_messages, text_of
 from fwk_server._common.chat.models import ChatRequest
 from fwk_server._common.chat.other_names import fields_of, in_our_names, refuse_unsupported
 from fwk_server._common.chat.sampling import (
@@ -93,13 +94,17 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
     frontend.card.check_task("generate")
     max_prompt_len = None if body.truncate_prompt_tokens else frontend.card.max_prompt_len
     tools, constraint = tools_and_constraint(raw, frontend)
-    messages = read_messages(body.messages)
+    media = MediaParts(frontend)
+    messages = read_messages(body.messages, media)
     shown = tools.tools if tools is not None else None
     rendered = messages
     if not frontend.text.shows_tools and (tools is not None or has_calls(messages)):
         rendered, shown = tools_in_text(messages, tools, frontend), None
     token_ids = chat_ids(frontend.text, body, rendered, bool(body.add_special_tokens), shown, max_prompt_len)
-    token_ids = truncated(body, frontend.card, token_ids)
+    if media.items and body.truncate_prompt_tokens is not None:
+        raise InvalidRequest("truncate_prompt_tokens would cut media off: leave it out", "truncate_prompt_tokens")
+    placed = media.place(truncated(body, frontend.card, token_ids))
+    token_ids = placed.token_ids
     if extra is not None and extra.get(FIELD, -1) >= 0:
         extra = with_marks(extra, _tail(frontend, token_ids), frontend, is_constrained=constraint is not None)
     check_generate(body)
@@ -124,9 +129,11 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
         adapter=adapter,
         operation="chat",
         trace=caller.trace,
+        media=placed.media,
+        payload=placed.payload,
     )
     item = with_beams(item, body, frontend)
-    echo = messages[-1]["content"] if body.echo else ""
+    echo = text_of(messages[-1]["content"]) if body.echo else ""
     return ChatCall(body, item, echo, tools, constraint[1] if constraint is not None else None)
 
 

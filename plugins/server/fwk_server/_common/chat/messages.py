@@ -10,6 +10,7 @@ import orjson
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import TextTools
 from fwk_server._common.body import MAX_DEPTH, is_too_deep, shown, want
+from fwk_server._common.chat.media import MediaParts
 from fwk_server._common.chat.models import MAX_MESSAGES, MAX_TEMPLATE_KWARGS_BYTES, ChatFields
 
 ROLES = {
@@ -21,8 +22,6 @@ ROLES = {
     "function": "tool",
 }
 """Roles taken, and the name templates know them by."""
-
-_MEDIA = ("image", "audio", "video", "file")
 
 _SWITCHES = ("enable_thinking", "thinking")
 """What templates call the switch of their thinking: Qwen3 and GLM the first, DeepSeek, Granite and Kimi the second."""
@@ -111,13 +110,13 @@ def template_kwargs(body: ChatFields) -> dict[str, Any] | None:
     return kwargs or None
 
 
-def read_messages(value: Any) -> list[dict[str, Any]]:
-    """Check ``messages``; contents become plain strings, ``developer`` becomes ``system``."""
+def read_messages(value: Any, media: MediaParts) -> list[dict[str, Any]]:
+    """Check ``messages``; ``developer`` becomes ``system``, contents texts, or lists of parts where there are media."""
     if not want(value, list, "an array of messages", "messages"):
         raise InvalidRequest("messages must not be empty", "messages")
     if len(value) > MAX_MESSAGES:
         raise InvalidRequest(f"there are {len(value)} messages; at most {MAX_MESSAGES} are allowed", "messages")
-    messages = [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+    messages = [_message(item, f"messages[{i}]", media) for i, item in enumerate(value)]
     _check_results(messages)
     return messages
 
@@ -138,13 +137,13 @@ def _check_results(messages: list[dict[str, Any]]) -> None:
             raise InvalidRequest(f"{where}: no message before it makes the call {shown(wanted)}", where)
 
 
-def _message(item: Any, at: str) -> dict[str, Any]:
+def _message(item: Any, at: str, media: MediaParts) -> dict[str, Any]:
     want(item, dict, "an object", at)
     role = want(item.get("role"), str, "a string", f"{at}.role")
     if role not in ROLES:
         raise InvalidRequest(f"{at}.role must be one of {', '.join(ROLES)}, not {shown(role)}", f"{at}.role")
     calls = _calls(item) if role == "assistant" else None
-    message: dict[str, Any] = {"role": ROLES[role], "content": _content(item, role, bool(calls), at)}
+    message: dict[str, Any] = {"role": ROLES[role], "content": _content(item, role, bool(calls), at, media)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if item.get(name) is not None:
             message[name] = want(item[name], str, "a string", f"{at}.{name}")
@@ -163,7 +162,9 @@ def _calls(item: Mapping[str, Any]) -> Any:
     return item.get("tool_calls")
 
 
-def _content(item: Mapping[str, Any], role: str, has_calls: bool, at: str) -> str:
+def _content(
+    item: Mapping[str, Any], role: str, has_calls: bool, at: str, media: MediaParts
+) -> str | list[dict[str, Any]]:
     content = item.get("content")
     if isinstance(content, str):
         return content
@@ -173,18 +174,27 @@ def _content(item: Mapping[str, Any], role: str, has_calls: bool, at: str) -> st
             return item["refusal"] if isinstance(item.get("refusal"), str) else ""
         raise InvalidRequest(f"{where} is missing", where)
     want(content, list, "a string or an array of parts", where)
-    return "\n".join(_part(part, role, f"{where}[{i}]") for i, part in enumerate(content))
+    parts = [_part(part, role, f"{where}[{i}]", media) for i, part in enumerate(content)]
+    if all(isinstance(part, str) for part in parts):
+        return "\n".join(parts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
-def _part(part: Any, role: str, at: str) -> str:
+def text_of(content: str | list[dict[str, Any]]) -> str:
+    """The text of a content, without its media."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
+
+
+def _part(part: Any, role: str, at: str, media: MediaParts) -> Any:
     if isinstance(part, str):
         return part
     want(part, dict, "an object", at)
     kind = want(part.get("type"), str, "a string", f"{at}.type")
     if kind == "text" or (kind == "refusal" and role == "assistant"):
         return want(part.get(kind), str, "a string", f"{at}.{kind}")
-    if any(word in kind for word in _MEDIA):
-        raise InvalidRequest(f"{at}: this server's model reads text only, not {shown(kind)}", at)
+    found = media.read(part, kind, role, at)
+    if found is not None:
+        return found
     raise InvalidRequest(f"{at}.type must be 'text', not {shown(kind)}", f"{at}.type")
 
 

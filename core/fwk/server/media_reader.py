@@ -1,0 +1,77 @@
+"""What the URLs of images and the like in requests hold."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+from pathlib import Path
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
+
+from fwk.config import ServerOptions
+from fwk.errors import ConfigError, InvalidRequest
+
+
+class MediaReader:
+    """Reads ``data:`` URLs, and files below a folder that the operator named. Nothing is fetched from elsewhere."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        """Raises ``ConfigError`` for a folder that is not there."""
+        self._max_bytes = options.max_media_bytes
+        self._folder = Path(options.allowed_local_media_path).resolve() if options.allowed_local_media_path else None
+        if self._folder is not None and not self._folder.is_dir():
+            raise ConfigError(f"--allowed-local-media-path {options.allowed_local_media_path} is no folder")
+
+    def read(self, url: str, name: str) -> bytes:
+        """The content. Raises ``InvalidRequest`` that calls it ``name``."""
+        scheme = url[:8].partition(":")[0].lower()
+        if scheme == "data":
+            data = self._of_data(url, name)
+        elif scheme == "file":
+            data = self._of_file(url, name)
+        else:
+            raise InvalidRequest(
+                f"{name} is no data: URL: this server fetches nothing, so send the content as "
+                "data:image/png;base64,... in its place",
+                name,
+            )
+        if len(data) > self._max_bytes:
+            raise self._too_large(name)
+        return data
+
+    def _of_data(self, url: str, name: str) -> bytes:
+        head, comma, body = url.partition(",")
+        if not comma:
+            raise InvalidRequest(f"{name} is no data: URL: there is no comma before its content", name)
+        if len(body) > 4 * self._max_bytes:
+            raise self._too_large(name)
+        if not head.lower().endswith(";base64"):
+            return unquote_to_bytes(body)
+        try:
+            return base64.b64decode(unquote(body), validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidRequest(f"{name}: what follows the comma of its data: URL is not base64", name) from None
+
+    def _of_file(self, url: str, name: str) -> bytes:
+        if self._folder is None:
+            raise InvalidRequest(f"{name}: this server reads no files (--allowed-local-media-path)", name)
+        parts = urlsplit(url)
+        refusal = InvalidRequest(f"{name} names no file below the folder that this server reads from", name)
+        if parts.netloc not in ("", "localhost") or "\0" in unquote(parts.path):
+            raise refusal
+        try:
+            path = Path(unquote(parts.path)).resolve(strict=True)
+            if not path.is_relative_to(self._folder):
+                raise refusal
+            # What was resolved has no links left; one that takes a file's place meanwhile is not followed.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise refusal
+                return file.read(self._max_bytes + 1)
+        except OSError:
+            raise refusal from None
+
+    def _too_large(self, name: str) -> InvalidRequest:
+        return InvalidRequest(f"{name} has more than {self._max_bytes} bytes (--max-media-bytes)", name)

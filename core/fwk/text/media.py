@@ -1,0 +1,210 @@
+"""Media in prompts, for servers and ``fwk.LLM`` alike: limits, places among the tokens, and files of what was made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from fwk.config import ModelOptions
+from fwk.errors import ConfigError, InvalidRequest, NotServed, PluginError
+from fwk.interfaces.declaration import Host
+from fwk.interfaces.dialect import TextTools
+from fwk.interfaces.loader import Checkpoint
+from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, MultimodalProcessorSpec, Placed
+from fwk.plugins import PluginFactory, PluginSet, Registered
+from fwk.types import Media, ModelConfig
+
+DEFAULT_LIMIT = 16
+"""Media of a kind in a prompt."""
+
+
+class PlacedPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt in which media have their tokens, and the media."""
+
+    token_ids: list[int]
+    media: list[Media]
+
+
+class PayloadFile:
+    """A file of what was made of a prompt's media. It is removed when nobody holds this any more."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        weakref.finalize(self, path.unlink, missing_ok=True)
+
+
+class PayloadFolder:
+    """Where a server keeps the payloads of requests that wait or run. Safe to use from any thread."""
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._max_bytes = max_bytes
+        self._folder: Path | None = None
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def new(self) -> PayloadFile:
+        """Of a request. Raises ``NotServed`` while those of others take more than they may."""
+        with self._lock:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="fwk-media-"))  # mode 0700: clients' images are nobody's
+            used = sum(path.stat().st_size for path in self._folder.iterdir() if path.exists())
+            if self._max_bytes is not None and used > self._max_bytes:
+                raise NotServed("the images of other requests take all the room there is (--mm-payload-bytes)", 503, 1)
+            self._count += 1
+            return PayloadFile(self._folder / f"{self._count}.npz")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def processor_item(plugins: PluginSet, config: ModelConfig, kinds: frozenset[str], name: str) -> Registered | None:
+    """The plugin that places media for a served model; None where it takes none.
+
+    kinds: those that the model encodes. Raises ``PluginError`` where none can, naming what would do.
+    """
+    if not kinds:
+        return None
+    remedy = "or serve text alone with --enable-multimodal false"
+    refusals: list[str] = []
+    for item in sorted(plugins.family("multimodal"), key=lambda item: -item.declaration.rank):
+        spec = item.declaration
+        if not isinstance(spec, MultimodalProcessorSpec) or config.architecture not in spec.architectures:
+            continue
+        refusal = spec.needs.refusal(Host())
+        if refusal is None:
+            return item
+        refusals.append(f"{item.name} {refusal}")
+    why = "; ".join(refusals) or f"no installed plugin knows {config.architecture}: install one"
+    raise PluginError(
+        f"{name} takes {' and '.join(sorted(kinds))}, for which no multimodal processor is there: {why}, {remedy}"
+    )
+
+
+def media_limits(options: ModelOptions, kinds: frozenset[str]) -> dict[str, int]:
+    """How many of each kind a prompt may have. Raises ``ConfigError`` for ``--limit-mm-per-prompt`` that says less."""
+    given = options.limit_mm_per_prompt
+    limits: dict[str, Any] = {}
+    try:
+        if given.lstrip().startswith("{"):
+            limits = json.loads(given)
+        else:
+            for part in given.replace(",", " ").split():
+                kind, _, number = part.partition("=")
+                limits[kind] = int(number)
+    except ValueError:
+        raise ConfigError(f"--limit-mm-per-prompt {given}: say image=4, or a JSON object") from None
+    for kind, number in limits.items():
+        if kind not in ("image", "audio", "video") or type(number) is not int or number < 0:
+            raise ConfigError(f"--limit-mm-per-prompt {given}: {kind}={number} is no kind of media and its number")
+    return {kind: limits.get(kind, DEFAULT_LIMIT) for kind in sorted(kinds)}
+
+
+def check_media(items: Sequence[MediaItem], limits: Mapping[str, int]) -> None:
+    """Raise ``InvalidRequest`` for media that the model or the server does not take."""
+    for kind, count in Counter(item.kind for item in items).items():
+        if kind not in limits:
+            takes = f"text and {' and '.join(limits)}" if limits else "text only"
+            raise InvalidRequest(f"this server's model reads {takes}, not {kind}", "messages")
+        if count > limits[kind]:
+            raise InvalidRequest(
+                f"the prompt has {count} {kind}s; this server takes at most {limits[kind]} (--limit-mm-per-prompt)",
+                "messages",
+            )
+
+
+class MediaPlacer:
+    """Runs the multimodal processor of a model, and writes what it makes for the workers."""
+
+    def __init__(
+        self,
+        factory: PluginFactory,
+        item: Registered,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        text: TextTools,
+        options: ModelOptions,
+    ) -> None:
+        settings = {**checkpoint.processor_config(), **_kwargs(options)}
+        self._processor: MultimodalProcessor = factory.build(
+            item,
+            MultimodalContext,
+            config=config,
+            processor_config=settings,
+            text=text,
+            max_pixels=options.max_image_pixels,
+        )
+        what = [item.name, item.version, config.architecture, settings]
+        self._settings = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).digest()
+
+    def place(self, token_ids: list[int], items: Sequence[MediaItem], path: Path) -> PlacedPrompt:
+        """Put media into a prompt; their arrays go to a file. Raises ``InvalidRequest`` that names the item."""
+        placed = self._processor.process(token_ids, items)
+        _check(placed)
+        hashes = [hashlib.sha256(self._settings + item.kind.encode() + b"\0" + item.data).digest() for item in items]
+        parts: Counter[int] = Counter()
+        media: list[Media] = []
+        for i, piece in enumerate(placed.media):
+            key = hashlib.sha256(hashes[piece.item] + parts[piece.item].to_bytes(4, "little")).digest()
+            parts[piece.item] += 1
+            media.append(Media(key, items[piece.item].kind, piece.start, piece.length, str(path), i))
+        arrays = {f"{i}.{name}": x for i, piece in enumerate(placed.media) for name, x in piece.arrays.items()}
+        np.savez(path, allow_pickle=False, **arrays)
+        return PlacedPrompt(placed.token_ids, media)
+
+
+def _check(placed: Placed) -> None:
+    """A processor that breaks its word would have rows inserted where they do not belong."""
+    end = 0
+    for piece in placed.media:
+        if piece.length < 1 or piece.start < end or piece.start + piece.length > len(placed.token_ids):
+            raise PluginError("the multimodal processor's media overlap, or end behind the prompt")
+        end = piece.start + piece.length
+
+
+def _kwargs(options: ModelOptions) -> dict[str, Any]:
+    try:
+        value = json.loads(options.mm_processor_kwargs)
+    except ValueError as error:
+        raise ConfigError(f"--mm-processor-kwargs is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError("--mm-processor-kwargs must be a JSON object")
+    return cast("dict[str, Any]", value)
+
+
+def named(items: Sequence[MediaItem]) -> list[MediaItem]:
+    """The same items with names by number, for callers whose items have no place in a request."""
+    return [replace(item, name=f"{item.kind} {i + 1}") for i, item in enumerate(items)]
+
+
+def media_of(messages: Sequence[Mapping[str, Any]]) -> list[MediaItem]:
+    """Those of a conversation's parts: ``{"type": KIND, KIND: bytes}``."""
+    parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
+    return [MediaItem(part["type"], part[part["type"]]) for part in parts if _is_media(part)]
+
+
+def without_media(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The conversation as templates read it: of media, only their kind."""
+    return [
+        {**message, "content": [{"type": part["type"]} if _is_media(part) else part for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _is_media(part: Mapping[str, Any]) -> bool:
+    return isinstance(part.get(part.get("type", "")), bytes)

@@ -1,0 +1,1 @@
+"""What several processors are made of."""

@@ -1,0 +1,70 @@
+"""Images of a prompt for Idefics3: each tile's tokens stand behind one that says in which row and column it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from fwk.errors import InvalidRequest, ModelLoadError
+from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
+from fwk_multimodal._common.images import decode
+from fwk_multimodal.idefics3.tiles import Settings, tiles
+
+MARK = "<fake_token_around_image>"
+WHOLE = "<global-img>"
+
+
+class Idefics3Processor(MultimodalProcessor):
+    """Replaces each ``<image>`` by the tokens of its image's tiles, as transformers' ``Idefics3Processor`` does."""
+
+    def __init__(self, context: MultimodalContext) -> None:
+        super().__init__(context)
+        raw = context.config.raw
+        self._settings = Settings.of(context.processor_config)
+        vision = cast("dict[str, Any]", raw["vision_config"])
+        side = self._settings.tile // int(vision.get("patch_size", 32)) // int(raw.get("scale_factor", 2))
+        self._length = side**2
+        self._image = context.config.integer("image_token_id", 128_257, 0)
+        if not self._length:
+            raise ModelLoadError("preprocessor_config.json: 'max_image_size' is less than one patch of the model's")
+
+    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+        count = token_ids.count(self._image)
+        if count != len(items):
+            raise InvalidRequest(
+                f"the prompt has places for {count} images, and there are {len(items)}: the chat template must show "
+                "each of them once",
+                "messages",
+            )
+        out: list[int] = []
+        media: list[PlacedMedia] = []
+        number = 0
+        for token in token_ids:
+            if token != self._image:
+                out.append(token)
+                continue
+            self._place(items[number], number, out, media)
+            number += 1
+        return Placed(out, media)
+
+    def _place(self, item: MediaItem, number: int, out: list[int], media: list[PlacedMedia]) -> None:
+        found, rows, columns = tiles(decode(item, self.context.max_pixels), self._settings)
+
+        def tile(text: str, pixels: np.ndarray) -> None:
+            out.extend(self._ids(text))
+            media.append(PlacedMedia(number, len(out), self._length, {"pixel_values": pixels}))
+            out.extend([self._image] * self._length)
+
+        before = ""
+        for row in range(rows):
+            for column in range(columns):
+                tile(f"{before}{MARK}<row_{row + 1}_col_{column + 1}>", found[row * columns + column])
+                before = ""
+            before = "\n"
+        tile(f"{before}{before}{MARK}{WHOLE}", found[-1])
+        out.extend(self._ids(MARK))
+
+    def _ids(self, text: str) -> list[int]:
+        return self.context.text.encode(text, add_special_tokens=False)

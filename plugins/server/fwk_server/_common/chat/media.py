@@ -1,0 +1,50 @@
+"""The parts of messages that are no text: read from their URLs, and placed in the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import Frontend, PlacedInput
+from fwk.interfaces.multimodal import MediaItem
+from fwk_server._common.body import shown, want
+
+KINDS = {"image_url": "image", "input_audio": "audio", "audio_url": "audio", "video_url": "video"}
+"""Of each type of part, what it brings."""
+
+_MEDIA = ("image", "audio", "video", "file")
+
+
+class MediaParts:
+    """Collects the media of a request, in the order of its messages."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self.items: list[MediaItem] = []
+
+    def read(self, part: Mapping[str, Any], type_: str, role: str, at: str) -> dict[str, Any] | None:
+        """The part as chat templates read it; None for one that is not of media. Raises ``InvalidRequest``."""
+        if not any(word in type_ for word in _MEDIA):
+            return None
+        kind, limits = KINDS.get(type_, ""), self._frontend.card.media
+        if kind not in limits or type_ == "input_audio":
+            takes = f"text and {' and '.join(limits)}s (image_url)" if limits else "text only"
+            raise InvalidRequest(f"{at}: this server's model reads {takes}, not {shown(type_)}", at)
+        if role != "user":
+            raise InvalidRequest(f"{at}: media belong to messages of the user, not of role {shown(role)}", at)
+        if sum(item.kind == kind for item in self.items) >= limits[kind]:
+            raise InvalidRequest(
+                f"{at}: this server takes at most {limits[kind]} {kind}s in a prompt (--limit-mm-per-prompt)", at
+            )
+        where = f"{at}.{type_}"
+        url = part.get(type_)
+        url = want(url.get("url") if isinstance(url, dict) else url, str, "a URL", f"{where}.url")
+        self.items.append(self._frontend.read_media(kind, url, where))
+        return {"type": kind}
+
+    def place(self, token_ids: list[int]) -> PlacedInput:
+        """The prompt with its media, if it has any."""
+        if not self.items:
+            return PlacedInput(token_ids, (), None)
+        return self._frontend.place_media(token_ids, self.items)

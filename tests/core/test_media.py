@@ -1,0 +1,231 @@
+"""Media between the door and the worker: keys in the prefix cache, files of payloads, what is kept of encoded ones."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fwk.config import ModelOptions, ServerOptions
+from fwk.engine.media import MediaPayloads
+from fwk.errors import ConfigError, InvalidRequest, NotServed, PluginError
+from fwk.plugins import discover
+from fwk.server.media_reader import MediaReader
+from fwk.text.media import PayloadFolder, media_limits, processor_item
+from fwk.types import Batch, Media, ModelConfig, NewSequence, Request, SamplingParams, ScheduledSequence
+from fwk.types.media import cache_ids
+from fwk.worker.media import EncoderCache, MediaInputs
+from fwk.worker.sequence_table import SequenceTable
+from fwk_kit.testing.serving import TINY
+
+
+def media(key: int, start: int, length: int, payload: str = "", index: int = 0) -> Media:
+    return Media(bytes([key]) * 32, "image", start, length, payload, index)
+
+
+def test_placeholders_have_words_of_the_hash() -> None:
+    key = bytes(range(1, 33))
+    one = Media(key, "image", 2, 10, "", 0)
+    ids = cache_ids([5] * 14, [one])
+    assert ids[:2] == ids[12:] == [5, 5]
+    words = ids[2:12]
+    assert len(set(words)) == 8, "eight words of 32 bits are the hash"
+    assert words[8:] == words[:2]
+    assert all(-(2**31) <= word < 0 for word in words), "no token's id, and as large as one"
+    for i in range(32):  # whatever byte differs, the words do
+        other = key[:i] + bytes([key[i] ^ 0x10]) + key[i + 1 :]
+        assert cache_ids([5] * 14, [Media(other, "image", 2, 10, "", 0)]) != ids
+
+
+class Workers:
+    """What workers are asked to open and to close."""
+
+    def __init__(self, trouble: str = "") -> None:
+        self.trouble = trouble
+        self.calls: list[tuple[str, list[str]]] = []
+
+    def __call__(self, name: str, paths: list[str]) -> list[Any]:
+        self.calls.append((name, paths))
+        return ["", self.trouble] if name == "open_media" else [None, None]
+
+
+def request(*paths: str) -> Request:
+    found = [media(i, i, 1, path) for i, path in enumerate(paths)]
+    return Request(request_id="a", prompt_token_ids=[1] * 9, sampling=SamplingParams(max_tokens=1), media=found)
+
+
+def test_payloads_are_open_as_long_as_a_request_reads_them() -> None:
+    workers = Workers()
+    payloads = MediaPayloads(workers)
+    payloads.enter(request("x", "x", "y"))
+    payloads.enter(request("x"))
+    payloads.enter(request())
+    assert workers.calls == [("open_media", ["x", "y"])]
+    payloads.leave(request("x", "x", "y"))
+    payloads.leave(request())
+    assert workers.calls[1:] == [("close_media", ["y"])]
+    payloads.leave(request("x"))
+    assert workers.calls[2:] == [("close_media", ["x"])]
+
+
+def test_a_payload_that_one_worker_cannot_read_refuses_its_request() -> None:
+    workers = Workers("gone")
+    with pytest.raises(InvalidRequest, match="gone"):
+        MediaPayloads(workers).enter(request("x"))
+    assert workers.calls == [("open_media", ["x"]), ("close_media", ["x"])]
+    with pytest.raises(InvalidRequest, match="this engine's model takes text only"):
+        MediaPayloads().enter(request("x"))
+
+
+def test_the_cache_gives_up_what_was_used_least_recently() -> None:
+    cache = EncoderCache(100)
+    rows = [torch.zeros(10), torch.ones(10), torch.ones(5)]  # 40, 40 and 20 bytes
+    for name, row in zip((b"a", b"b", b"c"), rows, strict=True):
+        cache.put(name, row)
+    assert cache.num_bytes == 100
+    assert cache.get(b"a") is rows[0]
+    cache.put(b"d", torch.ones(3))
+    assert (cache.get(b"b"), cache.num_bytes) == (None, 72)
+    cache.put(b"e", torch.ones(26))
+    assert cache.get(b"e") is None, "what alone is too large is not kept"
+    cache.put(b"a", torch.ones(20))
+    assert (cache.get(b"a"), cache.num_bytes) == (rows[0], 72)
+    cache.clear()
+    assert (cache.get(b"a"), cache.num_bytes) == (None, 0)
+
+
+class Model:
+    """Encodes an item of n numbers as n rows of two."""
+
+    def __init__(self) -> None:
+        self.encoded: list[list[int]] = []
+
+    def encode(self, kind: str, items: Sequence[dict[str, Tensor]]) -> list[Tensor]:
+        self.encoded.append([int(item["x"][0]) for item in items])
+        return [torch.stack((item["x"], item["x"]), 1).float() for item in items]
+
+
+def sequence(slot: int, count: int, computed: int, media: list[Media]) -> NewSequence:
+    return NewSequence(slot, [1] * count, count, computed, [], SamplingParams(), 0, media=media)
+
+
+def test_rows_are_those_of_the_step(tmp_path: Path) -> None:
+    """Two sequences in chunks that cut media; each is encoded when its tokens come, and once."""
+    path = str(tmp_path / "payload.npz")
+    np.savez(path, allow_pickle=False, **{f"{i}.x": np.arange(100 * i, 100 * i + 4) for i in range(1, 4)})
+    model: Any = Model()
+    table = SequenceTable(4, 64, 4)
+    inputs = MediaInputs(model, table, EncoderCache(1000), torch.device("cpu"), torch.from_numpy)
+    assert inputs.open([path]) == ""
+    Path(path).unlink()  # the client went away
+    first = sequence(2, 20, 0, [media(1, 3, 4, path, 1), media(2, 9, 4, path, 2)])
+    second = sequence(0, 20, 6, [media(1, 2, 4, path, 1), media(3, 7, 4, path, 3)])
+
+    def step(new: list[NewSequence], *parts: tuple[int, int]) -> list[tuple[int, float]]:
+        batch = Batch(1, [], new, [ScheduledSequence(slot, count, False, [], []) for slot, count in parts])
+        table.begin(batch)
+        inputs.begin(batch)
+        found = inputs.inserted(batch)
+        for slot, count in parts:
+            table.num_computed[slot] += count
+        return [] if found is None else list(zip(found.rows.tolist(), found.values[:, 0].tolist(), strict=True))
+
+    assert step([first], (2, 5)) == [(3, 100.0), (4, 101.0)]
+    assert step([second], (0, 3), (2, 5)) == [(1, 300.0), (2, 301.0), (3, 102.0), (4, 103.0), (7, 200.0)]
+    assert step([], (2, 8), (0, 3)) == [(0, 201.0), (1, 202.0), (2, 203.0), (8, 302.0), (9, 303.0)]
+    assert step([], (2, 1), (0, 1)) == []
+    assert model.encoded == [[100], [300, 200]]
+    other: Any = Model()
+    inputs.use(other)
+    again = sequence(1, 20, 0, [media(1, 0, 4, path, 1)])
+    assert step([again], (1, 2)) == [(0, 100.0), (1, 101.0)]
+    assert other.encoded == [[100]], "other weights make other rows"
+    inputs.close([path])
+    assert "cannot be read" in inputs.open([path])
+
+
+def test_files_live_as_long_as_somebody_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = PayloadFolder(max_bytes=10)
+    one, two = folder.new(), folder.new()
+    assert one.path != two.path
+    one.path.write_bytes(bytes(8))
+    two.path.write_bytes(bytes(8))
+    assert one.path.parent.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(NotServed, match=r"the images of other requests take all the room there is \(--mm-payload-byt"):
+        folder.new()
+    path = one.path
+    del one
+    gc.collect()
+    assert not path.exists()
+    folder.new()
+    folder.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_limits_by_kind() -> None:
+    kinds = frozenset({"image"})
+
+    def limits(text: str) -> dict[str, int]:
+        return media_limits(ModelOptions(limit_mm_per_prompt=text), kinds)
+
+    assert limits("{}") == {"image": 16}
+    assert limits("image=4") == limits('{"image": 4, "video": 1}') == limits("video=1,image=4") == {"image": 4}
+    assert media_limits(ModelOptions(), frozenset()) == {}
+
+
+def test_a_model_without_a_processor_is_refused_before_it_serves() -> None:
+    plugins, kinds = discover(), frozenset({"image"})
+    config = ModelConfig.from_dict({**TINY, "architectures": ["Idefics3ForConditionalGeneration"]}, "")
+    item = processor_item(plugins, config, kinds, "tiny")
+    assert item is not None
+    assert item.name == "idefics3"
+    assert processor_item(plugins, config, frozenset(), "tiny") is None
+    with pytest.raises(PluginError, match=r"tiny takes image, .*: no installed plugin knows LlamaForCausalLM: install"):
+        processor_item(plugins, ModelConfig.from_dict(TINY, ""), kinds, "tiny")
+
+
+def test_a_missing_package_is_named() -> None:
+    plugins = discover()
+    config = ModelConfig.from_dict({**TINY, "architectures": ["Idefics3ForConditionalGeneration"]}, "")
+    [item] = [item for item in plugins.family("multimodal") if item.name == "idefics3"]
+    lacking = type(item.declaration.needs)(packages=("no-such-package>=1",))
+    object.__setattr__(item.declaration, "needs", lacking)
+    with pytest.raises(
+        PluginError,
+        match=r"idefics3 needs the package no-such-package>=1: pip install .* or serve text alone with "
+        r"--enable-multimodal false",
+    ):
+        processor_item(plugins, config, frozenset({"image"}), "tiny")
+
+
+def test_the_folder_for_files_must_be_there() -> None:
+    with pytest.raises(ConfigError, match="--allowed-local-media-path /no/such is no folder"):
+        MediaReader(ServerOptions(allowed_local_media_path="/no/such"))
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("data:image/png;base64,YWJj", b"abc"),
+        ("data:;base64,YWJj", b"abc"),
+        ("DATA:image/png;BASE64,YWJj", b"abc"),
+        ("data:image/png;base64,YWI%3D", b"ab"),
+        ("data:text/plain,a%20b", b"a b"),
+    ],
+)
+def test_data_urls(url: str, wanted: bytes) -> None:
+    assert MediaReader(ServerOptions()).read(url, "it") == wanted
+
+
+def test_long_urls_are_refused_before_they_are_decoded() -> None:
+    reader = MediaReader(ServerOptions(max_media_bytes=10))
+    for url in ("data:," + "a" * 11, "data:," + "a" * 41, "data:;base64," + "YWJj" * 4):
+        with pytest.raises(InvalidRequest, match=r"it has more than 10 bytes \(--max-media-bytes\)"):
+            reader.read(url, "it")

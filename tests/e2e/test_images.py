@@ -1,0 +1,211 @@
+"""Images over HTTP: a real server, its helper process and its engine, against transformers in float32."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+from transformers import PreTrainedModel
+
+from tests.helpers.images import encoded, greedy, noise, reference_processor, write_vision
+from tests.helpers.rig import Server, until, write_model
+
+COUNT = 10
+ROUTE = "/v1/chat/completions"
+
+
+def url_of(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def part(image: Any, **settings: Any) -> dict[str, Any]:
+    url = url_of(encoded(image, **settings)) if isinstance(image, Image.Image) else image
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def said(*parts: dict[str, Any] | str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]}
+
+
+def body(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    settings = {"max_tokens": COUNT, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    return {"model": "tiny", "messages": list(messages), **settings, **more}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vision")
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> PreTrainedModel:
+    return write_vision(folder)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the server may read, next to a file that it may not."""
+    root = tmp_path_factory.mktemp("files")
+    (root / "open").mkdir()
+    (root / "open/one.png").write_bytes(encoded(noise(1)))
+    (root / "secret.png").write_bytes(encoded(noise(2)))
+    (root / "open/link.png").symlink_to(root / "secret.png")
+    os.mkfifo(root / "open/pipe.png")
+    return root / "open"
+
+
+@pytest.fixture(scope="module")
+def server(reference: PreTrainedModel, folder: Path, pictures: Path) -> Iterator[Server]:
+    limits = ("--limit-mm-per-prompt", "image=3", "--max-image-pixels", "4000", "--max-media-bytes", "60000")
+    files = ("--allowed-local-media-path", str(pictures))
+    server = Server(folder, "--dtype", "float32", "--load-format", "auto", *limits, *files).start()
+    yield server
+    server.close()
+
+
+def post(server: Server, given: dict[str, Any], route: str = ROUTE) -> httpx.Response:
+    return httpx.post(server.url + route, json=given, timeout=120)
+
+
+def tokens(answer: httpx.Response) -> list[int]:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["token_ids"]
+
+
+def test_several_images_in_several_turns(server: Server, reference: PreTrainedModel, folder: Path) -> None:
+    images = [noise(1), noise(2, 20, 50), noise(3)]
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        said(part(images[0]), "A?"),
+        {"role": "assistant", "content": "B."},
+        said("C:", part(images[1]), part(images[2])),
+    ]
+    answer = post(server, body(*chat, logprobs=True))
+    text = (
+        "System: Be brief.<end_of_utterance>\nUser:<image> A?<end_of_utterance>\nAssistant: B.<end_of_utterance>\n"
+        "User: C:<image><image><end_of_utterance>\nAssistant:"
+    )
+    processor = reference_processor(folder)
+    wanted, scores = greedy(reference, processor, text, images, COUNT)
+    assert tokens(answer) == wanted
+    found = [entry["logprob"] for entry in answer.json()["choices"][0]["logprobs"]["content"]]
+    assert found == pytest.approx(scores, abs=1e-3)
+    ids = processor(text=text, images=images, add_special_tokens=False)["input_ids"][0]
+    assert answer.json()["prompt_token_ids"] == list(ids)
+    assert answer.json()["usage"]["prompt_tokens"] == len(ids)
+    told = post(server, {"model": "tiny", "messages": chat}, "/tokenize").json()
+    assert told["tokens"] == list(ids)
+
+
+def test_many_clients_with_images_of_their_own(server: Server, reference: PreTrainedModel, folder: Path) -> None:
+    """Each gets what its own image says, and the second time from the cache."""
+    processor = reference_processor(folder)
+    text = "User:<image> Which?<end_of_utterance>\nAssistant:"
+    wanted = [greedy(reference, processor, text, [noise(i)], COUNT)[0] for i in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        first = list(pool.map(lambda i: post(server, body(said(part(noise(i)), "Which?"))), range(6)))
+        again = list(pool.map(lambda i: post(server, body(said(part(noise(i)), "Which?"), stream=False)), range(6)))
+    assert [tokens(answer) for answer in first] == wanted
+    assert [tokens(answer) for answer in again] == wanted
+    assert all(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 40 for answer in again)
+
+
+def test_beams_and_samples_of_an_image(server: Server) -> None:
+    question = said(part(noise(1)), "Which?")
+    beams = post(server, body(question, use_beam_search=True, n=2, best_of=2))
+    assert beams.status_code == 200, beams.text
+    several = post(server, body(question, n=3, temperature=1, seed=1))
+    assert len({tuple(choice["token_ids"]) for choice in several.json()["choices"]}) == 3
+
+
+def test_text_alone_and_text_that_looks_like_an_image(server: Server, reference: PreTrainedModel, folder: Path) -> None:
+    """A client's text is no mark of an image. Contents that are a text are in the prompt, in whatever form."""
+    text = "System: Be brief.<end_of_utterance>\nUser: Hi.<end_of_utterance>\nAssistant:"
+    plain = post(server, body({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}))
+    assert tokens(plain) == greedy(reference, reference_processor(folder), text, [], COUNT)[0]
+    answer = post(server, body({"role": "user", "content": "Say <image> twice"}))
+    assert answer.status_code == 200, answer.text
+    one = post(server, body(said(part(noise(1)), "Not <image> this")))
+    assert one.status_code == 200, one.text
+
+
+def test_files_below_the_folder(server: Server, pictures: Path) -> None:
+    by_file = post(server, body(said(part(f"file://{pictures}/one.png"), "A?")))
+    assert tokens(by_file) == tokens(post(server, body(said(part(noise(1)), "A?"))))
+    for name in ("../secret.png", "link.png", "none.png", "pipe.png", "", "%00", "a" * 300):
+        refused = post(server, body(said(part(f"file://{pictures}/{name}"))))
+        assert refused.status_code == 400
+        assert "names no file below the folder that this server reads from" in refused.text
+        assert str(pictures) not in refused.text
+    assert "names no file below" in post(server, body(said(part("file://elsewhere/etc/passwd")))).text
+
+
+def animated() -> bytes:
+    return encoded(noise(1), "GIF", save_all=True, append_images=[noise(2)])
+
+
+AT = r"messages[0].content[1].image_url"
+WRONG: dict[str, tuple[Any, str]] = {
+    "not base64": ("data:image/png;base64,ab*d", f"{AT}: what follows the comma of its data: URL is not base64"),
+    "no comma": ("data:image/png;base64", f"{AT} is no data: URL: there is no comma"),
+    "text": (url_of(b"text"), f"{AT} is no PNG, JPEG, WebP or GIF image"),
+    "damaged": (url_of(encoded(noise(1))[:500]), f"{AT}: the PNG image is damaged or cut short"),
+    "animated": (url_of(animated()), f"{AT}: the GIF image is animated: send one frame of it"),
+    "pixels": (url_of(encoded(noise(1, 100, 41))), "of 100 x 41 pixels has more than the 4000"),
+    "bytes": (url_of(bytes(60_001)), f"{AT} has more than 60000 bytes (--max-media-bytes)"),
+    "elsewhere": ("https://example.org/a.png", f"{AT} is no data: URL: this server fetches nothing"),
+    "no text": (7, f"{AT}.url must be a URL"),
+    "empty": ("", f"{AT} is no data: URL"),
+}
+
+
+@pytest.mark.parametrize(("url", "message"), WRONG.values(), ids=WRONG)
+def test_what_is_no_image_is_refused(server: Server, url: Any, message: str) -> None:
+    refused = post(server, body(said("A", part(url))))
+    assert refused.status_code == 400, refused.text
+    assert message in refused.json()["error"]["message"]
+
+
+def test_other_refusals(server: Server) -> None:
+    image = part(noise(1, 8, 8))
+    many = post(server, body(said(*[image] * 4)))
+    assert "this server takes at most 3 images in a prompt (--limit-mm-per-prompt)" in many.text
+    sound = post(server, body(said({"type": "input_audio", "input_audio": {"data": ""}})))
+    assert "reads text and images (image_url), not 'input_audio'" in sound.text
+    system = post(server, body({"role": "system", "content": [image]}, said("A")))
+    assert "media belong to messages of the user, not of role 'system'" in system.text
+    cut = post(server, body(said(image), truncate_prompt_tokens=10))
+    assert "truncate_prompt_tokens would cut media off" in cut.text
+    long = post(server, body(said(*[part(noise(1))] * 3, "a" * 400)))
+    assert "tokens; this server takes at most" in long.text
+    assert {r.status_code for r in (many, sound, system, cut, long)} == {400}
+
+
+def test_payloads_are_gone_when_their_requests_are(server: Server) -> None:
+    """Also of those whose clients went away, and of refused ones."""
+    given = body(said(part(noise(50)), "A?"), stream=True, max_tokens=300)
+    for _ in range(3):
+        with httpx.stream("POST", server.url + ROUTE, json=given, timeout=60) as answer:
+            next(answer.iter_lines())
+    folders = list(Path(server._folder).glob("fwk-media-*"))
+    assert len(folders) == 1
+    until(lambda: not list(folders[0].iterdir()), 10, "payloads are removed")
+    assert folders[0].stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.slow
+def test_a_model_of_text_refuses_images(tmp_path: Path) -> None:
+    server = Server(write_model(tmp_path / "tiny")).start()
+    try:
+        refused = post(server, body(said(part(noise(1)))))
+    finally:
+        server.close()
+    assert refused.status_code == 400
+    assert "messages[0].content[0]: this server's model reads text only, not 'image_url'" in refused.text
