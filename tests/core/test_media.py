@@ -81,6 +81,8 @@ def test_a_payload_that_one_worker_cannot_read_refuses_its_request() -> None:
     assert workers.calls == [("open_media", ["x"]), ("close_media", ["x"])]
     with pytest.raises(InvalidRequest, match="this engine's model takes text only"):
         MediaPayloads().enter(request("x"))
+    with pytest.raises(InvalidRequest, match="the request's media end behind its prompt"):
+        MediaPayloads(workers).enter(request(*"abcdefghij"))
 
 
 def test_the_cache_gives_up_what_was_used_least_recently() -> None:
@@ -96,6 +98,11 @@ def test_the_cache_gives_up_what_was_used_least_recently() -> None:
     assert cache.get(b"e") is None, "what alone is too large is not kept"
     cache.put(b"a", torch.ones(20))
     assert (cache.get(b"a"), cache.num_bytes) == (rows[0], 72)
+    both = torch.ones(2, 5)
+    cache.put(b"f", both[0])
+    kept = cache.get(b"f")
+    assert kept is not None
+    assert kept.untyped_storage().nbytes() == 20, "what was encoded alongside is not kept with it"
     cache.clear()
     assert (cache.get(b"a"), cache.num_bytes) == (None, 0)
 

@@ -209,3 +209,37 @@ def test_a_model_of_text_refuses_images(tmp_path: Path) -> None:
         server.close()
     assert refused.status_code == 400
     assert "messages[0].content[0]: this server's model reads text only, not 'image_url'" in refused.text
+
+
+def test_other_dialects_of_chat(server: Server) -> None:
+    """Ollama's images and Anthropic's blocks are those of OpenAI's parts."""
+    data = base64.b64encode(encoded(noise(1))).decode()
+    wanted = post(server, body(said(part(noise(1)), "A?"))).json()["choices"][0]["message"]["content"]
+    options = {"num_predict": COUNT, "temperature": 0}
+    message = {"role": "user", "content": "A?", "images": [data]}
+    settings = {"model": "tiny", "stream": False, "options": options}
+    chat = post(server, {**settings, "messages": [message]}, "/api/chat")
+    assert chat.status_code == 200, chat.text
+    single = post(server, {**settings, "prompt": "A?", "images": [data]}, "/api/generate")
+    assert wanted.startswith(chat.json()["message"]["content"])
+    assert single.json()["response"] == chat.json()["message"]["content"]
+    assert chat.json()["prompt_eval_count"] > 60
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    blocks = [{"type": "image", "source": source}, {"type": "text", "text": "A?"}]
+    given = {"model": "tiny", "max_tokens": COUNT, "temperature": 0, "messages": [{"role": "user", "content": blocks}]}
+    answer = post(server, given, "/v1/messages")
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == chat.json()["prompt_eval_count"]
+    assert answer.json()["content"][0]["text"] == chat.json()["message"]["content"]
+    late = [{"type": "text", "text": "A?"}, {"type": "image", "source": source}, {"type": "text", "text": "B?"}]
+    counted = post(server, {**given, "messages": [{"role": "user", "content": late}]}, "/v1/messages/count_tokens")
+    told = post(server, {"model": "tiny", "messages": [said("A?", part(noise(1)), "B?")]}, "/tokenize")
+    assert counted.json()["input_tokens"] == told.json()["count"]
+    for refused in (
+        post(server, {**settings, "messages": [message | {"images": [7]}]}, "/api/chat"),
+        post(server, {**given, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "/v1/messages"),
+        post(server, {**settings, "messages": [message | {"images": ["bad"]}]}, "/api/chat"),
+        post(server, {**settings, "prompt": "A?", "raw": True, "images": [data]}, "/api/generate"),
+    ):
+        assert refused.status_code == 400, refused.text

@@ -190,8 +190,8 @@ def _check_media(setup: ModelSetup) -> None:
     if opened.served.media and not item.declaration.is_local(setup.factory.options(item)):
         kinds = " and ".join(sorted(opened.served.media))
         raise ConfigError(
-            f"{opened.name} takes {kinds}, which workers read from files, and executor '{item.name}' has workers on other "
-            "machines: serve it on one, or text alone with --enable-multimodal false"
+            f"{opened.name} takes {kinds}, which workers read from files, and executor '{item.name}' has workers on "
+            "other machines: serve it on one, or text alone with --enable-multimodal false"
         )
 
 

@@ -27,6 +27,8 @@ class MediaPayloads:
             return
         if self._call is None:
             raise InvalidRequest("this engine's model takes text only", "messages")
+        if request.media[-1].end > len(request.prompt_token_ids):
+            raise InvalidRequest("the request's media end behind its prompt", "messages")
         paths = _paths(request)
         new = [path for path in paths if not self._counts[path]]
         troubles = [trouble for trouble in self._call("open_media", new) if trouble] if new else []

@@ -184,6 +184,8 @@ class CacheSizing:
             if found is None:
                 log.warning("the memory of the largest step was not measured: the device counts none")
             step = found or 0
+        if self._setup.opened.served.media:
+            step += self._options.mm_encoder_cache_bytes
         if isinstance(runner, ModelRunner) and on_trial is not None:
             graphs = profile.of_graphs(self._graph_sizes, partial(_captured, runner, on_trial, runner.capture_decodes))
         if isinstance(runner, ModelRunner) and pieces_on_trial is not None:

@@ -47,6 +47,8 @@ class EncoderCache:
         """Keep it, unless it alone is too large."""
         if key in self._found or rows.nbytes > self._max_bytes:
             return
+        if rows.untyped_storage().nbytes() > rows.nbytes:  # of a batch, all of which it would keep
+            rows = rows.clone()
         self._found[key] = rows
         self.num_bytes += rows.nbytes
         while self.num_bytes > self._max_bytes:

@@ -31,10 +31,13 @@ def estimate(sizes: Mapping[str, tuple[int, int]], spec: QuantizerSpec, itemsize
     return int(total)
 
 
-def check(setup: ModelSetup, sizes: Mapping[str, tuple[int, int]], itemsize: int, num_ranks: int) -> None:
+def check(
+    setup: ModelSetup, sizes: Mapping[str, tuple[int, int]], itemsize: int, num_ranks: int, cache_bytes: int = 0
+) -> None:
     """Say what the engine's weights will take. Raises ``ConfigError`` with the numbers where they cannot fit.
 
-    Only a model on a CPU whose sizes are known; a GPU's memory is its own matter.
+    cache_bytes: what it may keep of encoded media. Only a model on a CPU whose sizes are known; a GPU's memory is its
+    own matter.
     """
     if not sizes or not setup.device.is_host:
         return
@@ -43,9 +46,10 @@ def check(setup: ModelSetup, sizes: Mapping[str, tuple[int, int]], itemsize: int
     need = estimate(sizes, spec, itemsize) // num_ranks
     free = available_memory()
     log.info("weights will take about %s of the %s of memory that are free", _gib(need), _gib(free))
-    if need + WORKING_BYTES > free:
+    besides = WORKING_BYTES + cache_bytes
+    if need + besides > free:
         raise ConfigError(
-            f"{setup.opened.name} needs about {_gib(need)} for its weights and {_gib(WORKING_BYTES)} besides, but "
+            f"{setup.opened.name} needs about {_gib(need)} for its weights and {_gib(besides)} besides, but "
             f"{_gib(free)} of memory are free: {_remedy(sizes, spec)}"
         )
 

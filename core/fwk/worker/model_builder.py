@@ -232,7 +232,8 @@ class ModelBuilder:
         opened, served = setup.opened, setup.opened.served
         context = self._context(opened, self._config.engine, "served")
         context.attention_layers = layers
-        memory_need.check(setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.size)
+        kept = self._config.engine.mm_encoder_cache_bytes if served.media else 0
+        memory_need.check(setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.size, kept)
         context.lora = self.lora
         if self._is_placed:
             if self._config.engine.enable_eplb and opened.checkpoint.weights_identity():

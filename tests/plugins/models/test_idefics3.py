@@ -20,6 +20,7 @@ import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, InvalidRequest, ModelLoadError
 from fwk.interfaces.multimodal import MediaItem
+from fwk.worker import memory_need
 from fwk_models.idefics3.model import Idefics3
 
 SMALL: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 4096, "page_size": 8, "check_blocks": True}
@@ -248,6 +249,16 @@ def test_the_same_bits_whatever_is_encoded_alongside(pair: tuple[PreTrainedModel
         for name, found in zip(names, together, strict=True):
             [alone] = ask(llm, [CHATS[name]])
             assert [entry.logprob for entry in alone.logprobs] == [entry.logprob for entry in found.logprobs]
+
+
+def test_memory_for_what_is_encoded_is_counted(
+    pair: tuple[PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_need, "available_memory", lambda: 700 << 20)
+    with pytest.raises(ConfigError, match=r"0\.7 GiB besides, but 0\.7 GiB of memory are free"):
+        fwk.LLM(str(pair[1]), **SMALL)
+    for options in ({"enable_multimodal": False}, {"mm_encoder_cache_bytes": 1 << 20}):
+        fwk.LLM(str(pair[1]), **options, **SMALL).close()
 
 
 def test_workers_on_other_machines_are_refused(pair: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def _turn(turn: dict[str, Any], at: str) -> Iterator[dict[str, Any]]:
         where = f"{at}.content[{j}]"
         told.add(role, want(block, dict, "an object", where), where)
     yield from told.results
-    if role == "user" and (told.texts or not told.results):
-        yield {"role": "user", "content": "".join(told.texts)}
+    if role == "user" and (told.texts or told.images or not told.results):
+        yield {"role": "user", "content": told.content()}
     elif role == "assistant":
         thoughts = {"reasoning_content": "".join(told.thoughts)} if told.thoughts else {}
         calls = {"tool_calls": told.calls} if told.calls else {}
@@ -149,6 +149,7 @@ class _Blocks:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.images: list[tuple[int, dict[str, Any]]] = []  # and the number of texts before each
         self.thoughts: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.results: list[dict[str, Any]] = []
@@ -163,6 +164,8 @@ class _Blocks:
             self.results.append(
                 {"role": "tool", "tool_call_id": called, "content": _text(block.get("content") or "", f"{at}.content")}
             )
+        elif kind == "image" and role == "user":
+            self.images.append((len(self.texts), _image(block, at)))
         elif kind == "document" and role == "user":
             self.texts.append(_document(block, at))
         elif kind == "tool_use" and role == "assistant":
@@ -171,6 +174,26 @@ class _Blocks:
             self.thoughts.append(want(block.get("thinking"), str, "a string", f"{at}.thinking"))
         elif kind != "redacted_thinking" or role != "assistant":
             raise InvalidRequest(f"{at}: a block of type {shown(kind)} is not supported here", "messages")
+
+    def content(self) -> str | list[dict[str, Any]]:
+        """What the user said: a text, or parts in their order where there are images."""
+        if not self.images:
+            return "".join(self.texts)
+        parts = [{"type": "text", "text": text} for text in self.texts]
+        for before, image in reversed(self.images):
+            parts.insert(before, image)
+        return parts
+
+
+def _image(block: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """An image as OpenAI's part."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if not isinstance(source, dict) or kind not in ("base64", "url"):
+        raise InvalidRequest(f"{at}: a block of type 'image' needs a source of type base64", "messages")
+    name = "data" if kind == "base64" else "url"
+    text = want(source.get(name), str, "a string", f"{at}.source.{name}")
+    return {"type": "image_url", "image_url": {"url": f"data:;base64,{text}" if kind == "base64" else text}}
 
 
 def _call(block: Mapping[str, Any], at: str) -> dict[str, Any]:

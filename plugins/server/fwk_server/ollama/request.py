@@ -89,14 +89,16 @@ def generate_fields(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
     for name, reason in (
         ("context", "send the conversation to /api/chat"),
         ("template", "the model's own chat template is used"),
-        ("images", "this server's model reads text only"),
         ("suffix", "this server does not fill in the middle"),
     ):
         if raw.get(name):
             raise InvalidRequest(f"{name} is not supported: {reason}", name)
     system = [{"role": "system", "content": raw["system"]}] if raw.get("system") else []
     prompt = want(raw.get("prompt"), str, "a string", "prompt")
-    return _common(raw, card) | {"messages": [*system, {"role": "user", "content": prompt}]}
+    if raw.get("images") and raw.get("raw"):
+        raise InvalidRequest("images have no place in a raw prompt: leave raw out", "images")
+    content = _with_images(raw["images"], prompt, "images") if raw.get("images") else prompt
+    return _common(raw, card) | {"messages": [*system, {"role": "user", "content": content}]}
 
 
 def is_load(raw: Mapping[str, Any]) -> bool:
@@ -142,12 +144,19 @@ def _format(kind: Any) -> dict[str, Any]:
 
 def _message(message: Any, at: str) -> dict[str, Any]:
     message = dict(want(message, dict, "an object", at))
-    if message.get("images"):
-        raise InvalidRequest(f"{at}.images: this server's model reads text only", "messages")
     if message.get("thinking"):
         message["reasoning_content"] = message.pop("thinking")
     if message.get("tool_name"):
         message["name"] = message.pop("tool_name")
     if message.get("content") is None:
         message["content"] = ""
+    if images := message.pop("images", None):
+        message["content"] = _with_images(images, message["content"], f"{at}.images")
     return message
+
+
+def _with_images(images: Any, text: Any, at: str) -> list[dict[str, Any]]:
+    """The parts of a content: files in base64, and the text after them."""
+    files = [want(data, str, "base64", f"{at}[{i}]") for i, data in enumerate(want(images, list, "an array", at))]
+    parts = [{"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}} for data in files]
+    return [*parts, {"type": "text", "text": text}]

@@ -121,7 +121,7 @@ def _text(value: Any, at: str) -> str:
     for i, part in enumerate(want(value, list, "a string or an array of parts", at)):
         kind = want(part, dict, "an object", f"{at}[{i}]").get("type")
         if kind not in ("input_text", "output_text", "text", "refusal"):
-            raise InvalidRequest(f"{at}[{i}]: this server's model reads text only, not {shown(kind)}", "input")
+            raise InvalidRequest(f"{at}[{i}]: this route reads text only, not {shown(kind)}", "input")
         name = "refusal" if kind == "refusal" else "text"
         texts.append(want(part.get(name), str, "a string", f"{at}[{i}].{name}"))
     return "\n".join(texts)

@@ -46,7 +46,7 @@ _CANNOT = {
     "prompt": "prompts are not kept here: send instructions and input",
     "context_management": "nothing is compacted here: send a shorter input",
     "moderation": "this server has no moderation",
-    "image": "this server's model reads text only",
+    "image": "this route reads text only",
     "access_programs": "this server has no such programs",
     "background_options": "responses in the background begin as soon as there is room",
     "prompt_cache_options": "prompts are always cached; leave it out",

@@ -48,7 +48,7 @@ def read(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> LightCal
     if "inputs" not in raw:
         raise InvalidRequest("inputs is required", "inputs")
     if raw.get("multimodal_params"):
-        raise InvalidRequest("multimodal_params: this server's model reads text only", "multimodal_params")
+        raise InvalidRequest("multimodal_params: this route reads text only", "multimodal_params")
     parameters = want(raw.get("parameters") or {}, dict, "an object", "parameters")
     known = {name: value for name, value in parameters.items() if name not in _NAMES}
     refuse_unknown(known, [CompletionRequest, *frontend.processor_params], "parameters")
