@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -198,6 +199,25 @@ def test_payloads_are_gone_when_their_requests_are(server: Server) -> None:
     assert len(folders) == 1
     until(lambda: not list(folders[0].iterdir()), 10, "payloads are removed")
     assert folders[0].stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.slow
+def test_a_request_that_waits_survives_the_engine(reference: PreTrainedModel, folder: Path) -> None:
+    """Another engine is given the request of a dead one, whose payload is still there."""
+    flags = ("--dtype", "float32", "--load-format", "auto", "--health-monitor", "true", "--data-parallel-size", "2")
+    server = Server(folder, *flags, "--load-balance-method", "round_robin").start()
+    text = "User:<image> Which?<end_of_utterance>\nAssistant:"
+    wanted = greedy(reference, reference_processor(folder), text, [noise(1)], COUNT)[0]
+    try:
+        server.signal_engine(signal.SIGSTOP)
+        with ThreadPoolExecutor(2) as pool:
+            both = [pool.submit(post, server, body(said(part(noise(1)), "Which?"))) for _ in range(2)]
+            until(lambda: any(one.done() for one in both), 10, "the engine that runs has answered")
+            assert not all(one.done() for one in both)
+            server.signal_engine(signal.SIGKILL)
+            assert [tokens(one.result()) for one in both] == [wanted, wanted]
+    finally:
+        server.close()
 
 
 @pytest.mark.slow

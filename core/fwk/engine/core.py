@@ -251,6 +251,7 @@ def _assemble(
         state_interval=options.mamba_track_interval,
         window=loaded.window,
         encoder=setup.opened.served.encoder,
+        max_step_media=1 if setup.device.is_host else None,  # a CPU takes no less time for several at once
         runs_ahead=executor.launches_ahead and not options.disable_overlap_schedule,
     )
     scheduler = Scheduler(

@@ -610,4 +610,13 @@ class Scheduler:
         else:
             most = min(remaining, budget, self.limits.max_chunk_tokens)
             most = max(1, min(most, self._policy.ask("chunk", sequence, remaining, most)))
+            most = self._cut_at_media(sequence, len(sequence.token_ids) - remaining, most)
         return self._kv_blocks.cut_chunk(sequence, len(sequence.token_ids) - remaining, most)
+
+    def _cut_at_media(self, sequence: Sequence, start: int, count: int) -> int:
+        """How many of ``count`` tokens from ``start`` on come before one piece of media too many."""
+        most, media = self.limits.max_step_media, sequence.request.media
+        if most is None or not media:
+            return count
+        touched = [item.start for item in media if item.end > start and item.start < start + count]
+        return count if len(touched) <= most else touched[most] - start

@@ -26,7 +26,9 @@ MEDIA_CPU_SECONDS = 30.0
 
 MEDIA_BYTES = 2**30
 BYTES_PER_PIXEL = 16
-"""What that may allocate: so many, and so many more for each pixel of the largest image that is decoded."""
+MAX_MEDIA_BYTES = 2**27
+"""What that may allocate: so many, and so many more for each pixel of the largest image that is decoded. And the
+bytes of a request's media, which are sent there at once."""
 
 
 class MediaJob(msgspec.Struct, frozen=True):
@@ -71,6 +73,8 @@ def place_media(
     helper: JobProcess, folder: PayloadFolder, max_pixels: int, token_ids: list[int], items: Sequence[MediaItem]
 ) -> PlacedInput:
     """Have the helper decode media and place them in a prompt. Raises ``InvalidRequest`` where it refuses them."""
+    if sum(len(item.data) for item in items) > MAX_MEDIA_BYTES:
+        raise InvalidRequest(f"the request's media have more than {MAX_MEDIA_BYTES >> 20} MiB together", "messages")
     payload = folder.new()
     job = MediaJob(token_ids, [(item.kind, item.data, item.name) for item in items], str(payload.path))
     most = MEDIA_BYTES + BYTES_PER_PIXEL * max_pixels

@@ -95,9 +95,11 @@ class Encoded:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, encode = 0, Idefics3.encode
+        self.most = 0  # at once
 
         def counted(model: Idefics3, kind: str, items: Sequence[Any]) -> Sequence[torch.Tensor]:
             self.count += len(items)
+            self.most = max(self.most, len(items))
             return encode(model, kind, items)
 
         monkeypatch.setattr(Idefics3, "encode", counted)
@@ -154,6 +156,7 @@ def test_a_chat_of_turns_encodes_each_image_once(
         assert counted.since() == 5
         two = llm.chat([question, {"role": "assistant", "content": "B."}, turn], settings)
         assert counted.since() == 5  # a second image of one tile's size is scaled up, and has five as well
+    assert counted.most == 1, "on a CPU a step encodes one tile of a prompt, so that others wait no longer"
     shown = "User: A?<image><end_of_utterance>\n"
     rest = "Assistant: B.<end_of_utterance>\nUser:<image><end_of_utterance>\nAssistant:"
     processor = reference_processor(folder)
