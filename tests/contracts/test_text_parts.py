@@ -27,6 +27,14 @@ class TestIdefics3(MultimodalProcessorSuite):
     processor_config = PREPROCESSOR
 
 
+class TestLlava(MultimodalProcessorSuite):
+    plugin = "llava"
+    samples = (MediaItem("image", encoded(noise(1))), MediaItem("image", encoded(noise(2, 16, 40), "JPEG")))
+    prompt = (1, 300, 5)
+    config = {**TINY, "vision_config": VISION, "image_token_index": 300}
+    processor_config = {"size": {"shortest_edge": 20}, "crop_size": {"height": 16, "width": 16}}
+
+
 class TestTemperature(LogitsProcessorSuite):
     plugin = "temperature"
     asks = ({"temperature": 0.7}, {"temperature": 2.0})

@@ -20,6 +20,7 @@ _KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_fast": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
 }

@@ -21,7 +21,7 @@ from fwk import SamplingParams
 from fwk.errors import ConfigError, InvalidRequest, ModelLoadError
 from fwk.interfaces.multimodal import MediaItem
 from fwk.worker import memory_need
-from fwk_models.idefics3.model import Idefics3
+from fwk_models.idefics3.model import Idefics3, ImageEncoder
 
 SMALL: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 4096, "page_size": 8, "check_blocks": True}
 COUNT = 12
@@ -244,14 +244,30 @@ def test_wrong_options(pair: tuple[PreTrainedModel, Path], options: dict[str, An
         fwk.LLM(str(pair[1]), **options, **SMALL)
 
 
-def test_the_same_bits_whatever_is_encoded_alongside(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_the_same_bits_whatever_is_encoded_alongside(
+    pair: tuple[PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of other sizes may round otherwise: each tile is a product of its own."""
+    sizes: set[int] = set()
+    encode = ImageEncoder.__call__
+
+    def watched(encoder: ImageEncoder, tiles: torch.Tensor) -> torch.Tensor:
+        sizes.add(len(tiles))
+        return encode(encoder, tiles)
+
+    monkeypatch.setattr(ImageEncoder, "__call__", watched)
     names = ["image first", "two images", "text first"]
-    more = {"enable_deterministic_inference": True, "prefix_cache": "none", "mm_encoder_cache_bytes": 0}
+    more = {"prefix_cache": "none", "mm_encoder_cache_bytes": 0, "max_start_tokens": 512}
     with fwk.LLM(str(pair[1]), **more, **SMALL) as llm:
+        ask(llm, [CHATS[name] for name in names])
+    assert max(sizes) > 1, "steps encode tiles of several prompts"
+    sizes.clear()
+    with fwk.LLM(str(pair[1]), enable_deterministic_inference=True, **more, **SMALL) as llm:
         together = ask(llm, [CHATS[name] for name in names])
         for name, found in zip(names, together, strict=True):
             [alone] = ask(llm, [CHATS[name]])
             assert [entry.logprob for entry in alone.logprobs] == [entry.logprob for entry in found.logprobs]
+    assert sizes == {1}
 
 
 def test_memory_for_what_is_encoded_is_counted(
@@ -297,7 +313,7 @@ def test_the_encoder_has_the_weight_formats_that_are_asked_for(
     [
         ({"vision_config": None}, "'text_config' and 'vision_config' must be objects"),
         ({"text_config": {"model_type": "qwen2"}}, "'model_type' is 'qwen2'; idefics3 computes 'llama'"),
-        ({"scale_factor": 0}, "'scale_factor' must be a whole number, not 0"),
+        ({"scale_factor": 0}, "'scale_factor' must be a whole number of at least 1, not 0"),
         ({"vision_config": {**VISION, "patch_size": "4"}}, "vision_config's 'patch_size' must be a whole number"),
         ({"vision_config": {**VISION, "num_attention_heads": 3}}, "'hidden_size' is no multiple of"),
     ],

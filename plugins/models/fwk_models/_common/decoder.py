@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from fwk.interfaces.model import Model, ModelContext
 from fwk.layers import HiddenTap, LMHead, RMSNorm, RotaryEmbedding, RotaryRows, SelectTokens, VocabEmbedding, insert
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class Decoder(Model):
-    """Token ids to hidden states to logits. ``root``: what names of its weights begin with, but for the head's."""
+    """Token ids to hidden states to logits. ``root``: what names of its weights begin with, but for ``head_name``."""
 
     prunes_last_layer = True
-    root: ClassVar[str] = "model"
+    root: str = "model"
+    head_name: str = "lm_head"
 
     def __init__(self, context: ModelContext) -> None:
         config = context.config
@@ -27,7 +28,7 @@ class Decoder(Model):
         self.layers = [self.make_layer(context, index) for index in range(config.num_layers)]
         self.norm = RMSNorm(context, f"{self.root}.norm", config.hidden_size, config.rms_norm_eps)
         tied = self.embedding if config.tie_word_embeddings else None
-        self.head = LMHead(context, "lm_head", tied, is_final=True)
+        self.head = LMHead(context, self.head_name, tied, is_final=True)
 
     def make_rotary(self, context: ModelContext) -> RotaryEmbedding:
         """The table of angles for all layers."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fwk.errors import ModelLoadError
+from fwk_multimodal._common.scaling import Scaling, check_steps, naming_fields
 
 MAX_SIDE = 4096
 """Of an image, whatever the config says."""
@@ -23,29 +23,21 @@ class Settings:
     longest: int
     tile: int
     resample: Image.Resampling
-    factor: float
-    mean: np.ndarray  # [3] float32
-    std: np.ndarray  # [3] float32
+    scaling: Scaling
     splits: bool
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Settings:
         """Raises ``ModelLoadError`` naming the field that is wrong."""
-        for name in ("do_resize", "do_rescale", "do_normalize"):
-            if config.get(name, True) is not True:
-                raise ModelLoadError(f"preprocessor_config.json: idefics3 reads images with {name} true only")
-        try:
+        check_steps(config, "do_resize", "do_rescale", "do_normalize")
+        with naming_fields():
             return Settings(
                 longest=_positive(config.get("size", {"longest_edge": 4 * 364})["longest_edge"]),
                 tile=_positive(config.get("max_image_size", {"longest_edge": 364})["longest_edge"]),
                 resample=Image.Resampling(config.get("resample", Image.Resampling.LANCZOS)),
-                factor=float(config.get("rescale_factor", 1 / 255)),
-                mean=np.array(config.get("image_mean", [0.5] * 3), np.float32).reshape(3),
-                std=np.array(config.get("image_std", [0.5] * 3), np.float32).reshape(3),
+                scaling=Scaling.of(config, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
                 splits=bool(config.get("do_image_splitting", True)),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelLoadError(f"preprocessor_config.json: {type(error).__name__}: {error}") from None
 
 
 def _positive(value: Any) -> int:
@@ -70,7 +62,8 @@ def tiles(image: Image.Image, settings: Settings) -> tuple[list[np.ndarray], int
             places = [(x * size, y * size) for y in range(rows) for x in range(columns)]
             frames = [image.crop((x, y, x + size, y + size)) for x, y in places]
     whole = image.resize((size, size), resample)
-    return [_numbers(frame, settings) for frame in (*frames, whole)], rows, columns
+    frames.append(whole)
+    return [settings.scaling.numbers(frame) for frame in frames], rows, columns
 
 
 def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
@@ -101,8 +94,3 @@ def _whole_tiles(width: int, height: int, size: int) -> tuple[int, int]:
         height = math.ceil(height / size) * size
         width = math.ceil(int(height * ratio) / size) * size
     return width, height
-
-
-def _numbers(image: Image.Image, settings: Settings) -> np.ndarray:
-    pixels = (np.asarray(image).astype(np.float64) * settings.factor).astype(np.float32)
-    return np.ascontiguousarray(((pixels - settings.mean) / settings.std).transpose(2, 0, 1))
