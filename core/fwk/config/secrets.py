@@ -5,9 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from fwk.config.options import Options, is_secret
+from fwk.errors import ConfigError
+
+MIN_SECRET_BYTES = 16
+MAX_SECRET_BYTES = 4096
 
 HIDDEN = "(hidden)"
 
@@ -55,3 +60,18 @@ def hide(text: str, secrets: Iterable[str]) -> str:
         else:
             text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", HIDDEN, text)
     return text
+
+
+def read_secret(path: str, option: str) -> bytes:
+    """What is in the file of an option, without white space around it. Raises ``ConfigError``."""
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            secret = file.read(MAX_SECRET_BYTES + 1).strip()
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot read {path}: {error.strerror or error}") from None
+    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+        raise ConfigError(
+            f"{option} {path}: must hold {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes, not {len(secret)} "
+            "(openssl rand -hex 32 makes a good secret)"
+        )
+    return secret

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from pathlib import Path
 
 import psutil
 
+from fwk.config import secrets
 from fwk.errors import ConfigError
-
-MIN_SECRET_BYTES = 16
-MAX_SECRET_BYTES = 4096
 
 
 def read_secret(path: str) -> bytes:
-    """What is in ``--dist-token-file``, without white space around it. Raises ``ConfigError``."""
-    try:
-        with Path(path).expanduser().open("rb") as file:
-            secret = file.read(MAX_SECRET_BYTES + 1).strip()
-    except OSError as error:
-        raise ConfigError(f"--dist-token-file: cannot read {path}: {error.strerror or error}") from None
-    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
-        raise ConfigError(
-            f"--dist-token-file {path}: must hold {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes, not {len(secret)} "
-            "(openssl rand -hex 32 makes a good secret)"
-        )
-    return secret
+    """What is in ``--dist-token-file``. Raises ``ConfigError``."""
+    return secrets.read_secret(path, "--dist-token-file")
 
 
 def is_loopback(address: str) -> bool:
