@@ -19,6 +19,7 @@ from fwk_kit.testing import (
     DeviceSuite,
     ExecutorSuite,
     ExpertPlacerSuite,
+    KVTransferSuite,
     LoRABackendSuite,
     LoRASourceSuite,
     MoERunnerSuite,
@@ -29,6 +30,10 @@ from fwk_kit.testing import (
 
 class TestDeepSeekPlacement(ExpertPlacerSuite):
     plugin = "deepseek"
+
+
+class TestTcpTransfer(KVTransferSuite):
+    plugin = "tcp"
 
 
 class TestTorchExperts(MoERunnerSuite):

@@ -139,8 +139,8 @@ class Server:
 
         def address() -> str | None:
             assert self.process.poll() is None, f"the server ended: {self.log}"
-            found = re.search(r"http://127\.0\.0\.1:\d+", self.log)
-            return found.group() if found else None
+            found = re.search(r" serves .* at (http://127\.0\.0\.1:\d+)", self.log)
+            return found.group(1) if found else None
 
         self.url = until(address, START_SECONDS, "the server's ready line")
         until(lambda: self.health() == 200, 5, "health after the ready line")

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from fwk.config.options import Options, option
+from fwk.config.disaggregation import DisaggregationOptions
+from fwk.config.options import option
 
 
-class EngineOptions(Options):
+class EngineOptions(DisaggregationOptions):
     """Device, kernels, memory and scheduling."""
 
     device: str = option("auto", "What workers compute on; auto takes a GPU when there is one.")

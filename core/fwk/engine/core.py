@@ -12,6 +12,7 @@ from fwk.config import Config
 from fwk.engine.adapters import Adapters, adapter_paths
 from fwk.engine.gate import CacheGate, GrammarGate
 from fwk.engine.kv_block_manager import KVBlockManager
+from fwk.engine.kv_connector import KVFetches, KVOffers
 from fwk.engine.media import MediaPayloads
 from fwk.engine.node import common
 from fwk.engine.plan import Limits, PlannedStep
@@ -25,6 +26,7 @@ from fwk.interfaces.prefix_cache import CacheContext, PrefixCache
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import PluginSet
 from fwk.plugins.selection import check_strict, check_used, choose_tiers
+from fwk.setup.disaggregation import check_disaggregated
 from fwk.setup.resolve import ModelSetup
 from fwk.types import EngineStats, Request, TokenEvent
 from fwk.worker.remote import worker_recipe
@@ -63,12 +65,14 @@ class Engine:
         *,
         is_overlapped: bool = True,
         switch: EngineSwitch | None = None,
+        shares_kv: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.info = info
         self._depth = executor.depth if is_overlapped else 1
         self.switch = switch
+        self.shares_kv = shares_kv  # with other servers
         self._in_flight: deque[tuple[PlannedStep, Any]] = deque()
 
     def step(self) -> list[TokenEvent]:
@@ -110,6 +114,12 @@ class Engine:
 
         The current weights keep serving. Raises ``InvalidRequest`` when it does not fit, with nothing kept of it.
         """
+        if self.shares_kv:
+            raise InvalidRequest(
+                "the weights stay as they are: K/V go from one server to another (--disaggregation-mode), which must "
+                "be of the same weights; start the servers again",
+                "model_path",
+            )
         answers: list[dict[str, str]] = self.executor.call("prepare_weights", model, load_format)
         errors = [answer["error"] for answer in answers if "error" in answer]
         found = {answer["fingerprint"] for answer in answers if "fingerprint" in answer}
@@ -160,6 +170,7 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
     def make_worker(group: ParallelGroup) -> Worker:
         return LocalWorker(config, setup, group, replica)
 
+    check_disaggregated(config, plugins, setup)  # before weights load
     choose_tiers(plugins, setup.resolution.item("cache"), options.cache_tiers, setup.facts)  # before weights load
     check_strict(config.plugins.strict, setup.reasons)
     _check_media(setup)
@@ -254,15 +265,29 @@ def _assemble(
         max_step_media=1 if setup.device.is_host else None,  # a CPU takes no less time for several at once
         runs_ahead=executor.launches_ahead and not options.disable_overlap_schedule,
     )
+    kv_blocks = KVBlockManager(limits, loaded.num_blocks, cache)
     scheduler = Scheduler(
         limits,
-        KVBlockManager(limits, loaded.num_blocks, cache),
+        kv_blocks,
         policy,
         gates=(GrammarGate(executor.call), CacheGate(cache)),
         adapters=_adapters(config, executor),
         policy_name=setup.factory.item("schedulers").name,
         media=MediaPayloads(executor.call if setup.opened.served.media else None),
     )
+    if options.disaggregation_mode == "prefill":
+        scheduler.connect(KVOffers(kv_blocks, executor.call, options.page_size))
+    elif options.disaggregation_mode == "decode":
+        scheduler.connect(
+            KVFetches(
+                kv_blocks,
+                executor.call,
+                block_size=options.page_size,
+                num_running=lambda: scheduler.num_running,
+                num_reserved_tokens=options.num_reserved_decode_tokens,
+                interval=options.disaggregation_decode_polling_interval,
+            )
+        )
     chosen = {**setup.resolution.chosen, **loaded.chosen}
     reasons = [*setup.reasons, *loaded.reasons]
     info = EngineInfo(
@@ -283,4 +308,5 @@ def _assemble(
         info,
         is_overlapped=not options.disable_overlap_schedule,
         switch=EngineSwitch(plugins, scheduler, executor, setup.resolution),
+        shares_kv=options.disaggregation_mode != "null",
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from fwk.engine.blocks import BlockAllocator
 from fwk.engine.plan import Limits
+from fwk.engine.reserved_blocks import Reservations
 from fwk.engine.sequence import Sequence
 from fwk.engine.state_checkpoints import StateCheckpoints
 from fwk.engine.window_blocks import WindowBlocks, WindowCache
@@ -29,6 +30,7 @@ class KVBlockManager:
         groups, window = limits.num_window_groups, limits.window
         self._windows = WindowCache(cache, groups, window, limits.block_size, forget_state)
         self.allocator = BlockAllocator(num_blocks, self._windows)
+        self.reservations = Reservations(self.allocator, cache, limits.block_size)
         self.num_tables = 1 + limits.num_window_groups
         """Block tables of a sequence: it grows by as many blocks at a time."""
         self._duplicate_blocks: list[int] = []  # in use by the step being planned, by none after it
@@ -265,9 +267,8 @@ class KVBlockManager:
     def check(self, running: Iterable[Sequence]) -> None:
         """Prove that every block has one owner and every sequence the blocks of what it has computed."""
         sequences = list(running)
-        self.allocator.check(
-            self._duplicate_blocks + [block for sequence in sequences for block in sequence.owned_blocks]
-        )
+        owned = [block for sequence in sequences for block in sequence.owned_blocks]
+        self.allocator.check(self._duplicate_blocks + owned + self.reservations.block_ids)
         if self._states is not None:
             num_saving = sum(sequence.state_saved is not None for sequence in sequences)
             self._states.check(self._num_state_places, num_saving)

@@ -23,6 +23,7 @@ from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import build_config, called, normal, option_owners
 from fwk.process.progress import ProgressBar, set_up_progress
 from fwk.setup.checkpoint import open_model
+from fwk.setup.disaggregation import check_disaggregation_options
 from fwk.setup.resolve import resolve
 from fwk.setup.sampling_defaults import sampling_defaults
 from fwk.text import check_embed_input, model_text, prepare_input
@@ -63,11 +64,13 @@ class LLM:
         given = {**options, **({"model": model} if model is not None else {})}
         config = build_config(plugins, given)
         _refuse_server_options(options, plugins)
+        _refuse_sharing(config)
         self._load(config, plugins, print)
 
     @classmethod
     def from_config(cls, config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> LLM:
         """An LLM for options already resolved; ``progress`` hears of downloads."""
+        _refuse_sharing(config)
         self = cls.__new__(cls)
         self._load(config, plugins, progress)
         return self
@@ -469,3 +472,13 @@ def _refuse_server_options(given: Mapping[str, Any], plugins: PluginSet) -> None
         ours = flags[normal(name)].partition(" ")[0]
         if normal(ours) in served - used:
             raise ConfigError(f"{ours} is for fwk serve: fwk.LLM has no server, so leave {name} out")
+
+
+def _refuse_sharing(config: Config) -> None:
+    """Raise for options of servers that share their work."""
+    check_disaggregation_options(config)
+    if config.engine.disaggregation_mode != "null":
+        raise ConfigError(
+            f"--disaggregation-mode {config.engine.disaggregation_mode} is for fwk serve: fwk.LLM computes its prompts "
+            "itself"
+        )

@@ -13,6 +13,7 @@ from fwk.engine.blocks import OutOfBlocks
 from fwk.engine.encoder_prompt import placed
 from fwk.engine.gate import Gate, PauseGate
 from fwk.engine.kv_block_manager import KVBlockManager
+from fwk.engine.kv_connector import KVConnector
 from fwk.engine.media import MediaPayloads
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
 from fwk.engine.policy_runner import PolicyRunner
@@ -55,6 +56,7 @@ class Scheduler:
         self._media = media or MediaPayloads()
         self._now = now
         self._pauses = PauseGate()
+        self._connector = KVConnector()
         self._gates = (self._pauses, *gates, AdapterGate(self.adapters, limits.max_running))
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # by place
@@ -65,6 +67,11 @@ class Scheduler:
         self._num_arrived = 0
         self._steps_since_admission = 0  # steps since the last look at the waiting queue
         self._was_prompts = False  # what the last step computed, where prompts and decoding take turns
+
+    def connect(self, connector: KVConnector) -> None:
+        """From now on K/V of prompts may go to, or come from, other servers."""
+        self._connector = connector
+        self._gates = (self._pauses, connector, *self._gates[1:])
 
     # What policies see (SchedulerView).
 
@@ -145,7 +152,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         num_paused = sum(len(self._by_request[request_id]) for request_id in self._pauses.paused)
-        return bool(self._running) or len(self._waiting) > num_paused
+        return bool(self._running) or len(self._waiting) > num_paused or self._connector.is_busy
 
     def knows(self, request_id: str) -> bool:
         """Whether any sequence of the request is still waiting or running."""
@@ -215,6 +222,7 @@ class Scheduler:
         """Plan a step: sequences under way first, then as many waiting ones as fit. None when nothing can run."""
         plan = StepPlan(self.limits.max_step_tokens)
         self._kv_blocks.free_duplicate_blocks()
+        self._connector.collect()
         looks = self._should_admit()
         if looks and self._policy.can_preempt:
             self._displace()
@@ -279,7 +287,7 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """Counters and gauges of now; O(1)."""
         total, free, cached = self._kv_blocks.num_blocks, self._kv_blocks.num_free, self._kv_blocks.num_cached
-        c = self._counters
+        c, t = self._counters, self._connector.counts
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
@@ -301,6 +309,12 @@ class Scheduler:
             accepted_by_position=tuple(c.accepted_by_position),
             draft_seconds=c.draft_seconds,
             verify_seconds=c.verify_seconds,
+            num_fetching=t.num_fetching,
+            num_offered=t.num_offered,
+            kv_transfers=t.kv_transfers,
+            kv_transfer_failures=t.kv_transfer_failures,
+            kv_transfer_bytes=t.kv_transfer_bytes,
+            kv_transfer_seconds=t.kv_transfer_seconds,
         )
 
     def check(self) -> None:
@@ -486,9 +500,10 @@ class Scheduler:
         computed = sequence.num_computed_tokens
         if not sequence.was_admitted:
             sequence.was_admitted = True
-            sequence.cached_tokens = computed
+            found = sequence.num_found_tokens
+            sequence.cached_tokens = computed if found is None else min(computed, found)
             self._counters.prompt_tokens += sequence.request.num_encoder_tokens or sequence.num_prompt_tokens
-            self._counters.cached_prompt_tokens += computed
+            self._counters.cached_prompt_tokens += sequence.cached_tokens
             self._counters.restored_prompt_tokens += computed - match.num_tokens
         insort(self._running, sequence, key=lambda s: s.place)
         sequence.plain_step = ScheduledSequence(sequence.slot, 1, True, [], [])
@@ -542,6 +557,7 @@ class Scheduler:
         self._counters.generation_tokens += len(update.token_ids)
         if update.finish_reason is not None:
             self._counters.finished += 1
+            self._connector.finished(sequence)
             self._end(sequence)
         elif not update.token_ids:
             return None

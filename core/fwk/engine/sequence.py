@@ -45,6 +45,7 @@ class Sequence:
         "num_accepted_drafts",
         "num_computed_tokens",
         "num_drafts",
+        "num_found_tokens",
         "num_hidden",
         "num_pending",
         "num_preemptions",
@@ -95,6 +96,7 @@ class Sequence:
         self.state_saved: tuple[int, int] | None = None  # block at whose end its state is kept, and the place
         self.num_shared_blocks = 0  # leading blocks already offered to the prefix cache
         self.cached_tokens = 0  # of the prompt, found in the cache at first admission
+        self.num_found_tokens: int | None = None  # in the cache, before blocks of its prompt came from another server
         self.num_drafts = self.num_accepted_drafts = 0  # that were verified, and of them
         self.was_admitted = False
         self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's second token on

@@ -37,13 +37,14 @@ from fwk.server.media_reader import MediaReader
 from fwk.server.middleware import current_headers
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
+from fwk.server.remote_prefill import RemotePrefill
 from fwk.server.replicas import Replicas
 from fwk.server.stream_interval import DeltaBuffer
 from fwk.server.streams import EventStream, PendingEmbedding, SequenceStream
 from fwk.text import ModelText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.text.media import check_media
-from fwk.types import AdapterInfo, GrammarRequest, Request, SamplingParams, TokenEvent, cache_namespace
+from fwk.types import AdapterInfo, GrammarRequest, KVSource, Request, SamplingParams, TokenEvent, cache_namespace
 from fwk.types.sampling import NOTHING_FOLLOWS, GrammarKind
 from fwk_jobs.client import MAX_WAITING, Work, current_work
 
@@ -93,6 +94,7 @@ class ServerFrontend(Frontend):
         self.key_names: Mapping[str, str] = {}  # of the holders of keys, by tenant
         self.weights: ServedWeights | None = None
         self.note_weights: Callable[[str, str | None], ServedWeights | None] = lambda model, load_format: None
+        self.remote_prefill: RemotePrefill | None = None  # what computes prompts in other servers
         self._stream_interval = options.stream_interval
         self.media_reader: MediaReader | None = None
         self.placer: Callable[[list[int], Sequence[MediaItem]], PlacedInput] | None = None
@@ -273,7 +275,7 @@ class ServerFrontend(Frontend):
             grammar = item.sampling.grammar
             if grammar is not None and not self._grammars.is_known(grammar):  # checked before the engines had settled
                 await self.run_blocking(self._grammars.check, grammar)
-            request, record, stream = self._submit(item, arrived)
+            request, record, stream = self._submit(item, arrived, await self._kv_source(item))
         num_open = item.n
         content: list[list[str]] | None = None
         if record.prompt_token_ids is not None:
@@ -301,7 +303,16 @@ class ServerFrontend(Frontend):
                 record.outputs = tuple("".join(pieces) for pieces in content)
             self._observers.request_finished(record)
 
-    def _submit(self, item: GenerateInput, arrived: float) -> tuple[Request, RequestRecord, EventStream]:
+    async def _kv_source(self, item: GenerateInput) -> KVSource | None:
+        """Where K/V of the prompt are, if another server has computed them."""
+        if self.remote_prefill is None:
+            return None
+        namespace = cache_namespace(item.cache_salt, self._adapter_key(item.adapter))
+        return await self.remote_prefill.source(item.prompt_token_ids, namespace, item.priority, item.sampling)
+
+    def _submit(
+        self, item: GenerateInput, arrived: float, kv_source: KVSource | None
+    ) -> tuple[Request, RequestRecord, EventStream]:
         """Send a checked input to the engines, which run."""
         adapter = self._adapter_key(item.adapter)
         request = Request(
@@ -314,6 +325,7 @@ class ServerFrontend(Frontend):
             cache_namespace=cache_namespace(item.cache_salt, adapter),
             adapter=adapter,
             media=list(item.media),
+            kv_source=kv_source,
         )
         record = RequestRecord(
             request.request_id,

@@ -199,7 +199,7 @@ class _Server:
 
     def _degraded(self) -> str | None:
         if len(self._models) == 1:
-            return self._first.engines.degraded()
+            return self._first.degraded()
         found = [(model.name, model.engines.trouble() or model.engines.degraded()) for model in self._models]
         return "; ".join(f"{name}: {why}" for name, why in found if why) or None
 
@@ -276,7 +276,7 @@ class _Server:
             return 0 if stop.is_set() else 1
         try:
             await self._settle(ready.result())
-        except (EngineDead, PluginError) as error:
+        except (EngineDead, PluginError, ConfigError) as error:
             log.critical("fwk: error: %s", error)
             stopped.cancel()
             return error.exit_code

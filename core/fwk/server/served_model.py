@@ -24,6 +24,7 @@ from fwk.plugins import PluginFactory, PluginSet, Selection, choose
 from fwk.plugins.selection import check_strict, check_used
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app, unguarded_app
+from fwk.server.disaggregation import share_work
 from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
 from fwk.server.helper import new_helper, place_media, vet_grammar, warm_up, warm_up_media
@@ -151,6 +152,8 @@ class ServedModel:
         self._ready = ready
         frontend = self.frontend
         frontend.card = replace(frontend.card, max_model_len=ready.max_model_len, vocab_size=ready.vocab_size)
+        if frontend.remote_prefill is not None and is_first:
+            await frontend.remote_prefill.begin()
         if not is_first:
             return
         for adapter in ready.adapters:
@@ -259,6 +262,7 @@ class ServedModel:
         )
         self.plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
         self.routes.register("plugin_switcher", lambda app: None, self.plugin_switcher.routes)
+        share_work(config.engine, self.frontend, self.engines, self.routes)
         if config.server.enable_memory_saver:
             self.routes.register("memory", lambda app: None, MemoryRelease(self.engines.sleep).routes)
 
@@ -272,6 +276,11 @@ class ServedModel:
         pixels = self.config.model.max_image_pixels
         self.frontend.placer = partial(place_media, self._helper, self._payloads, pixels)
         warm_up_media(self._helper)
+
+    def degraded(self) -> str | None:
+        """What of it cannot be used, while it serves."""
+        remote = self.frontend.remote_prefill if self._has_started else None
+        return self.engines.degraded() or (remote.trouble() if remote is not None else None)
 
     def _note_weights(self, model: str, load_format: str | None) -> ServedWeights | None:
         """The files of a checkpoint as they are now; None when there is none, which an engine will say."""

@@ -44,6 +44,8 @@ from fwk.types.model_config import ModelConfig, PoolingConfig, RopeConfig
 from fwk.types.request import (
     AdapterInfo,
     FinishReason,
+    KVOffer,
+    KVSource,
     Request,
     Service,
     Task,
@@ -72,6 +74,8 @@ __all__ = [
     "GrammarKind",
     "GrammarRequest",
     "Inserted",
+    "KVOffer",
+    "KVSource",
     "LoadAdapter",
     "Media",
     "ModelConfig",

@@ -145,6 +145,17 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     """What the speculative decoder took."""
     verify_seconds: float = 0.0
     """What the rest of the steps with drafts took."""
+    num_fetching: int = 0
+    """Prompts whose K/V are on their way from another server."""
+    num_offered: int = 0
+    """Prompts whose K/V are kept for another server."""
+    kv_transfers: int = 0
+    """Prompts whose K/V went to or came from another server, whole."""
+    kv_transfer_failures: int = 0
+    """Those that did not, and were computed again."""
+    kv_transfer_bytes: int = 0
+    kv_transfer_seconds: float = 0.0
+    """What the transfers took, each from its first byte or its connection on."""
 
 
 class StepOutputs(msgspec.Struct, tag=True, frozen=True):

@@ -51,6 +51,22 @@ def tenant_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
 
 
+class KVOffer(msgspec.Struct, array_like=True, frozen=True):
+    """The full blocks of a computed prompt are kept under ``key`` until they were read, for ``seconds`` at most."""
+
+    key: str
+    seconds: float
+
+
+class KVSource(msgspec.Struct, array_like=True, frozen=True):
+    """Where the K/V of a prompt's first ``num_blocks`` blocks are, for ``seconds``: at an address for each rank."""
+
+    key: str
+    addresses: list[bytes]
+    num_blocks: int
+    seconds: float
+
+
 class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """What the caller asked, already tokenised and checked.
 
@@ -59,7 +75,8 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     computed, and its last event brings what the model made of it. ``cache_namespace`` separates K/V that must not be
     shared: it holds whatever changes K/V or must stay private (LoRA adapter, cache salt).
     ``adapter`` is a loaded LoRA adapter's key, or empty. ``segment_start``: first token of a pair's second text, of a
-    request that generates nothing; 0 where the prompt is one text.
+    request that generates nothing; 0 where the prompt is one text. ``kv_offer``: its K/V are for another server;
+    ``kv_source``: another server has computed K/V of its prompt.
     """
 
     request_id: str
@@ -73,6 +90,8 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     segment_start: int = 0
     num_encoder_tokens: int = 0  # set by the engine: of the prompt, which an encoder reads; 0: none does
     media: list[Media] = []  # in the order of their tokens
+    kv_offer: KVOffer | None = None
+    kv_source: KVSource | None = None
 
 
 class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):

@@ -44,6 +44,7 @@ from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.graphs import StepModel
 from fwk.worker.in_flight import Early, InFlight, Settled
 from fwk.worker.inputs import InputBuffers
+from fwk.worker.kv_exchange import KVExchange, open_exchange
 from fwk.worker.media import EncoderCache, MediaInputs, NoMedia
 from fwk.worker.model_builder import ModelBuilder
 from fwk.worker.model_runner import ModelRunner
@@ -81,6 +82,7 @@ class WorkerParts:
     operations: dict[str, Callable[..., Any]]
     runner: ModelRunner | PoolingRunner | None = None
     store: BlockStore | None = None
+    exchange: KVExchange | None = None
     pipeline: SamplingPipeline | None = None
     caches: Sequence[WeightsCache] = ()
     observers: WorkerObservers | None = None
@@ -93,6 +95,8 @@ class WorkerParts:
             self.pipeline.close()
         if self.store is not None:
             self.store.close()
+        if self.exchange is not None:
+            self.exchange.close()
         if self.observers is not None:
             self.observers.close()
 
@@ -234,6 +238,7 @@ class WorkerBuilder:
             partial(self._capturing.pieces_on_trial, model, is_greedy),
         )
         self._open_store(cache.num_blocks)
+        self._open_exchange()
         self._capturing.prepare(inputs, cache.num_blocks + num_null, cache.num_blocks)
         with kv_cache.scratch_kv_cache(cache.tensors, self._models.layers):
             self._warm_up(runner, self._largest(groups, drafting.max_drafts))
@@ -436,6 +441,7 @@ class WorkerBuilder:
             "--disable-hybrid-swa-memory": self._config.engine.disable_hybrid_swa_memory,
             f"attention {self._chosen.get('attention')}": "kv_groups" not in spec.features,
             f"cache {self._chosen.get('cache')} keeps blocks in tiers": cache.tiers is not None,
+            "K/V go from one server to another": self._config.engine.disaggregation_mode != "null",
             "the model has recurrent layers": self._setup.opened.served.is_recurrent,
             "prompts are computed whole": self._setup.opened.served.needs_whole_prompts,
         }
@@ -502,6 +508,13 @@ class WorkerBuilder:
         if store is not None:
             self.parts.store = store
             self.parts.operations |= store.operations()
+
+    def _open_exchange(self) -> None:
+        """Open the transport of K/V to other servers, if prefill and decode are in different ones."""
+        exchange = open_exchange(self._config, self._setup, self._chosen, self._models.layers, self._group)
+        if exchange is not None:
+            self.parts.exchange = exchange
+            self.parts.operations |= exchange.operations()
 
     def _sampling(self, table: SequenceTable) -> SamplingPipeline:
         opened = self._setup.opened

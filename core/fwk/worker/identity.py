@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fwk.config import Config
+from fwk.config.disaggregation import DisaggregationOptions
 from fwk.interfaces.attention import AttentionLayer
+from fwk.interfaces.declaration import installed_version
 from fwk.interfaces.parallel import ParallelGroup
-from fwk.plugins import PluginSet
+from fwk.plugins import FAMILIES, PluginSet
 from fwk.setup.resolve import ModelSetup
 
 _HARMLESS = frozenset(
@@ -29,7 +31,7 @@ _HARMLESS_OPTIONS = frozenset(
         "device_reserve_memory_bytes",
         "max_running_requests", "max_prefill_tokens", "max_start_tokens", "prefill_max_requests",
         "chunked_prefill_size", "random_seed",
-        "check_blocks",
+        "check_blocks", *DisaggregationOptions.model_fields,
     }
 )  # fmt: skip
 """The same of core's options."""
@@ -81,6 +83,70 @@ def kv_identity(
         "rank": [tp.rank, tp.size],
     }
     return hashlib.blake2b(json.dumps(known, sort_keys=True, default=str).encode(), digest_size=32).digest()
+
+
+_OWN = frozenset(
+    {
+        "cpu_threads", "data_parallel_size", "disable_progress_bars", "schedule_conservativeness", "enable_mixed_chunk",
+        "num_continuous_decode_steps", "enable_return_hidden_states",
+    }
+)  # fmt: skip
+"""Options in which servers that exchange K/V may differ, for these are of the one's machine or work alone."""
+
+
+def kv_common(
+    config: Config,
+    plugins: PluginSet,
+    setup: ModelSetup,
+    chosen: dict[str, str],
+    layers: list[AttentionLayer],
+    tp: ParallelGroup,
+) -> dict[str, str]:
+    """What two servers must have in common for one's K/V to be the other's, by the words that a message calls it by.
+
+    Unlike ``kv_identity`` it is the same on another machine, which has copies of the model's files.
+    """
+    facts, opened = setup.facts, setup.opened
+    naming = {name for family in FAMILIES.values() for name in (family.option, *family.part_options) if name}
+    engine = config.engine.model_dump(mode="json", exclude=set(_HARMLESS_OPTIONS | _OWN | naming))
+    given = {f"--{key.replace('_', '-')}": value for key, value in engine.items()}
+    given |= {f"--{key.replace('_', '-')}": getattr(config.model, key) for key in ("json_model_override_args",)}
+    harmless = _HARMLESS | {"loaders", "speculative"}  # drafts decide how soon a token comes, not which
+    caches = [layer for layer in layers if layer.kv_cache is not None]
+    found: dict[str, object] = {
+        "the version of fwk": installed_version("fwk"),
+        "the model (what its files hold)": contents(opened.path),
+        "the weights' identity": opened.checkpoint.weights_identity(),
+        "the device": facts.host.device,
+        "the model's dtype": facts.dtype,
+        **given,
+        **{
+            f"the plugin of {family}": f"{name} ({_version(plugins, family, name)})"
+            for family, name in sorted(chosen.items())
+            if family in FAMILIES and family not in harmless
+        },
+        **{
+            f"the options of {key}": dict(values)
+            for key, values in sorted(config.plugin_options.items())
+            if key.partition(".")[0] not in harmless | {"executors"}
+        },
+        "the number of layers with K/V": len(caches),
+        "the layout of K/V": sorted({f"{layer.kv_spec} {list(_shape(layer))} {_dtype(layer)}" for layer in caches}),
+        "--tensor-parallel-size": tp.size,
+    }
+    return {
+        words: value if isinstance(value, str) else json.dumps(value, default=str) for words, value in found.items()
+    }
+
+
+def _shape(layer: AttentionLayer) -> tuple[int, ...]:
+    assert layer.kv_cache is not None
+    return tuple(layer.kv_cache.shape[1:])
+
+
+def _dtype(layer: AttentionLayer) -> str:
+    assert layer.kv_cache is not None
+    return str(layer.kv_cache.dtype)
 
 
 def _version(plugins: PluginSet, family: str, name: str) -> str:

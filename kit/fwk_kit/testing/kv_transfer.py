@@ -1,4 +1,4 @@
-"""What every transport of K/V between engines must do."""
+"""What every transport of K/V between servers must do."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import time
 
 import torch
 
-from fwk.interfaces.kv_transfer import KVTransfer, KVTransferContext
+from fwk.interfaces.kv_transfer import KVTransfer, KVTransferContext, Transfer
 from fwk.plugins import Registered
 from fwk_kit.testing.base import PluginSuite
 
 NUM_BLOCKS, LAYERS, SHAPE = 12, 2, (4, 2, 8)
+IDENTITY, SECRET = b"i" * 32, b"a secret of the test's own"
 
 
 class KVTransferSuite(PluginSuite):
@@ -20,33 +21,46 @@ class KVTransferSuite(PluginSuite):
     interface = KVTransfer
     seconds = 20.0
 
-    def end(self, item: Registered, fill: float) -> tuple[KVTransfer, list[torch.Tensor]]:
+    def end(self, item: Registered, fill: float, identity: bytes = IDENTITY) -> tuple[KVTransfer, list[torch.Tensor]]:
         """One side, its caches filled with a number."""
-        caches = [torch.full((NUM_BLOCKS, *SHAPE), fill + layer) for layer in range(LAYERS)]
-        return self.make(item, KVTransferContext(caches, SHAPE[0], self.given(item))), caches
+        caches = [torch.full((NUM_BLOCKS, *SHAPE), fill + layer, dtype=torch.bfloat16) for layer in range(LAYERS)]
+        return self.make(item, KVTransferContext(caches, SHAPE[0], self.given(item), identity, SECRET)), caches
 
-    def wait(self, ends: list[KVTransfer], keys: set[str]) -> dict[str, list[bool]]:
-        """What became of the transfers, on both sides."""
-        found: dict[str, list[bool]] = {}
-        end = time.monotonic() + self.seconds
-        while time.monotonic() < end and {k for k, said in found.items() if len(said) == 2} != keys:
-            for side in ends:
-                for key, arrived in side.poll():
-                    found.setdefault(key, []).append(arrived)
+    def both(self, item: Registered) -> tuple[KVTransfer, list[torch.Tensor], KVTransfer, list[torch.Tensor]]:
+        """A sender with numbers of its own in every block, and a receiver."""
+        (sender, source), (receiver, target) = self.end(item, 10.0), self.end(item, -1.0)
+        for layer, cache in enumerate(source):
+            cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(layer)))
+        return sender, source, receiver, target
+
+    def wait(self, end: KVTransfer, *keys: str) -> dict[str, Transfer]:
+        """What became of transfers on one side."""
+        found: dict[str, Transfer] = {}
+        late = time.monotonic() + self.seconds
+        while set(found) != set(keys):
+            assert time.monotonic() < late, f"polling never named {set(keys) - set(found)}"
+            for transfer in end.poll():
+                assert transfer.key not in found, "named twice"
+                found[transfer.key] = transfer
             time.sleep(0.01)
         return found
+
+    @property
+    def deadline(self) -> float:
+        return time.monotonic() + self.seconds
 
     def exercise(self, item: Registered) -> None:
         self.test_blocks_arrive(item)
 
     def test_blocks_arrive(self, item: Registered) -> None:
-        (sender, source), (receiver, target) = self.end(item, 10.0), self.end(item, -1.0)
-        for layer, cache in enumerate(source):
-            cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(layer)))
-        deadline = time.monotonic() + self.seconds
-        receiver.receive(sender.address(), "k", [7, 2, 5], deadline)
-        sender.send(receiver.address(), "k", [1, 3, 4], deadline)
-        assert self.wait([sender, receiver], {"k"}) == {"k": [True, True]}
+        """Those that were asked for, of an offer that has more: the receiver has the others."""
+        sender, source, receiver, target = self.both(item)
+        sender.offer("k", [9, 1, 3, 4], self.deadline)
+        receiver.receive(sender.address(), "k", [1, 2, 3], [7, 2, 5], self.deadline)
+        got, sent = self.wait(receiver, "k")["k"], self.wait(sender, "k")["k"]
+        assert got.is_whole, got.error
+        assert sent.is_whole, sent.error
+        assert got.num_bytes == 3 * sum(cache[0].nbytes for cache in source)
         for mine, theirs in zip(target, source, strict=True):
             assert torch.equal(mine[[7, 2, 5]], theirs[[1, 3, 4]])
         for layer, cache in enumerate(target):
@@ -56,34 +70,75 @@ class KVTransferSuite(PluginSuite):
         receiver.close()
 
     def test_several_at_once(self, item: Registered) -> None:
-        (sender, source), (receiver, target) = self.end(item, 10.0), self.end(item, -1.0)
-        deadline = time.monotonic() + self.seconds
-        for number in range(4):
-            sender.send(receiver.address(), f"k{number}", [number], deadline)
-            receiver.receive(sender.address(), f"k{number}", [number + 4], deadline)
-        found = self.wait([sender, receiver], {f"k{number}" for number in range(4)})
-        assert found == {f"k{number}": [True, True] for number in range(4)}
+        sender, source, receiver, target = self.both(item)
+        keys = [f"k{number}" for number in range(4)]
+        for number, key in enumerate(keys):
+            sender.offer(key, [number], self.deadline)
+        for number, key in enumerate(keys):
+            receiver.receive(sender.address(), key, [0], [number + 4], self.deadline)
+        assert all(transfer.is_whole for transfer in self.wait(receiver, *keys).values())
+        assert all(transfer.is_whole for transfer in self.wait(sender, *keys).values())
         for number in range(4):
             assert torch.equal(target[0][number + 4], source[0][number])
         sender.close()
         receiver.close()
 
-    def test_what_never_comes_is_given_up_at_its_deadline(self, item: Registered) -> None:
-        (sender, _), (receiver, target) = self.end(item, 10.0), self.end(item, -1.0)
-        receiver.receive(sender.address(), "lost", [3], time.monotonic() + 0.3)
-        end = time.monotonic() + self.seconds
-        said: list[tuple[str, bool]] = []
-        while not said and time.monotonic() < end:
-            said += receiver.poll()
-            time.sleep(0.01)
-        assert said == [("lost", False)]
+    def test_an_offer_that_is_not_wanted_ends(self, item: Registered) -> None:
+        sender, _, receiver, target = self.both(item)
+        sender.offer("k", [1, 2], self.deadline)
+        receiver.receive(sender.address(), "k", [], [], self.deadline)
+        assert self.wait(receiver, "k")["k"].num_bytes == 0
+        self.wait(sender, "k")
         assert (target[0] == -1.0).all()
+        sender.close()
+        receiver.close()
+
+    def test_what_never_comes_is_given_up_at_its_deadline(self, item: Registered) -> None:
+        sender, _, receiver, target = self.both(item)
+        receiver.receive(sender.address(), "lost", [0], [3], time.monotonic() + 0.3)
+        assert not self.wait(receiver, "lost")["lost"].is_whole
+        assert (target[0] == -1.0).all()
+        sender.close()
+        receiver.close()
+
+    def test_what_nobody_reads_is_given_up_at_its_deadline(self, item: Registered) -> None:
+        sender, _, receiver, _ = self.both(item)
+        sender.offer("late", [3], time.monotonic() + 0.2)
+        sender.offer("kept", [3], self.deadline)
+        assert not self.wait(sender, "late")["late"].is_whole
+        receiver.receive(sender.address(), "kept", [0], [3], self.deadline)
+        assert self.wait(receiver, "kept")["kept"].is_whole, "another offer's deadline ended it"
+        sender.close()
+        receiver.close()
+
+    def test_another_models_blocks_are_not_taken(self, item: Registered) -> None:
+        (sender, _), (receiver, target) = self.end(item, 10.0), self.end(item, -1.0, b"j" * 32)
+        sender.offer("k", [1], self.deadline)
+        receiver.receive(sender.address(), "k", [0], [3], self.deadline)
+        found = self.wait(receiver, "k")["k"]
+        assert not found.is_whole
+        assert found.error
+        assert (target[0] == -1.0).all()
+        sender.close()
+        receiver.close()
+
+    def test_what_is_withdrawn_or_cancelled_ends(self, item: Registered) -> None:
+        sender, _, receiver, _ = self.both(item)
+        sender.offer("k", [1], self.deadline)
+        sender.withdraw("k")
+        sender.withdraw("unknown")
+        assert not self.wait(sender, "k")["k"].is_whole
+        receiver.receive(sender.address(), "k", [0], [3], self.deadline)
+        receiver.cancel("k")
+        receiver.cancel("unknown")
+        assert not self.wait(receiver, "k")["k"].is_whole
         sender.close()
         receiver.close()
 
     def test_closing_does_not_hang(self, item: Registered) -> None:
         one, _ = self.end(item, 0.0)
-        one.receive(one.address(), "never", [1], time.monotonic() + 60)
+        one.offer("mine", [1], time.monotonic() + 60)
+        one.receive(one.address(), "never", [0], [1], time.monotonic() + 60)
         started = time.monotonic()
         one.close()
         assert time.monotonic() - started < 5

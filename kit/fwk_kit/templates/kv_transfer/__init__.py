@@ -19,5 +19,6 @@ def kv_transfers() -> list[KVTransferSpec]:
             load="fwk_mine.plugin:MineTransfer",
             options=MineOptions,
             summary="k/V through files",
+            api=2,
         )
     ]

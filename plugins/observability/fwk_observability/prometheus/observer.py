@@ -42,6 +42,10 @@ _COUNTERS = {
         "Messages to the engine that were not its client's or not of the protocol.",
     ),
     "cached_prompt_tokens": ("fwk:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "kv_transfers": ("fwk:kv_transfers", "Prompts whose K/V went to another server, or came from one, whole."),
+    "kv_transfer_failures": ("fwk:kv_transfer_failures", "Prompts whose K/V did not, and were computed again."),
+    "kv_transfer_bytes": ("fwk:kv_transfer_bytes", "Bytes of K/V that went to other servers, or came from them."),
+    "kv_transfer_seconds": ("fwk:kv_transfer_seconds", "What these transfers took, added up."),
     "restored_prompt_tokens": ("fwk:prefix_cache_restored", "Of these, prompt tokens brought back from a cache tier."),
 }
 
@@ -112,6 +116,8 @@ class PrometheusObserver(Observer):
         for name, meaning, value in (
             ("fwk:num_requests_running", "Sequences that the engine works on.", stats.num_running),
             ("fwk:num_requests_waiting", "Sequences that wait for their turn.", stats.num_waiting),
+            ("fwk:num_kv_fetching", "Prompts whose K/V are on their way from another server.", stats.num_fetching),
+            ("fwk:num_kv_offered", "Prompts whose K/V are kept until another server has them.", stats.num_offered),
             ("fwk:kv_cache_usage_perc", "Share of the KV cache's blocks that sequences hold; 1 is all.", usage),
         ):
             gauge = GaugeMetricFamily(name, meaning, labels=["model_name"])

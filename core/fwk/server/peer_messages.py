@@ -1,0 +1,85 @@
+"""What prefill and decode servers say to each other: signed bodies of msgpack, over HTTP.
+
+The bytes of K/V do not come this way: workers send them to workers (``fwk.interfaces.kv_transfer``).
+"""
+
+from __future__ import annotations
+
+import hmac
+
+import msgspec
+
+SIGNATURE = "x-fwk-signature"
+ABOUT = "/disaggregation/about"
+PREFILL = "/disaggregation/prefill"
+WITHDRAW = "/disaggregation/withdraw"
+MAX_TOKENS = 2**24
+
+
+class AskAbout(msgspec.Struct, frozen=True):
+    """Asks what K/V the server computes; ``nonce`` makes the answer this question's alone."""
+
+    nonce: bytes
+
+
+class About(msgspec.Struct, frozen=True):
+    """What must be the same on both servers, by the words for it, for each rank."""
+
+    nonce: bytes
+    ranks: list[dict[str, str]]
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Asks for a prompt's K/V, to be kept under ``key`` for ``seconds`` once computed.
+
+    namespace: as of ``Request.cache_namespace``.
+    """
+
+    key: str
+    token_ids: list[int]
+    namespace: str
+    priority: int
+    seconds: float
+
+
+class Withdraw(msgspec.Struct, frozen=True):
+    """The K/V of an order are not wanted any more; there may be none yet."""
+
+    key: str
+
+
+class Withdrawn(msgspec.Struct, frozen=True):
+    """They are not kept any more."""
+
+    key: str
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """The K/V of ``key`` are there: ``num_blocks`` full blocks, at an address for each rank."""
+
+    key: str
+    num_blocks: int
+    addresses: list[bytes]
+    ranks: list[dict[str, str]]
+
+
+def sign(secret: bytes, path: str, body: bytes, *, is_answer: bool) -> str:
+    """The signature of a body: what was said elsewhere, or by the other side, cannot be passed off as it."""
+    way = b"answer " if is_answer else b"question "
+    return hmac.digest(secret, b"fwk disaggregation " + way + path.encode() + b"\0" + body, "sha256").hex()
+
+
+def is_signed(secret: bytes, path: str, body: bytes, given: str, *, is_answer: bool) -> bool:
+    """Whether ``given`` is its signature."""
+    return hmac.compare_digest(given.encode(), sign(secret, path, body, is_answer=is_answer).encode())
+
+
+def difference(ours: list[dict[str, str]], theirs: list[dict[str, str]]) -> str | None:
+    """The first thing in which two servers differ, with both values; None when nothing does."""
+    for mine, other in zip(ours, theirs, strict=False):
+        for words in [*mine, *(words for words in other if words not in mine)]:
+            if mine.get(words) != other.get(words):
+                return f"{words} differs: {mine.get(words, 'none')} here, {other.get(words, 'none')} there"
+    if len(ours) != len(theirs):
+        return f"--tensor-parallel-size differs: {len(ours)} here, {len(theirs)} there"
+    return None

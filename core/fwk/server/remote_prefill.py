@@ -1,0 +1,273 @@
+"""A decode server's way to those that compute its prompts (``--disaggregation-prefill-servers``)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+from fwk.config import EngineOptions
+from fwk.errors import ConfigError
+from fwk.server.peer_messages import (
+    ABOUT,
+    PREFILL,
+    SIGNATURE,
+    WITHDRAW,
+    About,
+    AskAbout,
+    Computed,
+    Order,
+    Withdraw,
+    Withdrawn,
+    difference,
+    is_signed,
+    sign,
+)
+from fwk.types import KVSource, SamplingParams
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+REST_SECONDS = 5.0
+"""How long a server that has failed is not asked, while there are others."""
+
+MAX_ANSWER_BYTES = 2**20
+CONNECT_SECONDS = 5.0
+
+
+class PeerError(Exception):
+    """The other server cannot compute prompts for this one; the sentence says why."""
+
+
+@dataclass(eq=False, slots=True)
+class _Peer:
+    """A prefill server. mismatch: why its K/V can never be taken, until it was started anew."""
+
+    url: str
+    tls: ssl.SSLContext | None
+    has_agreed: bool = False
+    mismatch: str | None = None
+    trouble: str | None = None
+    rests_until: float = field(default=0.0)
+
+
+class RemotePrefill:
+    """Has prompts computed, by one server after another. What none computes, this server does."""
+
+    def __init__(
+        self, options: EngineOptions, secret: bytes, ours: Callable[[], Awaitable[list[dict[str, str]]]]
+    ) -> None:
+        """ours: what this server's K/V are, for each rank."""
+        self._options = options
+        self._secret = secret
+        self._ours = ours
+        self._common: list[dict[str, str]] | None = None
+        urls = [url.rstrip("/") for url in options.disaggregation_prefill_servers]
+        self._peers = [_Peer(url, ssl.create_default_context() if url.startswith("https") else None) for url in urls]
+        self._num_orders = 0
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def begin(self) -> None:
+        """Shake hands with all servers that are there. Raises ``ConfigError`` when one computes other K/V."""
+        await asyncio.gather(*(self._try_peer(peer) for peer in self._peers))
+        for peer in self._peers:
+            if peer.mismatch is not None:
+                raise ConfigError(f"--disaggregation-prefill-servers {peer.url} cannot serve this one: {peer.mismatch}")
+            if peer.trouble is not None:
+                log.warning("the prefill server %s %s: prompts are computed here meanwhile", peer.url, peer.trouble)
+
+    def trouble(self) -> str | None:
+        """Which servers cannot be used, and why."""
+        found = [(peer.url, peer.mismatch or peer.trouble) for peer in self._peers]
+        return "; ".join(f"prefill server {url}: {why}" for url, why in found if why) or None
+
+    async def source(
+        self, token_ids: list[int], namespace: str, priority: int, sampling: SamplingParams
+    ) -> KVSource | None:
+        """Where the K/V of a prompt are, once another server has computed it; None: this one is to compute it."""
+        if len(token_ids) < self._options.disaggregation_min_prompt_tokens or _needs_all(sampling):
+            return None
+        deadline = time.monotonic() + self._options.disaggregation_timeout
+        for peer in self._in_turn()[: 1 + self._options.disaggregation_max_retries]:
+            try:
+                async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
+                    found = await self._order(peer, token_ids, namespace, priority)
+            except TimeoutError:
+                self._failed(peer, f"has computed no prompt within {self._options.disaggregation_timeout:g} seconds")
+            except (PeerError, OSError, EOFError) as error:
+                self._failed(peer, _words(error))
+            else:
+                if peer.trouble is not None:
+                    log.info("the prefill server %s computes prompts again", peer.url)
+                peer.trouble, peer.rests_until = None, 0.0
+                return found
+        return None
+
+    def _in_turn(self) -> list[_Peer]:
+        """The servers to ask, the next one first; those that have just failed only if there is no other."""
+        self._num_orders += 1
+        start = self._num_orders % len(self._peers)
+        peers = [*self._peers[start:], *self._peers[:start]]
+        now = time.monotonic()
+        return [peer for peer in peers if peer.rests_until <= now]
+
+    def _failed(self, peer: _Peer, why: str) -> None:
+        if peer.trouble != why and peer.mismatch is None:
+            log.warning("the prefill server %s %s", peer.url, why)
+        peer.trouble, peer.rests_until = why, time.monotonic() + REST_SECONDS
+
+    async def _try_peer(self, peer: _Peer) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._agree(peer)
+        except TimeoutError:
+            peer.trouble = f"has not answered within {CONNECT_SECONDS:g} seconds"
+        except (PeerError, OSError, EOFError) as error:
+            peer.trouble = _words(error)
+
+    async def _agree(self, peer: _Peer) -> None:
+        """Shake hands. Raises ``PeerError`` when the other server's K/V are not this one's."""
+        if self._common is None:
+            self._common = await self._ours()
+        asked = AskAbout(secrets.token_bytes(16))
+        about = await self._ask(peer, ABOUT, asked, About)
+        if about.nonce != asked.nonce:
+            raise PeerError("has answered another question")
+        self._compare(peer, about.ranks)
+
+    def _compare(self, peer: _Peer, ranks: list[dict[str, str]]) -> None:
+        assert self._common is not None
+        why = difference(self._common, ranks)
+        if why is not None and why != peer.mismatch:
+            log.error("the prefill server %s is not used: %s", peer.url, why)
+        peer.mismatch, peer.has_agreed = why, why is None
+        if why is not None:
+            raise PeerError(why)
+
+    async def _order(self, peer: _Peer, token_ids: list[int], namespace: str, priority: int) -> KVSource:
+        if not peer.has_agreed:
+            await self._agree(peer)
+        seconds = self._options.disaggregation_timeout
+        order = Order(uuid.uuid4().hex, token_ids, namespace, priority, seconds)
+        try:
+            computed = await self._ask(peer, PREFILL, order, Computed)
+        except asyncio.CancelledError:  # of a client that has left, or at the deadline: it may be computed just now
+            self._withdraw(peer, order.key)
+            raise
+        if computed.key != order.key:
+            raise PeerError("has answered another order")
+        self._compare(peer, computed.ranks)  # it may have been started anew since
+        return KVSource(order.key, computed.addresses, computed.num_blocks, seconds)
+
+    def _withdraw(self, peer: _Peer, key: str) -> None:
+        """Tell a server that it need not keep the K/V of an order."""
+
+        async def tell() -> None:
+            try:
+                async with asyncio.timeout(self._options.disaggregation_timeout):
+                    await self._ask(peer, WITHDRAW, Withdraw(key), Withdrawn)
+            except (PeerError, OSError, EOFError, TimeoutError) as error:
+                log.debug("the prefill server %s keeps a prompt until its deadline: %s", peer.url, error)
+
+        task = asyncio.ensure_future(tell())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _ask(self, peer: _Peer, path: str, question: Any, kind: type[T]) -> T:
+        body = msgspec.msgpack.encode(question)
+        headers = {SIGNATURE: sign(self._secret, path, body, is_answer=False)}
+        answer = await post(peer.url, path, headers, body, peer.tls)
+        if answer.status != 200:
+            peer.has_agreed = False
+            raise PeerError(_refusal(answer))
+        given = answer.headers.get(SIGNATURE, "")
+        if not is_signed(self._secret, path, answer.body, given, is_answer=True):
+            raise PeerError("has another secret in --disaggregation-token-file, or is no prefill server of fwk")
+        try:
+            return msgspec.msgpack.decode(answer.body, type=kind)
+        except (msgspec.DecodeError, ValueError):
+            raise PeerError("answers in another form: install the same fwk on both") from None
+
+
+def _needs_all(sampling: SamplingParams) -> bool:
+    """Whether the whole prompt must be computed where the request is served, for what is told of it."""
+    return sampling.prompt_logprobs is not None or sampling.return_hidden_states
+
+
+def _refusal(answer: Answer) -> str:
+    if answer.status == 401:
+        return "has another secret in --disaggregation-token-file"
+    if answer.status == 404:
+        return "computes no prompts for others: it must be started with --disaggregation-mode prefill"
+    return f"refuses ({answer.status})"
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, PeerError):
+        return str(error)
+    if isinstance(error, EOFError):
+        return "ended the connection before its answer was whole"
+    return f"cannot be reached ({getattr(error, 'strerror', None) or error})"
+
+
+class Answer:
+    """What came back of an HTTP request: httptools calls its methods."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.status = 0
+        self.is_whole = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        self.is_whole = True
+
+
+async def post(url: str, path: str, headers: dict[str, str], body: bytes, tls: ssl.SSLContext | None) -> Answer:
+    """POST a body on a connection of its own. Raises ``PeerError``, ``OSError``; ``EOFError`` where it ends early."""
+    parts = urlsplit(url)
+    port = parts.port or (80 if tls is None else 443)
+    async with asyncio.timeout(CONNECT_SECONDS):
+        reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=tls)
+    try:
+        head = {"host": parts.netloc, "content-type": "application/msgpack", "connection": "close", **headers}
+        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items())]
+        writer.write("\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body)
+        await writer.drain()
+        return await _read(reader)
+    finally:
+        writer.close()
+
+
+async def _read(reader: asyncio.StreamReader) -> Answer:
+    answer = Answer()
+    parser = httptools.HttpResponseParser(answer)
+    while not answer.is_whole:
+        piece = await reader.read(65536)
+        if not piece:
+            raise EOFError
+        try:
+            parser.feed_data(piece)
+        except httptools.HttpParserError:
+            raise PeerError("does not answer in HTTP") from None
+        if len(answer.body) > MAX_ANSWER_BYTES:
+            raise PeerError("sends more than an answer has")
+    answer.status = parser.get_status_code()
+    return answer

@@ -1,0 +1,51 @@
+"""K/V over TCP, from the workers that compute prompts to those that decode."""
+
+from __future__ import annotations
+
+from pydantic import field_validator
+
+from fwk import KVTransferSpec, Options, hookimpl, option
+from fwk.interfaces.declaration import Needs
+
+
+class TcpOptions(Options):
+    """Options of ``kv_transfer.tcp``."""
+
+    disaggregation_transfer_host: str = option(
+        "127.0.0.1",
+        "Address of this machine at which workers of a prefill server wait for those of decode servers.",
+        stability="experimental",
+        min_length=1,
+        max_length=253,
+    )
+    disaggregation_bootstrap_port: int = option(
+        0,
+        "Port at which the first worker of a prefill server waits for decode servers, the next one at the next; 0: any "
+        "free ones.",
+        stability="experimental",
+        ge=0,
+        le=65535,
+    )
+
+    @field_validator("disaggregation_transfer_host")
+    @classmethod
+    def _is_an_address(cls, host: str) -> str:
+        if host in ("0.0.0.0", "::"):
+            raise ValueError(
+                "must be an address that decode servers reach, for it is what they are told: not all of them"
+            )
+        return host
+
+
+@hookimpl
+def kv_transfers() -> list[KVTransferSpec]:
+    return [
+        KVTransferSpec(
+            name="tcp",
+            load="fwk_kv_transfer.tcp.transport:TcpTransfer",
+            options=TcpOptions,
+            needs=Needs(device="cpu"),
+            summary="signed TCP connections between workers",
+            api=2,
+        )
+    ]

@@ -1,0 +1,303 @@
+"""Two ``fwk serve`` that share their work on loopback say what one says, whatever dies or differs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from fwk.errors import ConfigError
+from fwk.server.peer_messages import PREFILL, SIGNATURE, Order, sign
+from tests.helpers.client import Streamed, connect
+from tests.helpers.rig import Server, until, write_model
+from tests.helpers.servers import Start
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SECRET = b"0123456789abcdef"
+FLAGS = ("--max-running-requests", "16")
+TEXT = "The quick brown fox jumps over the lazy dog. " * 6
+
+
+class Site:
+    """Servers of one deployment."""
+
+    def __init__(self, model: Path, python_path: str, folder: Path) -> None:
+        self.model, self._python_path = model, python_path
+        self.secret = folder / "secret"
+        self.secret.write_bytes(SECRET)
+        self.other_secret = folder / "other"
+        self.other_secret.write_bytes(b"another secret!!")
+        self.servers: list[Server] = []
+
+    def server(self, mode: str, *flags: str) -> Server:
+        if "--disaggregation-token-file" not in flags:
+            flags = ("--disaggregation-token-file", str(self.secret), *flags)
+        flags = flags if "--dtype" in flags else ("--dtype", "float32", *flags)
+        given = (*FLAGS, "--disaggregation-mode", mode, *flags)
+        self.servers.append(Server(self.model, *given, python_path=self._python_path))
+        return self.servers[-1]
+
+    def prefill(self, *flags: str) -> Server:
+        return self.server("prefill", *flags).start()
+
+    def decode(self, *urls: str, flags: tuple[str, ...] = ()) -> Server:
+        named = ("--disaggregation-prefill-servers", *urls, "--disaggregation-min-prompt-tokens", "17", *flags)
+        return self.server("decode", *named)
+
+
+@pytest.fixture
+def site(tiny_model: Path, python_path: str, tmp_path: Path) -> Iterator[Site]:
+    made = Site(tiny_model, python_path, tmp_path)
+    yield made
+    for server in made.servers:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def one(spawn: Start) -> Server:
+    return spawn("--dtype", "float32", *FLAGS)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def is_whole(server: Server) -> None:
+    """Nothing runs, no block is held, nothing is under way."""
+    until(server.is_idle, 10, "nothing runs")
+    until(server._books_balance, 10, "no block is held")
+    until(lambda: not server.metric("fwk:num_kv_fetching") + server.metric("fwk:num_kv_offered"), 10, "no transfers")
+
+
+BODIES: list[dict[str, Any]] = [
+    {"prompt": TEXT, "max_tokens": 12, "temperature": 0},
+    {"prompt": TEXT + "!", "max_tokens": 12, "temperature": 0.8, "seed": 5, "n": 3},
+    {"prompt": TEXT[5:], "max_tokens": 6, "temperature": 0, "logprobs": 2},
+    {"prompt": TEXT[7:], "max_tokens": 6, "temperature": 0, "logprobs": 1, "echo": True},
+    {"prompt": [TEXT[9:], TEXT[11:]], "max_tokens": 30, "temperature": 0.9, "seed": 3, "stop": ["a", "e"]},
+    {"prompt": "short", "max_tokens": 5, "temperature": 0},
+    {"prompt": TEXT[:150], "max_tokens": 5, "temperature": 0, "cache_salt": "mine"},
+    {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 6, "temperature": 0},
+]
+
+
+def shown(reply: httpx.Response) -> Any:
+    body = reply.json()
+    return reply.status_code, body["choices"], body["usage"]
+
+
+async def test_replies_are_those_of_one_server(site: Site, one: Server) -> None:
+    prefill = site.prefill()
+    decode = site.decode(prefill.url).start()
+    assert decode.golden == one.golden
+    for _ in range(2):
+        for body in BODIES:
+            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+            body = body | ({} if "messages" in body else {"return_token_ids": True})
+            assert shown(decode.post(body, path)) == shown(one.post(body, path)), body
+    body = {"prompt": "Stream this. " + TEXT, "max_tokens": 20, "n": 2, "seed": 1, "temperature": 0.9}
+    async with connect(decode) as client, connect(one) as other:
+        streamed, wanted = await client.stream(**body), await other.stream(**body)
+    assert (streamed.token_ids, streamed.texts, streamed.reasons) == (wanted.token_ids, wanted.texts, wanted.reasons)
+    for server in (prefill, decode):
+        is_whole(server)
+        assert server.metric("fwk:kv_transfers_total") >= 7
+        assert server.metric("fwk:kv_transfer_bytes_total") > 0
+        assert server.metric("fwk:kv_transfer_failures_total") == 0
+        assert server.health() == 200
+        assert server.get("/health").json() == {"status": "ok"}
+    decode.check_invariants()
+
+
+async def begin(server: Server, count: int) -> tuple[list[Streamed], asyncio.Task[Any]]:
+    """Requests with long prompts of their own, all at once."""
+    streams = [Streamed() for _ in range(count)]
+
+    async def run() -> None:
+        async with connect(server) as client:
+            bodies = [{"prompt": f"{i} {TEXT * 5}"[:1200], "max_tokens": 8} for i in range(count)]
+            await asyncio.gather(*(client.stream(s, **b) for s, b in zip(streams, bodies, strict=True)))
+
+    return streams, asyncio.create_task(run())
+
+
+@pytest.mark.parametrize("when", ["at once", "while it transfers", "while it computes"])
+async def test_a_prefill_server_that_is_killed_costs_computation_only(site: Site, one: Server, when: str) -> None:
+    prefill = site.prefill()
+    decode = site.decode(prefill.url, flags=("--disaggregation-timeout", "20")).start()
+    before = decode.metric("fwk:kv_transfers_total")
+    if when == "while it computes":
+        prefill.signal_engine(signal.SIGSTOP)
+    streams, running = await begin(decode, 12)
+    if when == "while it transfers":
+        await asyncio.to_thread(
+            until, lambda: decode.metric("fwk:kv_transfers_total") > before, 20, "a transfer", pause=0.001
+        )
+    for process in [*prefill.engines(recursive=True), *prefill.children()]:
+        process.kill()
+    prefill.process.kill()
+    await asyncio.wait_for(running, 200)
+    wanted, running = await begin(one, 12)
+    await asyncio.wait_for(running, 200)
+    assert [s.token_ids for s in streams] == [w.token_ids for w in wanted]
+    assert all(s.is_done and not s.errors for s in streams)
+    is_whole(decode)
+    assert decode.get("/health").json()["status"] == "degraded"
+    assert prefill.url in decode.get("/health").json()["reason"]
+    assert "Traceback" not in decode.log
+
+
+async def test_a_decode_server_that_is_killed_leaves_nothing_behind(site: Site) -> None:
+    prefill = site.prefill()
+    decode = site.decode(prefill.url, flags=("--disaggregation-timeout", "3")).start()
+    _, running = await begin(decode, 12)
+    await asyncio.sleep(0.1)
+    for process in decode.engines():
+        process.kill()
+    decode.process.kill()
+    await asyncio.gather(running, return_exceptions=True)
+    is_whole(prefill)
+    prefill.check_invariants()
+
+
+async def test_clients_that_leave_end_work_on_both_sides(site: Site) -> None:
+    prefill = site.prefill()
+    decode = site.decode(prefill.url).start()
+    prefill.signal_engine(signal.SIGSTOP)
+    _, running = await begin(decode, 8)
+    await asyncio.sleep(0.5)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    prefill.signal_engine(signal.SIGCONT)
+    for server in (prefill, decode):
+        is_whole(server)
+        server.check_invariants()
+    assert "the deadline has passed" not in prefill.log, "what nobody wants is kept no longer"
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--page-size", "32"), "--page-size differs: 32 here, 16 there"),
+        (("--dtype", "bfloat16"), "the model's dtype differs: bfloat16 here, float32 there"),
+        (("--attention-backend", "torch"), "the plugin of attention differs: torch"),
+    ],
+    ids=["block size", "dtype", "attention"],
+)
+def test_servers_that_differ_do_not_share(site: Site, flags: tuple[str, ...], why: str) -> None:
+    prefill = site.prefill()
+    decode = site.decode(prefill.url, flags=flags)
+    assert decode.process.wait(120) == ConfigError.exit_code
+    assert f"--disaggregation-prefill-servers {prefill.url} cannot serve this one: {why}" in decode.log
+    assert "Traceback" not in decode.log
+
+
+def test_another_model_is_told(site: Site, tmp_path: Path) -> None:
+    prefill = site.prefill()
+    site.model = write_model(tmp_path / "changed", rope_theta=20000.0)
+    decode = site.decode(prefill.url)
+    assert decode.process.wait(120) == ConfigError.exit_code
+    assert "the model (what its files hold) differs: " in decode.log
+
+
+def test_a_server_with_another_secret_is_not_used(site: Site, one: Server) -> None:
+    prefill = site.prefill("--disaggregation-token-file", str(site.other_secret))
+    decode = site.decode(prefill.url).start()
+    assert decode.golden == one.golden
+    reason = decode.get("/health").json()["reason"]
+    assert "another secret in --disaggregation-token-file" in reason
+    assert decode.metric("fwk:kv_transfers_total") == 0
+
+
+def test_a_server_that_comes_late_is_used_and_one_that_came_back_changed_is_not(site: Site, one: Server) -> None:
+    port = free_port()
+    decode = site.decode(f"http://127.0.0.1:{port}").start()
+    assert decode.golden == one.golden
+    assert "cannot be reached (Connection refused): prompts are computed here meanwhile" in decode.log
+    assert decode.get("/health").json()["status"] == "degraded"
+    prefill = site.prefill("--port", str(port))
+
+    def transfers() -> bool:
+        decode.post({"prompt": f"{os.urandom(4).hex()} {TEXT}", "max_tokens": 2})
+        return decode.metric("fwk:kv_transfers_total") > 0
+
+    until(transfers, 20, "a prompt computed there", pause=0.5)
+    assert decode.get("/health").json()["status"] == "ok"
+    assert prefill.stop() == 0
+    site.prefill("--port", str(port), "--dtype", "bfloat16")
+
+    def is_refused() -> bool:
+        decode.post({"prompt": f"{os.urandom(4).hex()} {TEXT}", "max_tokens": 2})
+        return "the model's dtype differs: float32 here, bfloat16 there" in decode.log
+
+    until(is_refused, 20, "the other dtype is noticed", pause=0.5)
+    assert "dtype differs" in decode.get("/health").json()["reason"]
+    assert decode._golden() == one.golden
+    is_whole(decode)
+
+
+@pytest.mark.parametrize("which", ["prefill", "decode"])
+def test_an_engine_that_is_started_again_exchanges_again(site: Site, one: Server, which: str) -> None:
+    prefill = site.prefill("--health-monitor", "true")
+    decode = site.decode(prefill.url, flags=("--health-monitor", "true")).start()
+    server = prefill if which == "prefill" else decode
+    server.signal_engine(signal.SIGKILL)
+    until(lambda: server.health() == 503, 20, "the engine's death")
+    if which == "prefill":
+        assert decode._golden() == one.golden
+    until(lambda: server.health() == 200, 40, "another engine")
+    before = decode.metric("fwk:kv_transfers_total")
+
+    def transfers() -> bool:
+        decode.post({"prompt": f"{os.urandom(4).hex()} {TEXT}", "max_tokens": 2})
+        return decode.metric("fwk:kv_transfers_total") > before
+
+    until(transfers, 20, "a prompt computed there", pause=0.5)
+    for end in (prefill, decode):
+        is_whole(end)
+
+
+def test_two_prefill_servers_take_turns(site: Site) -> None:
+    first, second = site.prefill(), site.prefill()
+    decode = site.decode(first.url, second.url).start()
+    for number in range(6):
+        assert decode.post({"prompt": f"{number} {TEXT}", "max_tokens": 2}).status_code == 200
+    for server in (first, second):
+        until(lambda server=server: server.metric("fwk:kv_transfers_total") >= 3, 10, "every other prompt")
+        is_whole(server)
+
+
+def test_orders_of_strangers_are_refused(site: Site) -> None:
+    prefill = site.prefill()
+    body = msgspec.msgpack.encode(Order("key", [1] * 40, "", 0, 5.0))
+    good = sign(SECRET, PREFILL, body, is_answer=False)
+    wrong = [
+        "",
+        "0" * 64,
+        sign(b"another secret!!", PREFILL, body, is_answer=False),
+        sign(SECRET, "/disaggregation/about", body, is_answer=False),
+        sign(SECRET, PREFILL, body, is_answer=True),
+    ]
+    for signature in wrong:
+        reply = httpx.post(prefill.url + PREFILL, content=body, headers={SIGNATURE: signature}, timeout=60)
+        assert reply.status_code == 401, reply.text
+    assert (
+        httpx.post(prefill.url + PREFILL, content=body[:-1], headers={SIGNATURE: good}, timeout=60).status_code == 401
+    )
+    for order in (Order("key", [10_000], "", 0, 5.0), Order("", [1], "", 0, 5.0), Order("key", [], "", 0, 5.0)):
+        body = msgspec.msgpack.encode(order)
+        signature = sign(SECRET, PREFILL, body, is_answer=False)
+        reply = httpx.post(prefill.url + PREFILL, content=body, headers={SIGNATURE: signature}, timeout=60)
+        assert reply.status_code == 400, reply.text
+    is_whole(prefill)

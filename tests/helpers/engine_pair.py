@@ -1,0 +1,98 @@
+"""Two engines in this process that share their work as two servers do: one computes prompts, the other decodes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import fwk
+from fwk.engine.core import Engine
+from fwk.plugins import discover
+from fwk.plugins.options import build_config
+from fwk.types import KVOffer, KVSource, Request, SamplingParams, TokenEvent
+
+SECRET = "0123456789abcdef"
+SECONDS = 60.0
+
+
+def half(model: str, mode: str, folder: Path, **options: Any) -> fwk.LLM:
+    """One of the two, as an ``LLM``: what a user of ``LLM`` is refused, for there is no server to share the work."""
+    secret = folder / "secret"
+    secret.write_text(SECRET)
+    given = {**options, "model": model, "disaggregation_mode": mode, "disaggregation_token_file": str(secret)}
+    if mode == "decode":
+        given = {"disaggregation_prefill_servers": ("http://127.0.0.1:1",), "num_reserved_decode_tokens": 0, **given}
+    llm = fwk.LLM.__new__(fwk.LLM)
+    plugins = discover()
+    llm._load(build_config(plugins, given), plugins, lambda line: None)
+    return llm
+
+
+class Pair:
+    """A request given to ``ask`` is computed by the one engine and continued by the other."""
+
+    def __init__(self, prefill: Engine, decode: Engine) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.add = decode.add
+        self._keys = itertools.count()
+
+    def compute(self, request: Request, seconds: float = SECONDS) -> KVSource:
+        """Have the prompt computed, and offered."""
+        key = f"key-{next(self._keys)}"
+        order = Request(
+            request_id=f"prefill-{key}",
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=SamplingParams(max_tokens=1, temperature=0.0),
+            cache_namespace=request.cache_namespace,
+            kv_offer=KVOffer(key, seconds),
+        )
+        events = self.prefill.add(order)
+        while not events or events[-1].finish_reason is None:
+            events = self.prefill.step()
+        assert events[-1].error is None, events[-1].error
+        addresses = self.prefill.call_workers("kv_address", [])
+        num_blocks = len(request.prompt_token_ids) // self.decode.info.block_size
+        return KVSource(key, addresses, num_blocks, seconds)
+
+    def ask(self, request: Request, seconds: float = SECONDS) -> list[TokenEvent]:
+        """Compute the prompt there, and add the request here."""
+        source = self.compute(request, seconds)
+        return self.add(msgspec.structs.replace(request, kv_source=source))
+
+    def settle(self, what: Callable[[], bool] | None = None) -> list[TokenEvent]:
+        """Step both until nothing is to be done; the decoding engine's events."""
+        events: list[TokenEvent] = []
+        while (self.prefill.has_work or self.decode.has_work) and not (what is not None and what()):
+            self.prefill.step()
+            events += self.decode.step()
+        return events
+
+    def check(self) -> None:
+        """No block is held any more, and each has one owner."""
+        for engine in (self.prefill, self.decode):
+            stats = engine.stats()
+            assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0), stats
+            assert (stats.num_fetching, stats.num_offered) == (0, 0)
+            engine.scheduler.check()
+
+
+@contextmanager
+def split(
+    model: str, folder: Path, of_prefill: dict[str, Any] | None = None, **options: Any
+) -> Iterator[tuple[fwk.LLM, Pair]]:
+    """An ``LLM`` whose prompts another engine computes, and the two engines. of_prefill: options of the other one."""
+    with (
+        half(model, "prefill", folder, **options | (of_prefill or {})) as prefill,
+        half(model, "decode", folder, **options) as llm,
+    ):
+        pair = Pair(prefill.engine, llm.engine)
+        llm.engine.add = pair.ask  # type: ignore[method-assign]
+        yield llm, pair
+        pair.settle()
+        pair.check()
