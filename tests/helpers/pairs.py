@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import combinations
@@ -30,6 +32,7 @@ from fwk_loaders.gguf.loader import GGUFCheckpoint
 from tests.helpers.architectures import GPT_OSS
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.draft_heads import save_eagle3
+from tests.helpers.engine_pair import split
 from tests.helpers.gguf_converted import written
 from tests.helpers.gguf_families import family_twins
 from tests.helpers.images import IMAGE_ID, encoded, noise, write_vision
@@ -152,7 +155,7 @@ def _tried_to_capture(run: Run) -> bool:
 def _has_groups(run: Run) -> bool:
     """The layers had two block tables, or one because something else moves blocks that knows of one only."""
     had = any(s.new_window_block_ids for batch in run.batches for s in batch.sequences)
-    return had != (run.chosen["cache"] == "hierarchical")
+    return had != (run.chosen["cache"] == "hierarchical" or "kv_transfer" in run.chosen)
 
 
 def _quantised(method: str, **options: Any) -> Feature:
@@ -163,6 +166,9 @@ def _quantised(method: str, **options: Any) -> Feature:
         weights=method,
     )
 
+
+ELSEWHERE = "prefill_elsewhere"
+"""No option: another engine computes prompts, and this one fetches their K/V."""
 
 FEATURES = [
     Feature("chunked prefill", lambda run: any(not s.samples for b in run.batches for s in b.sequences), SMALL_STEPS),
@@ -261,6 +267,11 @@ FEATURES = [
             "eplb_rebalance_num_iterations": 2,
         },
         kind="MoE",
+    ),
+    Feature(
+        "prefill elsewhere",
+        lambda run: run.stats.kv_transfers > 0,
+        {"prefix_cache": "radix", ELSEWHERE: True},
     ),
     Feature("overlap", _chose("executors", "threaded"), {"executor": "threaded"}),
     Feature(
@@ -557,7 +568,7 @@ class Setting:
         found: dict[str, Any] = {}
         for feature in self.features:
             for name, value in feature.options.items():
-                is_both = name == "prefix_cache" and name in found  # the hierarchical one is a radix cache too
+                is_both = found.get(name) == "hierarchical" and name == "prefix_cache"  # which is a radix cache, too
                 found[name] = "hierarchical" if is_both else value
             if feature.drafts:
                 found["speculative_draft_model_path"] = str(places.draft_model())
@@ -591,15 +602,15 @@ class Setting:
 
 def serve(model: Path, options: dict[str, Any], setting: Setting, adapter: str = "") -> Run:
     """Run the workload; with a prefix cache a second time, after other prompts. Raises what refuses the combination."""
-    with fwk.LLM(str(model), **options) as llm:
+    with _engines(model, options) as (llm, *others):
         batches: list[Batch] = []
-        launch = llm.engine.executor.launch
 
-        def watched(batch: Batch) -> Any:
+        def watched(launch: Callable[[Batch], Any], batch: Batch) -> Any:
             batches.append(batch)
             return launch(batch)
 
-        llm.engine.executor.launch = watched  # type: ignore[method-assign]
+        for engine in (llm.engine, *others):
+            engine.executor.launch = partial(watched, engine.executor.launch)  # type: ignore[method-assign]
         given: dict[str, Any] = {"adapter": adapter} if adapter else {}
         given |= {"media": setting.media, "n": setting.n}
         if options.get("task") == "classify" and not any(f.sampling or f.n > 1 for f in setting.features):
@@ -626,6 +637,18 @@ def serve(model: Path, options: dict[str, Any], setting: Setting, adapter: str =
             keeps_states=llm.engine.scheduler.limits.num_state_places is not None,
             hidden_states=[[np.frombuffer(one, "<f4") for one in x.hidden_states or []] for x in done],
         )
+
+
+@contextmanager
+def _engines(model: Path, options: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """The ``LLM`` of a combination, and the engine that computes its prompts if they are computed elsewhere."""
+    given = {name: value for name, value in options.items() if name != ELSEWHERE}
+    if ELSEWHERE not in options:
+        with fwk.LLM(str(model), **given) as llm:
+            yield (llm,)
+        return
+    with tempfile.TemporaryDirectory() as folder, split(str(model), Path(folder), **given) as (llm, pair):
+        yield llm, pair.prefill
 
 
 def _scores(llm: fwk.LLM, options: dict[str, Any], batches: list[Batch]) -> Run:

@@ -49,6 +49,19 @@ REFUSED: dict[tuple[str, str], str] = {
         (name, "hidden states"): f"hidden states are returned of chains of drafts, and .* {option} verifies trees"
         for name, option in (("tree", "ngram"), ("EAGLE-3", "eagle3"))
     },
+    ("LoRA", "prefill elsewhere"): "--disaggregation-mode prefill is not possible with --enable-lora",
+    (
+        "state group",
+        "prefill elsewhere",
+    ): "--disaggregation-mode prefill: .* has recurrent layers, whose states are not",
+    (
+        "rerank",
+        "prefill elsewhere",
+    ): "--disaggregation-mode prefill: .* does not generate, so there is nothing to decode",
+    (
+        "hierarchical cache",
+        "prefill elsewhere",
+    ): "--disaggregation-mode prefill needs a prefix cache .* 'hierarchical' moves blocks to tiers",
     ("hidden states", "rerank"): "--enable-return-hidden-states: .* is served to classify, and its replies are made of",
     ("sliding window", "state group"): "lfm2 has no sliding window",
     ("window groups", "state group"): "lfm2 has no sliding window",

@@ -92,6 +92,12 @@ def check_disaggregated(config: Config, plugins: PluginSet, setup: ModelSetup) -
         raise ConfigError(
             f"{mode}: {opened.name} has an encoder and a decoder, and each K/V depends on all of a prompt"
         )
+    if opened.served.media:
+        kinds = " and ".join(sorted(opened.served.media))
+        raise ConfigError(
+            f"{mode}: {opened.name} takes {kinds}, of which a server that computes prompts for others gets none: serve "
+            "text alone with --enable-multimodal false"
+        )
     if engine.enable_lora:
         raise ConfigError(f"{mode} is not possible with --enable-lora: adapters are of one server alone")
     cache = setup.resolution.item("cache")
