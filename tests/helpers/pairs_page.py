@@ -51,6 +51,10 @@ REFUSED: dict[tuple[str, str], str] = {
     },
     ("LoRA", "prefill elsewhere"): "--disaggregation-mode prefill is not possible with --enable-lora",
     (
+        "prefill elsewhere",
+        "images",
+    ): "--disaggregation-mode prefill: .* takes image, of which a server that computes prompts",
+    (
         "state group",
         "prefill elsewhere",
     ): "--disaggregation-mode prefill: .* has recurrent layers, whose states are not",
