@@ -1,4 +1,4 @@
-"""Options of servers that share their work: what is missing, idle or impossible is told before anything loads."""
+"""Options of servers that share their work: what is missing, idle or impossible is said before anything loads."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_tokens_are_those_of_one_engine(both: Both, tiny_folder: Path, name: str
                 assert same(llm.generate([one], SAMPLINGS[name]), alone.generate([one], SAMPLINGS[name])), one
     stats = llm.engine.stats()
     assert stats.kv_transfer_failures == 0
-    assert (stats.kv_transfers == 0) == (name == "of the prompt"), "all of such a prompt is computed for what is told"
+    assert (stats.kv_transfers == 0) == (name == "of the prompt"), "all of such a prompt is computed here"
 
 
 def test_several_at_once_and_several_choices(both: Both, alone: fwk.LLM) -> None:
@@ -192,7 +192,7 @@ def test_a_client_that_leaves_frees_its_blocks_once_nothing_writes_them(both: Bo
 
 
 def test_a_client_that_leaves_before_its_turn(both: Both) -> None:
-    """Nothing was reserved; the prefill server is told that it need not keep anything."""
+    """Nothing was reserved; the prefill server learns that it need not keep anything."""
     _, pair = both
     pair.ask(request(prompt(1, 20)))
     assert pair.prefill.stats().num_offered == 1

@@ -183,7 +183,7 @@ async def test_clients_that_leave_end_work_on_both_sides(site: Site) -> None:
     for server in (prefill, decode):
         is_whole(server)
         server.check_invariants()
-    assert "the deadline has passed" not in prefill.log, "what nobody wants is kept no longer"
+    assert "the deadline has passed" not in prefill.log, "what is not wanted is kept no longer"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class DisaggregationOptions(Options):
     disaggregation_token_file: str | None = option(
         None,
         "File with a secret of 16 bytes or more, the same on all these servers (openssl rand -hex 32 makes one): "
-        "without it nobody can have prompts computed or read K/V.",
+        "without it no server can have prompts computed or read K/V.",
         stability="experimental",
         min_length=1,
     )

@@ -183,7 +183,7 @@ class KVFetches(_Polled):
         self._num_reserved_tokens = num_reserved_tokens
         self._now = now
         self._fetches: dict[str, _Fetch] = {}  # by request
-        self._under_way: dict[str, _Fetch | None] = {}  # by key; None: only the other side is told
+        self._under_way: dict[str, _Fetch | None] = {}  # by key; None: an offer that is not wanted
 
     @property
     def is_busy(self) -> bool:

@@ -30,7 +30,7 @@ class Reservations:
 
     @property
     def block_ids(self) -> list[int]:
-        """All that are reserved: nobody else owns them."""
+        """All that are reserved; they have no other owner."""
         return [block for reserved in self._open for block in reserved.block_ids]
 
     def reserve(

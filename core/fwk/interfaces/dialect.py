@@ -80,7 +80,7 @@ class GenerateInput:
 class PlacedInput:
     """A prompt in which media have their tokens: three fields of a ``GenerateInput``.
 
-    payload: holds the file that the workers read, which is removed when nobody refers to this any more.
+    payload: holds the file that the workers read, which is removed when nothing refers to this any more.
     """
 
     token_ids: list[int]

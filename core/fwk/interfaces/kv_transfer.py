@@ -77,7 +77,7 @@ class KVTransfer(ABC):
         """Read ``places`` of what ``peer`` offers under a key into blocks that nothing else reads or writes.
 
         The content of the blocks is undefined until ``poll`` names the key; nothing writes to them any more then. With
-        no places, the other side is told that its offer is not wanted.
+        no places, this tells the other side that its offer is not wanted.
         """
 
     @abstractmethod

@@ -201,7 +201,7 @@ class RemotePrefill:
 
 
 def _needs_all(sampling: SamplingParams) -> bool:
-    """Whether the whole prompt must be computed where the request is served, for what is told of it."""
+    """Whether the whole prompt must be computed where the request is served, for what the answer says of it."""
     return sampling.prompt_logprobs is not None or sampling.return_hidden_states
 
 

@@ -38,7 +38,7 @@ class PlacedPrompt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PayloadFile:
-    """A file of what was made of a prompt's media. It is removed when nobody holds this any more."""
+    """A file of what was made of a prompt's media. It is removed when nothing refers to this any more."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class PayloadFolder:
         """Of a request. Raises ``NotServed`` while those of others take more than they may."""
         with self._lock:
             if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="fwk-media-"))  # mode 0700: clients' images are nobody's
+                self._folder = Path(tempfile.mkdtemp(prefix="fwk-media-"))  # mode 0700: clients' images are private
             used = sum(path.stat().st_size for path in self._folder.iterdir() if path.exists())
             if self._max_bytes is not None and used > self._max_bytes:
                 raise NotServed("the images of other requests take all the room there is (--mm-payload-bytes)", 503, 1)

@@ -282,7 +282,7 @@ def test_memory_for_what_is_encoded_is_counted(
 
 def test_workers_on_other_machines_are_refused(pair: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
     """They have no file to read."""
-    (tmp_path / "token").write_text("a secret of many letters, which nobody guesses")
+    (tmp_path / "token").write_text("a secret of many letters, hard to guess")
     (tmp_path / "token").chmod(0o600)
     nodes = {"nnodes": 2, "dist_init_addr": "127.0.0.1:9", "dist_token_file": str(tmp_path / "token")}
     with pytest.raises(ConfigError, match="takes image, which workers read from files, and executor 'processes' has w"):

@@ -31,9 +31,7 @@ class TcpOptions(Options):
     @classmethod
     def _is_an_address(cls, host: str) -> str:
         if host in ("0.0.0.0", "::"):
-            raise ValueError(
-                "must be an address that decode servers reach, for it is what they are told: not all of them"
-            )
+            raise ValueError("must be an address that decode servers reach, not all of this machine")
         return host
 
 

@@ -75,7 +75,7 @@ class Blocks:
 
 
 class TcpTransfer(KVTransfer):
-    """Offers are read by whoever knows the secret; a connection serves one transfer."""
+    """Those who know the secret read offers; a connection serves one transfer."""
 
     def __init__(self, context: KVTransferContext) -> None:
         super().__init__(context)
