@@ -119,7 +119,7 @@ CANNOT = r"does not promise the same numbers whatever is computed alongside \(--
         (
             {"quantization": "fp8"},
             PluginError,
-            rf"'fp8' .* {CANNOT}; of its family gguf and int4 and int8 and none can",
+            rf"'fp8' .* {CANNOT}; of its family fp4 and gguf and int4 and int8 and none can",
         ),
         ({"quantization": "int8"}, PluginError, "native kernels only, which compute in bfloat16, not in float32"),
         (

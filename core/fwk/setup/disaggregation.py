@@ -106,5 +106,5 @@ def check_disaggregated(config: Config, plugins: PluginSet, setup: ModelSetup) -
         why = "keeps nothing" if cache.name == "none" else "moves blocks to tiers"
         raise ConfigError(
             f"{mode} needs a prefix cache that holds what comes from the other server, and '{cache.name}' {why}: "
-            "choose --prefix-cache radix"
+            "choose another --prefix-cache"
         )
