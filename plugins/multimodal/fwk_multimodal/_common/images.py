@@ -6,7 +6,7 @@ import io
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from PIL import Image, ImageOps
@@ -19,6 +19,16 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "MPO")
 
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error)
 """What Pillow raises for damaged files."""
+
+
+def check_places(count: int, items: Sequence[MediaItem]) -> None:
+    """Raise ``InvalidRequest`` unless a prompt has a place for each image. count: of its places."""
+    if count != len(items):
+        raise InvalidRequest(
+            f"the prompt has places for {count} images, and there are {len(items)}: the chat template must show "
+            "each of them once",
+            "messages",
+        )
 
 
 def decode(item: MediaItem, max_pixels: int) -> Image.Image:

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from fwk.errors import InvalidRequest, ModelLoadError
+from fwk.errors import ModelLoadError
 from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
-from fwk_multimodal._common.images import decode
+from fwk_multimodal._common.images import check_places, decode
 from fwk_multimodal.idefics3.tiles import Settings, tiles
 
 MARK = "<fake_token_around_image>"
@@ -31,13 +31,7 @@ class Idefics3Processor(MultimodalProcessor):
             raise ModelLoadError("preprocessor_config.json: 'max_image_size' is less than one patch of the model's")
 
     def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
-        count = token_ids.count(self._image)
-        if count != len(items):
-            raise InvalidRequest(
-                f"the prompt has places for {count} images, and there are {len(items)}: the chat template must show "
-                "each of them once",
-                "messages",
-            )
+        check_places(token_ids.count(self._image), items)
         out: list[int] = []
         media: list[PlacedMedia] = []
         number = 0

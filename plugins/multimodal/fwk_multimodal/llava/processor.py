@@ -9,7 +9,7 @@ from PIL import Image
 
 from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
-from fwk_multimodal._common.images import decode
+from fwk_multimodal._common.images import check_places, decode
 from fwk_multimodal._common.scaling import Scaling, check_steps, naming_fields
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -38,13 +38,7 @@ class LlavaProcessor(MultimodalProcessor):
         self._image = int(raw.get("image_token_index", raw.get("image_token_id", 32000)))
 
     def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
-        count = token_ids.count(self._image)
-        if count != len(items):
-            raise InvalidRequest(
-                f"the prompt has places for {count} images, and there are {len(items)}: the chat template must show "
-                "each of them once",
-                "messages",
-            )
+        check_places(token_ids.count(self._image), items)
         out: list[int] = []
         media: list[PlacedMedia] = []
         for token in token_ids:
