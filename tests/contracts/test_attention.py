@@ -33,11 +33,11 @@ class TestFlex(AttentionSuite):
 class TestTriton(AttentionSuite):
     plugin = "triton"
 
-    @pytest.mark.slow
+    @pytest.mark.sweep
     def test_serves_a_tiny_model(self, item: Registered) -> None:
         super().test_serves_a_tiny_model(item)
 
-    @pytest.mark.slow
+    @pytest.mark.sweep
     @pytest.mark.usefixtures("same_rows")
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

@@ -21,7 +21,7 @@ class TestLlama(ModelSuite):
     plugin = "llama"
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 class TestTransformers(ModelSuite):
     plugin = "transformers"
 

@@ -122,7 +122,7 @@ def test_a_few(
     assert check(PLAIN | run, limits, name, tiny_folder, tmp_path) == starts
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(1800)
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
 @given(

@@ -228,7 +228,7 @@ def test_a_few(case: Case, tiny_folder: Path, loads: list[str]) -> None:
     check(case, tiny_folder, loads)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(3600)
 @settings(QUICK, max_examples=600)
 @given(case=cases())

@@ -23,7 +23,7 @@ class TestTriton(OperatorsSuite):
 
     plugin = "triton"
 
-    @pytest.mark.slow
+    @pytest.mark.sweep
     def test_serves_a_tiny_model(self, item: Registered) -> None:
         super().test_serves_a_tiny_model(item)
 
@@ -38,7 +38,7 @@ class TestCpu(OperatorsSuite):
         monkeypatch.setenv(native.ISA_VARIABLE, isa)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 class TestInductor(OperatorsSuite):
     """Every size and layout is a kernel to compile, for seconds."""
 

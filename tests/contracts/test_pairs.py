@@ -84,7 +84,7 @@ def is_sampled(pair: tuple[str, str]) -> bool:
 
 @pytest.mark.parametrize(
     "pair",
-    [pytest.param(pair, marks=() if is_sampled(pair) else pytest.mark.slow) for pair in PAIRS],
+    [pytest.param(pair, marks=() if is_sampled(pair) else pytest.mark.sweep) for pair in PAIRS],
     ids=[" + ".join(pair) for pair in PAIRS],
 )
 def test_pairs(places: Places, pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +115,7 @@ OTHER_TRIPLES = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(3600)
 @settings(max_examples=80, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(names=st.lists(st.sampled_from(list(BY_NAME)), min_size=3, max_size=3, unique=True))

@@ -22,11 +22,11 @@ class TestTriton(SamplerSuite):
     plugin = "triton"
     num_picks = 2000
 
-    @pytest.mark.slow
+    @pytest.mark.sweep
     @pytest.mark.timeout(900)
     def test_picks_follow_the_distribution(self, item: Registered) -> None:
         super().test_picks_follow_the_distribution(item)
 
-    @pytest.mark.slow
+    @pytest.mark.sweep
     def test_what_was_truncated_is_never_picked(self, item: Registered) -> None:
         super().test_what_was_truncated_is_never_picked(item)

@@ -26,7 +26,7 @@ SOURCES = sorted([*(ROOT / "core").rglob("*.cpp"), *(ROOT / "plugins").rglob("*.
 MISSING = [name for name in (CROSS, EMULATOR) if shutil.which(name) is None]
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.sweep,
     pytest.mark.skipif(
         bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (apt-get install g++-aarch64-linux-gnu qemu-user)"
     ),

@@ -249,7 +249,7 @@ def test_other_servers_values_are_understood() -> None:
     [
         ("flashinfer-stand-in", "torch"),
         ("torch", "flashinfer-stand-in"),
-        pytest.param("flashinfer-stand-in", "triton", marks=[pytest.mark.slow, INTERPRETED]),
+        pytest.param("flashinfer-stand-in", "triton", marks=[pytest.mark.sweep, INTERPRETED]),
     ],
 )
 def test_on_a_device_with_graphs(folder: Path, prefill: str, decode: str) -> None:

@@ -289,7 +289,7 @@ def test_a_server_is_never_half_started(install: Callable[..., Path], tmp_path: 
         pytest.param(
             "import os; os._exit(5)",
             "the engine process ended with exit code 5; 1 request ended",
-            marks=pytest.mark.slow,  # tests/faults/test_engine_death.py has other deaths
+            marks=pytest.mark.sweep,  # tests/faults/test_engine_death.py has other deaths
         ),
     ],
 )
@@ -312,7 +312,7 @@ def test_a_server_whose_plugin_fails_in_a_later_step(
         server.close()
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_ten_seconds_are_waited_for(install: Callable[..., Path]) -> None:
     folder = install(declares("pass", before="time.sleep(10)"))
     started = time.monotonic()

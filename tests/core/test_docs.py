@@ -159,7 +159,7 @@ def test_what_a_page_fetches_from_others_is_found() -> None:
     assert requests_of(page) == ["https://a.example/a.js", "//b.example/b.css"]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_the_site_builds_without_warnings_and_asks_no_other_host(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="needs the extra [docs]")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]

@@ -67,7 +67,7 @@ def on_the_pretended_device(case: Case, device: str, out: Path, seconds: float) 
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stage", ["A", "B", "C"])
 def test_every_stage_runs_to_its_end(stage: str, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     assert found == {"passed": False, "error": "not done in 0 s"}
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_case_in_a_process_of_its_own(tmp_path: Path) -> None:
     options = {"attention_backend": "torch", "dtype": "float32"}
     case = Case("real", "A", "parity", LLAMA | SMALL, options, 2, 20, 4, tolerance=1e-3)

@@ -119,7 +119,7 @@ def test_python_of_a_guide_uses_what_exists(page: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("page", [page for page in GUIDES if blocks(page, "python")], **IDS)
 def test_python_of_a_guide_runs(page: Path, tmp_path: Path) -> None:
     import sys

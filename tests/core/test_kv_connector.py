@@ -299,7 +299,7 @@ def test_without_room_at_all_prompts_are_computed(tiny_folder: Path, tmp_path: P
     assert [x.token_ids for x in found] == [x.token_ids for x in alone.generate(prompts, long)]
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 3 else pytest.mark.slow) for n in range(40)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 3 else pytest.mark.sweep) for n in range(40)])
 def test_books_balance_whatever_happens(tiny_folder: Path, tmp_path: Path, alone: fwk.LLM, seed: int) -> None:
     """Requests of shared prefixes come and go, K/V come, are late or lost, in a KV cache that is too small for all.
 
@@ -341,7 +341,7 @@ def test_books_balance_whatever_happens(tiny_folder: Path, tmp_path: Path, alone
         assert ended - broken, "some end by themselves"
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_ranks_fetch_from_ranks(tiny_folder: Path, tmp_path: Path, alone: fwk.LLM) -> None:
     options = OPTIONS | {"tensor_parallel_size": 2, "executor": "processes"}
     with split(str(tiny_folder), tmp_path, **options) as (llm, pair):

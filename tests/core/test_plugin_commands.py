@@ -287,7 +287,7 @@ def test_test_runs_the_contract(tmp_path: Path) -> None:
     assert "no installed plugin or package is named 'rigth'" in here("plugins", "test", "rigth", code=2)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_bench_compares_and_reports() -> None:
     plugins = installed()
     report = run(plugins, find(plugins, "cache", "none"), "radix", None, Load(2, 24, 4, 2))

@@ -29,7 +29,7 @@ def test_a_pages_example_is_the_template(family: str) -> None:
             assert source.rstrip() in text, f"{path}: run make docs"
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pages_are_those_of_the_interfaces(family: str) -> None:
     """Word for word. Slow: any docstring of an interface changes a page, which waits for the next ``make docs``."""

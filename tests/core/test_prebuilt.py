@@ -70,7 +70,7 @@ def test_classifiers_begin_with_the_python_that_is_required() -> None:
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("kernels", ["", "plain"])
 def test_a_wheel_is_built(tmp_path: Path, kernels: str) -> None:
     """Pure, or with kernels; both hold every package, the page's files and the kernels' sources."""

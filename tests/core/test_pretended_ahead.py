@@ -211,7 +211,7 @@ SLOW = (
 )
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in ASKED])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.sweep) if n in SLOW else n for n in ASKED])
 def test_steps_run_ahead_of_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     sampling, options = ASKED[name]
     wanted = on_cpu(folder, sampling)
@@ -238,8 +238,8 @@ def save_loops(folder: Path, period: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("decoder", ["ngram", pytest.param("suffix", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("period", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("decoder", ["ngram", pytest.param("suffix", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("period", [3, pytest.param(1, marks=pytest.mark.sweep)])
 def test_text_that_repeats_fewer_tokens_than_are_in_flight_is_drafted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, period: int, decoder: str
 ) -> None:
@@ -358,10 +358,10 @@ def one_node_of_a_path_is_moved(patch: pytest.MonkeyPatch) -> None:
     "mutate",
     [
         keys_stay_where_they_were,
-        pytest.param(a_path_ends_a_node_early, marks=pytest.mark.slow),
-        pytest.param(nothing_is_rejected, marks=pytest.mark.slow),
-        pytest.param(trees_begin_where_the_text_is_known, marks=pytest.mark.slow),
-        pytest.param(one_node_of_a_path_is_moved, marks=pytest.mark.slow),
+        pytest.param(a_path_ends_a_node_early, marks=pytest.mark.sweep),
+        pytest.param(nothing_is_rejected, marks=pytest.mark.sweep),
+        pytest.param(trees_begin_where_the_text_is_known, marks=pytest.mark.sweep),
+        pytest.param(one_node_of_a_path_is_moved, marks=pytest.mark.sweep),
     ],
 )
 def test_what_would_be_wrong_with_trees_is_noticed(

@@ -120,7 +120,7 @@ def test_the_bits_are_the_same(folders: dict[str, Path]) -> None:
     assert found == alone(folders["float32"], json.dumps(options))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("run", "way"), [*(("bfloat16", way) for way in WAYS), *((run, HARDEST) for run in RUNS if run != "bfloat16")]
 )
@@ -131,7 +131,7 @@ def test_the_bits_are_the_same_in_every_way(folders: dict[str, Path], run: str, 
     assert bits(folders[run], way, **options | WAYS[way]) == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_parts_by_neighbours_are_noticed(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual number of parts: as many as fill a device, and so fewer of each sequence where there are several."""
     real = plan.cut

@@ -204,7 +204,7 @@ def test_chains_of_drafts_are_verified_in_one_launch(folder: Path, monkeypatch: 
     assert served.replays >= len(steps)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_triton_verifies_chains_of_drafts_in_one_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served, steps = drafted(folder, monkeypatch, **TRITON, **CHAINED)
     assert len(steps) > 2
@@ -249,7 +249,7 @@ IN_TRITON: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", IN_TRITON)
 def test_triton_goes_with(folder: Path, name: str) -> None:
     sampling, options = IN_TRITON[name]
@@ -264,7 +264,7 @@ def test_fp8_with_one_scale_says_what_it_says_without_graphs(folder: Path) -> No
     assert served.tokens == Served(folder, kv_cache_dtype="fp8", disable_cuda_graph=True).tokens
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_long_past_is_cut_as_in_any_step(folder: Path) -> None:
     """Its tiles are split among programs and joined; the other sequence's is not."""
     prompts = [[3 + n % 90 for n in range(400)], [4, 9]]
@@ -277,7 +277,7 @@ CASCADE: dict[str, Any] = {**TRITON, "triton_attention_cascade": True, "triton_a
 BEGINNING = [(7 * n) % 90 + 5 for n in range(33)]
 
 
-@pytest.mark.parametrize("is_eager", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_eager", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_what_sequences_share_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch, is_eager: bool) -> None:
     """Shared tiles are in the graphs, as many as there is room for, and without a wait."""
     shared: list[int] = []
@@ -300,7 +300,7 @@ def test_what_sequences_share_is_read_once(folder: Path, monkeypatch: pytest.Mon
     assert [where for where in served.syncs if "in_flight" not in where] == [], "a launch waited"
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_windows_are_replayed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps(TINY | {"model_type": "mistral", "sliding_window": 24, "architectures": ["MistralForCausalLM"]})
@@ -310,7 +310,7 @@ def test_windows_are_replayed(tmp_path: Path) -> None:
     assert served.tokens == on_cpu(tmp_path) == Served(tmp_path).tokens
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_step_for_which_the_buffers_are_too_small_is_computed(
     folder: Path, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,7 +407,7 @@ def plan_of_another_step(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if "that_moves" in name else []) for name in MUTATIONS]
+    "name", [pytest.param(name, marks=[pytest.mark.sweep] if "that_moves" in name else []) for name in MUTATIONS]
 )
 def test_what_would_be_wrong_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     prompts = [[5 + n, 7, 9 + n] for n in range(3)]

@@ -194,7 +194,7 @@ def check(models: Path, asked: tuple[str, Any, dict[str, Any]], drafted: Drafted
 QUICK = ("EAGLE-3", "Medusa", "Medusa, sampled")
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ASKED])
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in ASKED])
 def test_steps_run_ahead_of_drafts_made_late(
     models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted, name: str
 ) -> None:
@@ -205,7 +205,7 @@ def test_steps_run_ahead_of_drafts_made_late(
         assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_stop_token_ends_one_of_two_texts(models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted) -> None:
     with fwk.LLM(str(models / "target"), device="cpu", **OPTIONS) as llm:
         tokens = said(llm, asks())[0][0][0]
@@ -294,7 +294,7 @@ MUTATIONS: list[tuple[str, Any, Callable[[pytest.MonkeyPatch], None]]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("kind", "sampling", "mutate"), MUTATIONS)
 def test_what_would_be_wrong_is_noticed(
     models: Path,

@@ -311,7 +311,7 @@ def test_every_two_settings(models: Models, monkeypatch: pytest.MonkeyPatch, cas
     check(models, monkeypatch, case)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", EVERY if os.environ.get("WHOLE_MATRIX") else covering(EVERY, 3), ids=str)
 def test_every_three_settings(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     check(models, monkeypatch, case)

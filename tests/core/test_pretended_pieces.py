@@ -130,7 +130,7 @@ def test_prompts_in_pieces_say_the_same_in_few_launches(folder: Path, wanted: li
     assert max(launched for _, _, launched, _ in pieces) <= most < min(launched for _, _, launched in large)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_what_pieces_take_is_left_free(folder: Path) -> None:
     with flashinfer_stand_in(), pretended() as plugins:
         graphs: list[int] = []
@@ -151,7 +151,7 @@ WITH: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", WITH)
 def test_it_goes_with(folder: Path, name: str) -> None:
     sampling, options = WITH[name]
@@ -188,7 +188,7 @@ def moved(name: str) -> Callable[[pytest.MonkeyPatch], None]:
 MUTATIONS = {"unpadded_bucket": unpadded_bucket, "queries_that_moved": moved("q"), "outcome_that_moved": moved("out")}
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_what_would_be_wrong_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     MUTATIONS[name](monkeypatch)

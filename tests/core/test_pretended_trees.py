@@ -239,7 +239,7 @@ def hold_against_cpu(models: Path, kind: str, mine: Drafted, drafted: Drafted, s
         assert drafts == drafted[text], len(text)
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ASKED])
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in ASKED])
 def test_steps_run_ahead_of_trees(models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted, name: str) -> None:
     stats = check(models, ASKED[name], drafted, Steps(monkeypatch))
     assert (stats.preemptions > 0) == ("pre-empted" in name)
@@ -247,7 +247,7 @@ def test_steps_run_ahead_of_trees(models: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(
-    "kind", ["medusa", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle3", "mtp"))]
+    "kind", ["medusa", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("eagle3", "mtp"))]
 )
 def test_accepted_paths_are_what_a_prefix_was(
     models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted, kind: str
@@ -264,7 +264,7 @@ def test_accepted_paths_are_what_a_prefix_was(
     hold_against_cpu(models, kind, mine, drafted, asks_again(asks()))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_paths_of_windows_and_of_all_keys_stay_apart(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted
 ) -> None:
@@ -275,7 +275,7 @@ def test_paths_of_windows_and_of_all_keys_stay_apart(
     check(tmp_path, ("medusa", asks(), EAGER), drafted, Steps(monkeypatch))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_stop_token_ends_a_path(models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted) -> None:
     tokens = on_cpu(models, "medusa", asks())[0][0]
     stop = max(set(tokens), key=tokens.index)
@@ -379,7 +379,7 @@ OF_PLACES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("kind", "mutate"), MUTATIONS)
 def test_what_would_be_wrong_is_noticed(
     models: Path,
@@ -393,7 +393,7 @@ def test_what_would_be_wrong_is_noticed(
         check(models, (kind, asks(), EAGER), drafted, Steps(monkeypatch))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("mutate", OF_PLACES)
 def test_wrong_random_numbers_are_noticed(
     models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted, mutate: Callable[[pytest.MonkeyPatch], None]

@@ -65,7 +65,7 @@ class StateMachine(EngineMachine):
                 self.counts[name] = self.counts.get(name, 0) + getattr(stats, name)
 
 
-@pytest.mark.parametrize(("num_examples", "num_steps"), [(15, 300), pytest.param(300, 10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_examples", "num_steps"), [(15, 300), pytest.param(300, 10_000, marks=pytest.mark.sweep)])
 def test_states_are_those_of_their_prefix(num_examples: int, num_steps: int) -> None:
     StateMachine.counts.clear()
     run_state_machine_as_test(

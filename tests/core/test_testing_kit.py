@@ -143,14 +143,14 @@ def test_a_wrong_plugin_fails(judged: dict[str, dict[str, str]], family: str, na
     assert any(judged[f"test_my_{family}_{name}"].values())
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("family", "name"), OTHERS)
 def test_a_plugin_with_another_fault_fails(judged_others: dict[str, dict[str, str]], family: str, name: str) -> None:
     assert any(judged_others[f"test_my_{family}_{name}"].values())
     assert not any(judged_others[f"test_my_{family}"].values())
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_every_template_passes_its_whole_contract(tmp_path: Path) -> None:
     """In processes of their own too, and served."""
     for family in WRONG:

@@ -216,8 +216,8 @@ def test_the_emulation_faults_where_the_machine_would(misuse: str, said: str, so
     ("kernel", "product"),
     [
         (FLOATS, "tdpbf16ps"),
-        pytest.param(INTEGERS, "tdpbsud", marks=pytest.mark.slow),
-        pytest.param(ATTENTION, "tdpbf16ps", marks=pytest.mark.slow),
+        pytest.param(INTEGERS, "tdpbsud", marks=pytest.mark.sweep),
+        pytest.param(ATTENTION, "tdpbf16ps", marks=pytest.mark.sweep),
     ],
 )
 def test_kernels_are_built_with_the_instructions(kernel: str, product: str) -> None:

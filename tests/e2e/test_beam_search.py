@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import fwk
 from fwk.errors import InvalidRequest
 from fwk.types import TokenLogprobs
 from fwk.types.beam_search import BeamSearch
+from tests.helpers.lazy import lazy
 from tests.helpers.tiny import save_llama
+
+transformers = lazy("transformers")
 
 PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 40)]
 CASES: list[dict[str, Any]] = [
@@ -30,7 +32,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[fwk.LLM, 
     """A tiny random model, here and in transformers."""
     folder = save_llama(tmp_path_factory.mktemp("llama"))
     with fwk.LLM(str(folder), dtype="float32", max_total_tokens=4096) as llm:
-        yield llm, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        yield llm, transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -12,19 +12,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import anthropic.types as claude
 import httpx
 import pytest
-from openai.types import Completion, CreateEmbeddingResponse, FileDeleted, FileObject, Model
-from openai.types.batch import Batch
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
-from openai.types.shared import ErrorObject
 from pydantic import TypeAdapter
 
 from tests.helpers.http import NO_TLS
+from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server, until
 from tests.helpers.servers import Start
+
+openai_batch = lazy("openai.types.batch")
+chat = lazy("openai.types.chat")
+claude = lazy("anthropic.types")
+openai_types = lazy("openai.types")
+responses = lazy("openai.types.responses")
+shared = lazy("openai.types.shared")
 
 TEMPLATE = (
     "{% if tools %}<tool_call>{\"name\": ..., \"arguments\": ...}</tool_call>{{ tools | tojson }}{% endif %}"
@@ -222,13 +224,13 @@ def events(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str
 @pytest.mark.parametrize("shape", CHAT)
 def test_chat(http: httpx.Client, shape: str) -> None:
     body: dict[str, Any] = {"messages": USER, "max_tokens": 12, "seed": 3, **CHAT[shape]}
-    whole = held(ChatCompletion, post(http, "/v1/chat/completions", body))
+    whole = held(chat.ChatCompletion, post(http, "/v1/chat/completions", body))
     assert len(whole["choices"]) == (body.get("n") or 1)
     for choice in whole["choices"]:
         assert choice["message"].keys() >= {"role", "content", "refusal"}
         assert (choice["logprobs"] is not None) == bool(body.get("logprobs"))
     for asked in ({}, {"stream_options": {"include_usage": True}}):
-        chunks = [held(ChatCompletionChunk, c) for c in events(http, "/v1/chat/completions", body | asked)]
+        chunks = [held(chat.ChatCompletionChunk, c) for c in events(http, "/v1/chat/completions", body | asked)]
         ends = [c["finish_reason"] for chunk in chunks for c in chunk["choices"] if c["finish_reason"]]
         assert len(ends) == len(whole["choices"])
         assert {chunk["choices"][0]["delta"].get("role") for chunk in chunks if chunk["choices"]} >= {"assistant"}
@@ -268,20 +270,20 @@ def told(chunks: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("shape", COMPLETIONS)
 def test_completions(http: httpx.Client, shape: str) -> None:
     body: dict[str, Any] = {"prompt": "Hi", "max_tokens": 8, **COMPLETIONS[shape]}
-    whole = held(Completion, post(http, "/v1/completions", body))
+    whole = held(openai_types.Completion, post(http, "/v1/completions", body))
     assert [choice["index"] for choice in whole["choices"]] == list(range(len(whole["choices"])))
     # A chunk is of the same type, but its finish_reason is null until the last.
     for chunk in events(http, "/v1/completions", body | {"stream_options": {"include_usage": True}}):
         for choice in chunk["choices"]:
             choice["finish_reason"] = choice["finish_reason"] or "stop"
-        held(Completion, chunk)
+        held(openai_types.Completion, chunk)
 
 
 @pytest.mark.parametrize("shape", RESPONSES)
 def test_responses(http: httpx.Client, shape: str) -> None:
     body: dict[str, Any] = {"input": "Hi", "max_output_tokens": 12, **RESPONSES[shape]}
-    held(Response, post(http, "/v1/responses", body))
-    found = [held(ResponseStreamEvent, event) for event in events(http, "/v1/responses", body)]
+    held(responses.Response, post(http, "/v1/responses", body))
+    found = [held(responses.ResponseStreamEvent, event) for event in events(http, "/v1/responses", body)]
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     assert found[0]["type"] == "response.created"
     assert found[-1]["type"] in ("response.completed", "response.incomplete")
@@ -289,8 +291,8 @@ def test_responses(http: httpx.Client, shape: str) -> None:
     scores = [e["logprobs"] for e in found if e["type"] == "response.output_text.done"]
     assert all(bool(score) == (shape == "scores") for score in scores)
     if body.get("store") is not False:
-        assert held(Response, http.get(f"/v1/responses/{last['id']}").json()) == last
-        held(ResponseItemList, http.get(f"/v1/responses/{last['id']}/input_items").json())
+        assert held(responses.Response, http.get(f"/v1/responses/{last['id']}").json()) == last
+        held(responses.ResponseItemList, http.get(f"/v1/responses/{last['id']}/input_items").json())
 
 
 @pytest.mark.parametrize("shape", MESSAGES)
@@ -313,7 +315,7 @@ def test_messages(http: httpx.Client, shape: str) -> None:
 def test_errors(http: httpx.Client, path: str, body: dict[str, Any], status: int) -> None:
     reply = http.post(path, json=body)
     assert reply.status_code == status, reply.text
-    error = held(ErrorObject, reply.json()["error"])
+    error = held(shared.ErrorObject, reply.json()["error"])
     assert error.keys() >= {"message", "type", "param", "code"}
     if body.get("model") == "another":
         assert error["code"] == "model_not_found"
@@ -339,8 +341,8 @@ def test_models(http: httpx.Client) -> None:
     listed = http.get("/v1/models").json()
     assert listed["object"] == "list"
     for model in listed["data"]:
-        held(Model, model)
-    held(Model, http.get("/v1/models/tiny").json())
+        held(openai_types.Model, model)
+    held(openai_types.Model, http.get("/v1/models/tiny").json())
     held(claude.ModelInfo, http.get("/v1/models/tiny", headers={"anthropic-version": "2023-06-01"}).json())
     missing = http.get("/v1/models/another")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
@@ -357,21 +359,21 @@ def test_files_and_batches(http: httpx.Client) -> None:
     ]
     data = "\n".join(json.dumps(line) for line in lines).encode()
     made = http.post("/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"}).json()
-    held(FileObject, made)
+    held(openai_types.FileObject, made)
     for file in http.get("/v1/files").json()["data"]:
-        held(FileObject, file)
+        held(openai_types.FileObject, file)
     asked = {"input_file_id": made["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    path = f"/v1/batches/{held(Batch, post(http, '/v1/batches', asked))['id']}"
-    until(lambda: held(Batch, http.get(path).json())["status"] == "completed", 60, "the batch's end")
+    path = f"/v1/batches/{held(openai_batch.Batch, post(http, '/v1/batches', asked))['id']}"
+    until(lambda: held(openai_batch.Batch, http.get(path).json())["status"] == "completed", 60, "the batch's end")
     batch = http.get(path).json()
     assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
     [line] = http.get(f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
-    held(ChatCompletion, json.loads(line)["response"]["body"])
+    held(chat.ChatCompletion, json.loads(line)["response"]["body"])
     [line] = http.get(f"/v1/files/{batch['error_file_id']}/content").text.splitlines()
-    held(ErrorObject, json.loads(line)["response"]["body"]["error"])
+    held(shared.ErrorObject, json.loads(line)["response"]["body"]["error"])
     for one in http.get("/v1/batches").json()["data"]:
-        held(Batch, one)
-    held(FileDeleted, http.delete(f"/v1/files/{made['id']}").json())
+        held(openai_batch.Batch, one)
+    held(openai_types.FileDeleted, http.delete(f"/v1/files/{made['id']}").json())
 
 
 def test_embeddings(tmp_path: Path) -> None:
@@ -391,9 +393,12 @@ def test_embeddings(tmp_path: Path) -> None:
     try:
         with httpx.Client(base_url=server.wait_ready(), timeout=60, verify=NO_TLS) as http:
             for asked in ("Hi", ["Hi", "Ho"], [72, 105], [[72], [105]]):
-                held(CreateEmbeddingResponse, post(http, "/v1/embeddings", {"input": asked, "model": "tiny"}))
+                held(
+                    openai_types.CreateEmbeddingResponse,
+                    post(http, "/v1/embeddings", {"input": asked, "model": "tiny"}),
+                )
             packed = post(http, "/v1/embeddings", {"input": "Hi", "encoding_format": "base64"})
             assert isinstance(packed["data"][0].pop("embedding"), str)
-            held(CreateEmbeddingResponse, packed | {"data": [packed["data"][0] | {"embedding": [0.0]}]})
+            held(openai_types.CreateEmbeddingResponse, packed | {"data": [packed["data"][0] | {"embedding": [0.0]}]})
     finally:
         server.close()

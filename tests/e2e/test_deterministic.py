@@ -85,7 +85,7 @@ def alone(folder: Path, options: str) -> tuple[list[int], list[float]]:
 @needs_kernels
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    "run", [pytest.param(name, marks=pytest.mark.slow if name != "bfloat16" else ()) for name in RUNS]
+    "run", [pytest.param(name, marks=pytest.mark.sweep if name != "bfloat16" else ()) for name in RUNS]
 )
 def test_the_bits_are_the_same(folders: dict[str, Path], run: str, way: str) -> None:
     model, options = RUNS[run]

@@ -20,7 +20,7 @@ from tests.helpers.client import Streamed, connect
 from tests.helpers.rig import Server, until, write_model
 from tests.helpers.servers import Start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(600)]
 
 SECRET = b"0123456789abcdef"
 FLAGS = ("--max-running-requests", "16")

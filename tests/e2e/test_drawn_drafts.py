@@ -74,7 +74,7 @@ def distance(first: dict[tuple[int, ...], int], second: dict[tuple[int, ...], in
     return float(((cells[:, 0] - cells[:, 1]) ** 2 / cells.sum(1)).sum()), len(cells) - 1
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_distribution_is_that_without_drafts(
     name: str, engines: list[fwk.LLM], monkeypatch: pytest.MonkeyPatch

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 import fwk
 from tests.helpers.http import NO_TLS
+from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server, assert_no_leak, until
+
+openai = lazy("openai")
 
 TINY = {
     "architectures": ["BertModel"],

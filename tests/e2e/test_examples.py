@@ -21,7 +21,7 @@ from fwk_kit.testing.base import installed
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples/plugins").glob("*/pyproject.toml"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(900)]
 
 
 class Environment:

@@ -10,12 +10,14 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
 
 from fwk_observability.expert_distribution.worker import balancedness
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.http import NO_TLS
+from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server, until
+
+transformers = lazy("transformers")
 
 ADMIN = {"authorization": "Bearer admin-key"}
 PROMPT = [11, 12, 13, 40, 41, 50, 51]
@@ -23,7 +25,7 @@ NUM_TOKENS = 5
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, transformers.PreTrainedModel]:
     folder = tmp_path_factory.mktemp("model")
     return folder, make_checkpoint(folder, "qwen3_moe")
 
@@ -55,7 +57,7 @@ def generate(server: Server) -> list[int]:
     return PROMPT + server.post(body).json()["choices"][0]["token_ids"][:-1]
 
 
-def routed(reference: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+def routed(reference: transformers.PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
     """[num_tokens, num_layers, top_k], each token's experts in the order of their numbers."""
     with torch.no_grad():
         logits = reference(torch.tensor([token_ids]), output_router_logits=True).router_logits
@@ -63,7 +65,7 @@ def routed(reference: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
     return torch.stack(chosen, 1).sort(-1).values
 
 
-def counted(chosen: torch.Tensor, reference: PreTrainedModel, rows: list[int]) -> list[list[int]]:
+def counted(chosen: torch.Tensor, reference: transformers.PreTrainedModel, rows: list[int]) -> list[list[int]]:
     """By layer and expert; the last layer computes but ``rows``."""
     last = chosen.shape[1] - 1
     layers = [chosen[rows if layer == last else slice(None), layer] for layer in range(last + 1)]
@@ -78,7 +80,7 @@ RANKS = ["--tensor-parallel-size", "2"]
 
 @pytest.mark.parametrize("flags", [[], RANKS, [*RANKS, "--ep-size", "2"], ["--data-parallel-size", "2"]])
 def test_counts_are_those_of_transformers_routers(
-    checkpoint: tuple[Path, PreTrainedModel], started: list[Server], flags: list[str]
+    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], flags: list[str]
 ) -> None:
     path, reference = checkpoint
     server = serve(started, path, "--expert-distribution-recorder-mode", "stat", *flags)
@@ -104,7 +106,7 @@ def test_counts_are_those_of_transformers_routers(
 
 
 def test_each_tokens_experts_are_written(
-    checkpoint: tuple[Path, PreTrainedModel], started: list[Server], tmp_path: Path
+    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], tmp_path: Path
 ) -> None:
     path, reference = checkpoint
     folder = tmp_path / "experts"
@@ -125,7 +127,7 @@ def test_each_tokens_experts_are_written(
 
 
 def test_a_record_by_step_keeps_the_latest(
-    checkpoint: tuple[Path, PreTrainedModel], started: list[Server], tmp_path: Path
+    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], tmp_path: Path
 ) -> None:
     path, reference = checkpoint
     flags = ("--expert-distribution-recorder-mode", "per_pass", "--expert-distribution-recorder-folder", str(tmp_path))
@@ -139,7 +141,9 @@ def test_a_record_by_step_keeps_the_latest(
         assert counts.tolist() == counted(chosen.unsqueeze(0), reference, [0])
 
 
-def test_balance_is_told_in_the_log(checkpoint: tuple[Path, PreTrainedModel], started: list[Server]) -> None:
+def test_balance_is_told_in_the_log(
+    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server]
+) -> None:
     path, _ = checkpoint
     server = serve(started, path, "--enable-expert-distribution-metrics")
     assert server.post({}, "/start_expert_distribution_record").status_code == 404

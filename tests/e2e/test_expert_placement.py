@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedModel
 
 import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, FwkError, ModelLoadError, PluginError
 from fwk_kit.testing.serving import MIXTURE, TINY
 from tests.helpers.checkpoints import make_checkpoint, reference_greedy, token_ids
+from tests.helpers.lazy import lazy
+
+transformers = lazy("transformers")
 
 PROMPTS = [token_ids(n, n) for n in (3, 40, 17)]
 SAMPLING = SamplingParams(max_tokens=12, temperature=0.0, logprobs=1, prompt_logprobs=0, ignore_eos=True)
@@ -24,7 +26,7 @@ NUM_EXPERTS = 8
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel, list[list[int]]]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, transformers.PreTrainedModel, list[list[int]]]:
     folder = tmp_path_factory.mktemp("mixture")
     reference = make_checkpoint(folder, "qwen3_moe")
     return folder, reference, [reference_greedy(reference, prompt, 12) for prompt in PROMPTS]
@@ -43,7 +45,7 @@ def generated(folder: Path, times: int = 1, **options: Any) -> tuple[list[list[l
     return found, chances, told
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "options",
     [
@@ -60,7 +62,7 @@ def test_replicas_change_no_token(checkpoint: Any, options: dict[str, Any]) -> N
     assert found == pytest.approx(chances, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("options", "num_slots"),
     [
@@ -87,7 +89,7 @@ def test_experts_that_move_while_serving_change_no_token(
         assert set(slots) == set(range(NUM_EXPERTS))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_packed_experts_move(checkpoint: Any) -> None:
     """What is packed anew is what was packed at the start: the same tokens as where nothing moves."""
     options: dict[str, Any] = {"dtype": "float32", "quantization": "int8", "moe_runner_backend": "torch", **DIVIDED}
@@ -98,7 +100,7 @@ def test_packed_experts_move(checkpoint: Any) -> None:
     assert found == pytest.approx(chances, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_even_ranks_are_left_alone(checkpoint: Any) -> None:
     """A threshold that no ranks are below."""
     options = {**DIVIDED, **MOVING, "eplb_min_rebalancing_utilization_threshold": 0.1}
@@ -113,7 +115,7 @@ def written(folder: Path, content: Any) -> str:
     return str(folder / "where.json")
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_file_says_where_experts_are(checkpoint: Any, tmp_path: Path) -> None:
     """Slots as they are given; of counts, what the algorithm makes of them. Two layers."""
     slots = [[7, 0, 6, 1, 5, 2, 4, 3, 0, 7], [0, 1, 2, 3, 4, 5, 6, 7, 3, 3]]
@@ -181,7 +183,7 @@ def test_what_cannot_be_is_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("content", "message"),
     [

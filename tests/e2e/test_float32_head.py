@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import fwk
 from fwk import SamplingParams
+from tests.helpers.lazy import lazy
 from tests.helpers.tiny import save_llama
+
+transformers = lazy("transformers")
 
 PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 40)]
 
@@ -30,7 +32,7 @@ def scores(folder: Path, prompts: list[list[int]], **options: object) -> list[li
 
 
 def test_logits_are_not_rounded_to_bfloat16(folder: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     wide = scores(folder, PROMPTS, enable_fp32_lm_head=True)
     plain = scores(folder, PROMPTS)
     for prompt, here, rounded in zip(PROMPTS, wide, plain, strict=True):

@@ -53,7 +53,7 @@ def test_continuations_are_those_of_transformers(gemma: fwk.LLM) -> None:
     assert {prompt: one.text for prompt, one in zip(prompts, done, strict=True)} == CONTINUATIONS
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.model
 def test_tokens_are_those_of_transformers_reading_the_same_file(gemma: fwk.LLM) -> None:
     import torch

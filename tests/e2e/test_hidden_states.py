@@ -12,12 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import fwk
 from fwk.errors import ConfigError, InvalidRequest
+from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server
 from tests.helpers.tiny import save_llama
+
+transformers = lazy("transformers")
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11] * 6, [100, 101, 102]]
 SAMPLING = fwk.SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, return_hidden_states=True)
@@ -32,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Reference:
     """[num_tokens, hidden_size] float32."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def states(token_ids: list[int]) -> np.ndarray:
         with torch.no_grad():

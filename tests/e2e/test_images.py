@@ -13,10 +13,12 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
-from transformers import PreTrainedModel
 
 from tests.helpers.images import encoded, greedy, noise, reference_processor, write_vision
+from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server, until, write_model
+
+transformers = lazy("transformers")
 
 COUNT = 10
 ROUTE = "/v1/chat/completions"
@@ -46,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> PreTrainedModel:
+def reference(folder: Path) -> transformers.PreTrainedModel:
     return write_vision(folder)
 
 
@@ -63,7 +65,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(reference: PreTrainedModel, folder: Path, pictures: Path) -> Iterator[Server]:
+def server(reference: transformers.PreTrainedModel, folder: Path, pictures: Path) -> Iterator[Server]:
     limits = ("--limit-mm-per-prompt", "image=3", "--max-image-pixels", "4000", "--max-media-bytes", "60000")
     files = ("--allowed-local-media-path", str(pictures))
     server = Server(folder, "--dtype", "float32", "--load-format", "auto", *limits, *files).start()
@@ -80,7 +82,7 @@ def tokens(answer: httpx.Response) -> list[int]:
     return answer.json()["choices"][0]["token_ids"]
 
 
-def test_several_images_in_several_turns(server: Server, reference: PreTrainedModel, folder: Path) -> None:
+def test_several_images_in_several_turns(server: Server, reference: transformers.PreTrainedModel, folder: Path) -> None:
     images = [noise(1), noise(2, 20, 50), noise(3)]
     chat = [
         {"role": "system", "content": "Be brief."},
@@ -105,7 +107,9 @@ def test_several_images_in_several_turns(server: Server, reference: PreTrainedMo
     assert told["tokens"] == list(ids)
 
 
-def test_many_clients_with_images_of_their_own(server: Server, reference: PreTrainedModel, folder: Path) -> None:
+def test_many_clients_with_images_of_their_own(
+    server: Server, reference: transformers.PreTrainedModel, folder: Path
+) -> None:
     """Each gets what its own image says, and the second time from the cache."""
     processor = reference_processor(folder)
     text = "User:<image> Which?<end_of_utterance>\nAssistant:"
@@ -126,7 +130,9 @@ def test_beams_and_samples_of_an_image(server: Server) -> None:
     assert len({tuple(choice["token_ids"]) for choice in several.json()["choices"]}) == 3
 
 
-def test_text_alone_and_text_that_looks_like_an_image(server: Server, reference: PreTrainedModel, folder: Path) -> None:
+def test_text_alone_and_text_that_looks_like_an_image(
+    server: Server, reference: transformers.PreTrainedModel, folder: Path
+) -> None:
     """A client's text is no mark of an image. Contents that are a text are in the prompt, in whatever form."""
     text = "System: Be brief.<end_of_utterance>\nUser: Hi.<end_of_utterance>\nAssistant:"
     plain = post(server, body({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}))
@@ -201,8 +207,8 @@ def test_payloads_are_gone_when_their_requests_are(server: Server) -> None:
     assert folders[0].stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.slow
-def test_a_request_that_waits_survives_the_engine(reference: PreTrainedModel, folder: Path) -> None:
+@pytest.mark.sweep
+def test_a_request_that_waits_survives_the_engine(reference: transformers.PreTrainedModel, folder: Path) -> None:
     """Another engine is given the request of a dead one, whose payload is still there."""
     flags = ("--dtype", "float32", "--load-format", "auto", "--health-monitor", "true", "--data-parallel-size", "2")
     server = Server(folder, *flags, "--load-balance-method", "round_robin").start()
@@ -220,7 +226,7 @@ def test_a_request_that_waits_survives_the_engine(reference: PreTrainedModel, fo
         server.close()
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_model_of_text_refuses_images(tmp_path: Path) -> None:
     server = Server(write_model(tmp_path / "tiny")).start()
     try:

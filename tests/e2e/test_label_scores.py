@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
 
+from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server
 from tests.helpers.tiny import save_llama
+
+transformers = lazy("transformers")
 
 QUERY = [5, 6, 7, 8, 9, 10, 11] * 6
 ITEMS = [[20, 21], [30], [40, 41, 42, 43]]
@@ -37,7 +39,7 @@ def server(folder: Path, python_path: str) -> Iterator[Server]:
 
 def expected(folder: Path, prompts: list[list[int]], is_softmax: bool) -> np.ndarray:
     """[num_prompts, num_labels]."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         rows = [model(torch.tensor([ids])).logits[0, -1].double() for ids in prompts]
     if is_softmax:

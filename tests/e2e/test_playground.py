@@ -12,7 +12,7 @@ from tests.helpers.browser import Browser, browser, missing
 from tests.helpers.rig import Server
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.sweep,
     pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
 ]
 AXE = Path(os.environ.get("AXE_CORE", Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js"))

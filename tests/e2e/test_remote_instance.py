@@ -139,7 +139,7 @@ def test_a_receiver_has_the_seeds_tokens(seed: Server, model: Path, here: Path, 
     "given",
     [
         {"quantization": "int8", "dtype": "bfloat16"},
-        pytest.param({"quantization": "int4", "int4_group_size": 32}, marks=pytest.mark.slow),
+        pytest.param({"quantization": "int4", "int4_group_size": 32}, marks=pytest.mark.sweep),
         pytest.param({"executor": "processes", "tensor_parallel_size": 2}, id="ranks"),
     ],
 )
@@ -252,7 +252,7 @@ def ended(here: Path, python_path: str) -> Ended:
     [
         ([60.0], "is too slow: nothing whole came within 2 seconds (--remote-instance-weight-loader-timeout)", 1),
         (None, "ended the connection before its answer was whole", 1),
-        pytest.param([60.0], "is too slow", 2, marks=pytest.mark.slow),
+        pytest.param([60.0], "is too slow", 2, marks=pytest.mark.sweep),
     ],
     ids=["silent", "gone", "silent to two ranks"],
 )
@@ -285,7 +285,7 @@ def test_wrong_options_are_one_error(seed: Server, ended: Ended, given: Callable
     assert words in lines[0]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_an_engine_that_finds_other_weights_is_not_let_in(
     model: Path, another: Path, here: Path, python_path: str
 ) -> None:

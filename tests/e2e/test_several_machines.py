@@ -22,7 +22,7 @@ from tests.helpers.engine_death import begin
 from tests.helpers.rig import Server, is_alive, until, write_model
 from tests.helpers.servers import Start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(600)]
 
 PROMPTS = [token_ids(n, n) for n in (3, 40, 17)]
 SAMPLING = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)

@@ -82,7 +82,8 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(
-    "options", [SETTINGS[0], SETTINGS[3], *(pytest.param(options, marks=pytest.mark.slow) for options in SETTINGS[1:3])]
+    "options",
+    [SETTINGS[0], SETTINGS[3], *(pytest.param(options, marks=pytest.mark.sweep) for options in SETTINGS[1:3])],
 )
 def test_float32_output_is_the_same_in_every_setting(options: dict[str, Any], alone: list[fwk.Completion]) -> None:
     with fwk.LLM(dtype="float32", **{"max_total_tokens": 8192, **options}) as llm:

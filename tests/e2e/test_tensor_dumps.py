@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
 
 from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server
+
+transformers = lazy("transformers")
 
 PROMPT = [11, 12, 13, 40, 41]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, transformers.PreTrainedModel]:
     folder = tmp_path_factory.mktemp("model")
     return folder, make_checkpoint(folder, "llama")
 
@@ -42,7 +44,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def test_layers_compute_what_transformers_does(
-    checkpoint: tuple[Path, PreTrainedModel], started: list[Server], tmp_path: Path
+    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], tmp_path: Path
 ) -> None:
     path, reference = checkpoint
     server = serve(started, path, tmp_path)
@@ -72,7 +74,7 @@ def test_layers_compute_what_transformers_does(
 
 
 def test_only_what_is_wanted_is_written(
-    checkpoint: tuple[Path, PreTrainedModel], started: list[Server], tmp_path: Path
+    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], tmp_path: Path
 ) -> None:
     path, _ = checkpoint
     layers = ("--debug-tensor-dump-layers", "1", "layers.*.mlp", "--debug-tensor-dump-max-steps", "2")
@@ -87,7 +89,7 @@ def test_only_what_is_wanted_is_written(
 
 
 def test_a_layer_that_is_not_there_is_refused(
-    checkpoint: tuple[Path, PreTrainedModel], started: list[Server], tmp_path: Path
+    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], tmp_path: Path
 ) -> None:
     path, _ = checkpoint
     with pytest.raises(AssertionError, match=r"no layer is called so; there are embedding, layers\.0"):

@@ -167,7 +167,7 @@ def test_a_rank_killed_while_idle_is_noticed_and_no_rank_outlives_a_killed_serve
     assert not server.leftovers, server.leftovers
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.model
 def test_smollm2_on_three_ranks() -> None:
     """Nine heads, three of keys and values: a third of them each."""

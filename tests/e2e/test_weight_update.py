@@ -98,10 +98,10 @@ def fresh(path: Path, **options: Any) -> list[list[int]]:
         ("qwen3_moe", {}, {}),
         ("gemma3", {"tie_word_embeddings": False}, {}),
         ("qwen3_next", {}, {}),
-        pytest.param("llama", {}, {"executor": "processes", "tensor_parallel_size": 2}, marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", {}, {"quantization": "int8"}, marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", {}, MOVING_EXPERTS, marks=pytest.mark.slow),
-        pytest.param("deepseek_v2", {}, {}, marks=pytest.mark.slow),
+        pytest.param("llama", {}, {"executor": "processes", "tensor_parallel_size": 2}, marks=pytest.mark.sweep),
+        pytest.param("qwen3_moe", {}, {"quantization": "int8"}, marks=pytest.mark.sweep),
+        pytest.param("qwen3_moe", {}, MOVING_EXPERTS, marks=pytest.mark.sweep),
+        pytest.param("deepseek_v2", {}, {}, marks=pytest.mark.sweep),
     ],
 )
 def test_tokens_are_those_of_a_fresh_start(
@@ -272,7 +272,9 @@ def served(server: Server) -> list[list[int]]:
 
 
 @pytest.fixture(
-    scope="module", params=[[], pytest.param(["--data-parallel-size", "2"], marks=pytest.mark.slow)], ids=["one", "two"]
+    scope="module",
+    params=[[], pytest.param(["--data-parallel-size", "2"], marks=pytest.mark.sweep)],
+    ids=["one", "two"],
 )
 def server(pair: Pair, python_path: str, request: pytest.FixtureRequest) -> Iterator[Server]:
     first, _ = pair()

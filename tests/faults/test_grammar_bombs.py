@@ -12,7 +12,7 @@ from tests.helpers.client import Client, HealthProbe, connect
 from tests.helpers.rig import MAX_LAG, Server, until
 from tests.helpers.servers import Start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(900)]
 
 SECONDS = 10.0
 """For what takes a fraction of one where nobody else wants the cores."""

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.client import Client, HealthProbe, connect
 from tests.helpers.rig import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sweep
 
 MOST, P99 = 1.0, 0.2
 """Seconds the event loop may compute in one go, and nearly always."""

@@ -11,7 +11,7 @@ from tests.helpers.client import Streamed, connect, together
 from tests.helpers.rig import Server, until
 from tests.helpers.servers import Start
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sweep
 
 
 async def test_one_request_has_none(tiny: Server) -> None:

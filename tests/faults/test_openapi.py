@@ -54,7 +54,7 @@ def test_nothing_departs_from_it(tiny: Server, tmp_path: Path) -> None:
     schemathesis(tiny, tmp_path, "--phases", "fuzzing", "--max-time", "10")
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(1500)
 def test_nothing_departs_from_it_at_length(tiny: Server, tmp_path: Path) -> None:
     _run(tiny, tmp_path, "--phases", "examples,coverage,fuzzing", "--max-time", "45")

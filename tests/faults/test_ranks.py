@@ -13,7 +13,7 @@ from tests.helpers.engine_death import begin
 from tests.helpers.rig import Server, is_alive, until
 from tests.helpers.servers import Start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(900)]
 
 FLAGS = ("--tensor-parallel-size", "2", "--data-parallel-size", "2", "--health-monitor", "true")
 ROOM = ("--max-running-requests", "4", "--replica-slow-start", "0")

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora import LoraLayer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.helpers.lazy import lazy
+
+lora = lazy("peft.tuners.lora")
+peft = lazy("peft")
+transformers = lazy("transformers")
 
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 VOCAB_SIZE = 320
@@ -31,7 +34,7 @@ def make_base(folder: Path, seed: int = 0, **changes: Any) -> Path:
         "tie_word_embeddings": False,
         **changes,
     }
-    model = LlamaForCausalLM(LlamaConfig(**settings))
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
     for weight in model.parameters():  # larger than transformers draws them, so that layers and adapters matter
         if weight.ndim == 2:
             torch.nn.init.normal_(weight, std=0.12)
@@ -49,11 +52,11 @@ def make_adapter(base: Path, folder: Path, merged: Path | None = None, *, seed: 
     chosen = {"r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **settings}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name it is about to drop
-        model = get_peft_model(_base_network(base), LoraConfig(**chosen))
+        model = peft.get_peft_model(_base_network(base), peft.LoraConfig(**chosen))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in model.modules():
-            if isinstance(layer, LoraLayer):
+            if isinstance(layer, lora.LoraLayer):
                 for part in (*layer.lora_A.values(), *layer.lora_B.values()):
                     part.weight.normal_(std=0.2, generator=generator)
     model.save_pretrained(folder)
@@ -70,8 +73,8 @@ def reference(base: Path, adapter: Path | None = None) -> torch.nn.Module:
         return network
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return PeftModel.from_pretrained(network, adapter)
+        return peft.PeftModel.from_pretrained(network, adapter)
 
 
 def _base_network(base: Path) -> Any:
-    return LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from fwk_loaders.dummy.tokenizer import build_tokenizer
+from tests.helpers.lazy import lazy
+
+transformers = lazy("transformers")
 
 SMALL: dict[str, Any] = {
     "vocab_size": 320,
@@ -201,13 +203,13 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write(folder: Path, kind: str, changes: dict[str, Any]) -> PreTrainedModel:
+def write(folder: Path, kind: str, changes: dict[str, Any]) -> transformers.PreTrainedModel:
     """A checkpoint of transformers' own class for the kind, with a tokeniser of bytes; returns the reference."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**SMALL, **changes})
+    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **changes})
     # Falcon's own attention without a fused kernel adds its slopes twice.
     attention = "sdpa" if kind == "falcon" else "eager"
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
     adds_one = kind.startswith("gemma")
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -12,27 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
 
 from fwk_loaders.dummy.tokenizer import build_tokenizer
+from tests.helpers.lazy import lazy
+
+transformers = lazy("transformers")
 
 VOCAB = 320
 SMALL: dict[str, Any] = {
@@ -82,34 +66,34 @@ CONVOLUTIONS = {
     "block_multiple_of": 128,
     "tie_word_embeddings": False,
 }
-KINDS: dict[str, tuple[type, type[PreTrainedModel], dict[str, Any]]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 24}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
-    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {"head_dim": 32, **EXPERTS}),
-    "lfm2": (Lfm2Config, Lfm2ForCausalLM, CONVOLUTIONS),
-    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM, {"head_dim": 32, **EXPERTS, **HYBRID, **DELTA}),
-    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, WINDOWS),
-    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM, LATENT),
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": 24}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {"head_dim": 32, **EXPERTS}),
+    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", CONVOLUTIONS),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {"head_dim": 32, **EXPERTS, **HYBRID, **DELTA}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", WINDOWS),
+    "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", LATENT),
 }
 
 
-def make_checkpoint(folder: Path, kind: str, **changes: Any) -> PreTrainedModel:
+def make_checkpoint(folder: Path, kind: str, **changes: Any) -> transformers.PreTrainedModel:
     """Write a checkpoint of one of ``KINDS`` with a tokeniser of bytes, and return the reference model.
 
     The same kind and changes give the same numbers, in float32.
     """
     config_type, model_type, settings = KINDS[kind]
     torch.manual_seed(0)
-    config = config_type(**{**SMALL, **settings, **changes}, attn_implementation="eager")
-    model = model_type(config).eval()
+    config = getattr(transformers, config_type)(**{**SMALL, **settings, **changes}, attn_implementation="eager")
+    model = getattr(transformers, model_type)(config).eval()
     randomise(model)
     model.save_pretrained(folder)
     build_tokenizer(VOCAB, str(folder)).save(str(folder / "tokenizer.json"))
     return model
 
 
-def randomise(model: PreTrainedModel) -> None:
+def randomise(model: transformers.PreTrainedModel) -> None:
     """Weights with a standard deviation of a quarter; norms around what leaves numbers as they are."""
     centre = 0.0 if "Gemma3" in type(model).__name__ else 1.0
     with torch.no_grad():
@@ -134,13 +118,13 @@ def token_ids(count: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
     return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def reference_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+def reference_logits(model: transformers.PreTrainedModel, tokens: list[int]) -> Tensor:
     """[len(tokens), vocab_size]."""
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0]
 
 
-def reference_greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+def reference_greedy(model: transformers.PreTrainedModel, prompt: list[int], count: int) -> list[int]:
     """The ``count`` tokens that transformers' own loop generates."""
     ids = torch.tensor([prompt])
     out = model.generate(

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from fwk_kit.testing.serving import TINY
 from tests.helpers.architectures import EXPERTS, GROUPS, write
+from tests.helpers.lazy import lazy
+
+transformers = lazy("transformers")
 
 SIZE, INNER, VOCAB = TINY["hidden_size"], TINY["intermediate_size"], TINY["vocab_size"]
 HEADS, KV_HEADS = TINY["num_attention_heads"], TINY["num_key_value_heads"]
@@ -91,7 +93,7 @@ def save_medusa(folder: Path, count: int = 3, *, is_converted: bool = False) -> 
 
 def with_predictor(folder: Path) -> Any:
     """Add a layer for multi-token prediction to a checkpoint, as published; returns it as transformers' own layer."""
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tensors = load_file(folder / "model.safetensors")
     last = reference.config.num_hidden_layers
     generator = torch.Generator().manual_seed(9)

@@ -62,16 +62,13 @@ class _Wrapper:
         """q: [n, heads, size]; k, v: [len, kv_heads, size], whole pages: what lies behind the sequence's end gets no
         weight, but nothing says that it is not read. Returns the outcome and the sums' logarithms to base 2."""
         seen = torch.nn.functional.pad(seen, (0, k.shape[0] - seen.shape[1]))
-        group = q.shape[1] // k.shape[1]
-        outs, sums = list[Tensor](), list[Tensor]()
-        for head in range(q.shape[1]):
-            scores = q[:, head].double() @ k[:, head // group].T * self.planned["sm_scale"]
-            if soft_cap:
-                scores = soft_cap * torch.tanh(scores / soft_cap)
-            scores = scores.masked_fill(~seen, float("-inf"))
-            outs.append(torch.softmax(scores, -1) @ v[:, head // group])  # zeros behind the end
-            sums.append(torch.logsumexp(scores, -1) / math.log(2.0))
-        return torch.stack(outs, 1), torch.stack(sums, 1).float()
+        heads = torch.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
+        scores = torch.einsum("qhd,khd->hqk", q.double(), k[:, heads]) * self.planned["sm_scale"]
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        out = torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), v[:, heads])  # zeros behind the end
+        return out, (torch.logsumexp(scores, -1) / math.log(2.0)).T.float()
 
 
 class _Paged(_Wrapper):

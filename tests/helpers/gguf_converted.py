@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 from safetensors.torch import load_file
 
+from tests.helpers.lazy import lazy
 from tests.helpers.quantised import Array, write_tokens
+
+gguf = lazy("gguf")
 
 Config = Mapping[str, Any]
 Written = list[tuple[str, Array]]

@@ -12,19 +12,13 @@ import numpy as np
 import torch
 from PIL import Image
 from tokenizers import AddedToken
-from transformers import (
-    Idefics3Config,
-    Idefics3ForConditionalGeneration,
-    Idefics3Processor,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    SmolVLMConfig,
-    SmolVLMForConditionalGeneration,
-)
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 from tests.helpers.checkpoints import SMALL, VOCAB, randomise
+from tests.helpers.lazy import lazy
+
+image_processing_pil_idefics3 = lazy("transformers.models.idefics3.image_processing_pil_idefics3")
+transformers = lazy("transformers")
 
 SPECIALS = ("<image>", "<fake_token_around_image>", "<end_of_utterance>")
 IMAGE_ID = VOCAB - len(SPECIALS)
@@ -52,13 +46,13 @@ VISION = {
     "patch_size": 4,
 }
 TOKENS_PER_TILE = 4
-KINDS: dict[str, tuple[type, type[PreTrainedModel]]] = {
-    "idefics3": (Idefics3Config, Idefics3ForConditionalGeneration),
-    "smolvlm": (SmolVLMConfig, SmolVLMForConditionalGeneration),
+KINDS: dict[str, tuple[str, str]] = {
+    "idefics3": ("Idefics3Config", "Idefics3ForConditionalGeneration"),
+    "smolvlm": ("SmolVLMConfig", "SmolVLMForConditionalGeneration"),
 }
 
 
-def write_vision(folder: Path, kind: str = "idefics3", **changes: Any) -> PreTrainedModel:
+def write_vision(folder: Path, kind: str = "idefics3", **changes: Any) -> transformers.PreTrainedModel:
     """A checkpoint with a tokeniser of bytes, a template and the processor's settings; returns the reference.
 
     changes: of the text model's config.
@@ -66,11 +60,11 @@ def write_vision(folder: Path, kind: str = "idefics3", **changes: Any) -> PreTra
     config_type, model_type = KINDS[kind]
     torch.manual_seed(0)
     text = {"model_type": "llama", "rms_norm_eps": 1e-5, **SMALL, **changes}
-    config = config_type(
+    config = getattr(transformers, config_type)(
         text_config=text, vision_config=VISION, image_token_id=IMAGE_ID, scale_factor=2, attn_implementation="eager"
     )
     config.eos_token_id = config.text_config.eos_token_id
-    model = model_type(config).eval()
+    model = getattr(transformers, model_type)(config).eval()
     randomise(model)
     model.save_pretrained(folder)
     tokenizer = build_tokenizer(IMAGE_ID, str(folder))
@@ -83,9 +77,9 @@ def write_vision(folder: Path, kind: str = "idefics3", **changes: Any) -> PreTra
 
 def reference_processor(folder: Path, **changes: Any) -> Any:
     """transformers' own, with Pillow and numpy."""
-    images = Idefics3ImageProcessorPil(**{**PREPROCESSOR, **changes})
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    return Idefics3Processor(images, tokenizer, image_seq_len=TOKENS_PER_TILE)
+    images = image_processing_pil_idefics3.Idefics3ImageProcessorPil(**{**PREPROCESSOR, **changes})
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    return transformers.Idefics3Processor(images, tokenizer, image_seq_len=TOKENS_PER_TILE)
 
 
 def noise(seed: int, width: int = 40, height: int = 24, mode: str = "RGB") -> Image.Image:
@@ -103,7 +97,7 @@ def encoded(image: Image.Image, format_: str = "PNG", **settings: Any) -> bytes:
 
 
 def greedy(
-    model: PreTrainedModel, processor: Any, text: str, images: Sequence[Image.Image], count: int
+    model: transformers.PreTrainedModel, processor: Any, text: str, images: Sequence[Image.Image], count: int
 ) -> tuple[list[int], list[float]]:
     """The tokens that transformers generates, and the logarithms of their probabilities."""
     given = processor(text=text, images=list(images) or None, return_tensors="pt", add_special_tokens=False)

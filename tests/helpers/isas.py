@@ -17,4 +17,4 @@ def isa_params(*others: Any, least: str = "plain") -> list[Any]:
     order = list(native.ISA_NEEDS)
     machine = [isa for isa in native.isas() if order.index(isa) >= order.index(least)]
     usual = {native.isas()[-1], "avx2"}
-    return [*(isa if isa in usual else pytest.param(isa, marks=pytest.mark.slow) for isa in machine), *others]
+    return [*(isa if isa in usual else pytest.param(isa, marks=pytest.mark.sweep) for isa in machine), *others]

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.helpers.architectures import GPT_OSS, write
+from tests.helpers.lazy import lazy
+
+mxfp4 = lazy("transformers.integrations.mxfp4")
 
 
 def random_bytes(*shape: int, low: int = 0, high: int = 256) -> Tensor:
@@ -29,7 +31,9 @@ def write_packed(folder: Path, **changes: Any) -> Any:
         tensors[f"{name}_scales"] = random_bytes(count, columns, rows // 32, low=122, high=126)
         with torch.no_grad():
             model.get_parameter(name).copy_(
-                convert_moe_packed_tensors(tensors[f"{name}_blocks"], tensors[f"{name}_scales"], dtype=torch.float32)
+                mxfp4.convert_moe_packed_tensors(
+                    tensors[f"{name}_blocks"], tensors[f"{name}_scales"], dtype=torch.float32
+                )
             )
     save_file(tensors, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
@@ -41,4 +45,4 @@ def write_packed(folder: Path, **changes: Any) -> Any:
 def as_numbers(tensors: dict[str, Tensor], name: str) -> Tensor:
     """Take a matrix's blocks and scales out: the experts as [num_experts, in_features, out_features]."""
     blocks, scales = tensors.pop(f"{name}_blocks"), tensors.pop(f"{name}_scales")
-    return convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    return mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()

@@ -14,13 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
 from fwk_loaders.dummy.tokenizer import TOKENIZER_CONFIG, build_tokenizer
+from tests.helpers.lazy import lazy
 from tests.helpers.tiny import TINY
+
+gguf = lazy("gguf")
 
 Array = np.ndarray[Any, Any]
 

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.helpers.lazy import lazy
 from tests.helpers.models import Tensors, make_context, on_ranks
 from torch import Tensor
-from transformers import DeepseekV2Config
-from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
-from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.declaration import Facts
@@ -20,6 +18,10 @@ from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import OneFormat
 from fwk.layers import MoE, OffsetRMSNorm, QKNorm, Routing
 from fwk.types import ModelConfig
+
+modeling_deepseek_v2 = lazy("transformers.models.deepseek_v2.modeling_deepseek_v2")
+modeling_gemma3 = lazy("transformers.models.gemma3.modeling_gemma3")
+transformers = lazy("transformers")
 
 RAW = {
     "architectures": ["X"],
@@ -171,7 +173,7 @@ def test_stacked_weights_are_plain_or_refused() -> None:
 
 @pytest.mark.parametrize("groups", [None, (4, 2), (2, 1), (8, 8)])
 def test_routing_equals_transformers(groups: tuple[int, int] | None) -> None:
-    config = DeepseekV2Config(
+    config = transformers.DeepseekV2Config(
         num_attention_heads=2,
         hidden_size=16,
         n_routed_experts=8,
@@ -181,7 +183,7 @@ def test_routing_equals_transformers(groups: tuple[int, int] | None) -> None:
         n_group=groups and groups[0],
         topk_group=groups and groups[1],
     )
-    router = DeepseekV2TopkRouter(config)
+    router = modeling_deepseek_v2.DeepseekV2TopkRouter(config)
     torch.nn.init.normal_(router.weight)
     x = torch.randn(50, 16)
     with torch.no_grad():
@@ -212,7 +214,7 @@ def test_offset_norm_equals_gemmas(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(16).to(dtype), (torch.randn(5, 3, 16) * 40).to(dtype)
     made = make_context(ModelConfig.from_dict(RAW, "test"), Tensors({"n.weight": weight}), dtype=dtype)
-    reference = Gemma3RMSNorm(16, 1e-5).to(dtype)
+    reference = modeling_gemma3.Gemma3RMSNorm(16, 1e-5).to(dtype)
     with torch.no_grad():
         reference.weight.copy_(weight)
         before = x.clone()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.helpers.lazy import lazy
 from tests.helpers.models import Tensors, make_context
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from fwk.errors import ModelLoadError
 from fwk.layers import RMSNorm, RotaryEmbedding
 from fwk.layers.rope import inverse_frequencies
 from fwk.types import ModelConfig, RopeConfig
+
+modeling_llama = lazy("transformers.models.llama.modeling_llama")
 
 RAW = {
     "architectures": ["LlamaForCausalLM"],
@@ -29,7 +31,7 @@ def test_rms_norm_rounds_as_transformers(dtype: torch.dtype, scale: float) -> No
     norm = RMSNorm(
         make_context(ModelConfig.from_dict(RAW, "test"), Tensors({"n.weight": weight}), dtype=dtype), "n", 64, 1e-5
     )
-    reference = LlamaRMSNorm(64, 1e-5)
+    reference = modeling_llama.LlamaRMSNorm(64, 1e-5)
     with torch.no_grad():
         reference.weight.copy_(weight)
     x, y = (torch.randn(2, 9, 64) * scale).to(dtype)
@@ -57,7 +59,9 @@ def test_rotation_equals_transformers(partial: float | None) -> None:
     angles = positions[:, None].float() * 10_000.0 ** (-torch.arange(0, size, 2) / size)
     angles = torch.cat((angles, angles), -1)
     wanted = x.clone()
-    wanted[..., :size] = apply_rotary_pos_emb(x[..., :size], x[..., :size], angles.cos(), angles.sin())[0]
+    wanted[..., :size] = modeling_llama.apply_rotary_pos_emb(x[..., :size], x[..., :size], angles.cos(), angles.sin())[
+        0
+    ]
     mine = rotary.rotate(x, rotary.rows(positions))
     torch.testing.assert_close(mine, wanted, atol=1e-5, rtol=0)
     assert mine is x

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.helpers.lazy import lazy
 from tests.helpers.tiny import save_llama
-from transformers import AutoModelForCausalLM
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import fwk
 from fwk import SamplingParams
 from fwk.cli.main import main
+
+modeling_llama = lazy("transformers.models.llama.modeling_llama")
+transformers = lazy("transformers")
 
 PROMPTS = ["one two three", "the sun the moon", "0 1 2 3 4 5 6 7"]
 
@@ -29,11 +31,11 @@ def test_channels_are_those_of_an_independent_model(tmp_path: Path, monkeypatch:
     with fwk.LLM(str(folder), dtype="float32", max_total_tokens=1024) as llm:
         done = llm.generate(PROMPTS, SamplingParams(max_tokens=4, temperature=0.0))
         texts = [llm.text.encode(text) + d.token_ids[:-1] for text, d in zip(PROMPTS, done, strict=True)]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def rotated(q: torch.Tensor, k: torch.Tensor, *more: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        seen.append(apply_rotary_pos_emb(q, k, *more))
+        seen.append(modeling_llama.apply_rotary_pos_emb(q, k, *more))
         return seen[-1]
 
     monkeypatch.setattr("transformers.models.llama.modeling_llama.apply_rotary_pos_emb", rotated)

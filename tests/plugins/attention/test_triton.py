@@ -95,8 +95,8 @@ def test_split_tile_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     [
         "everything",
         "drafts and decode",
-        pytest.param("decode, lengths far apart", marks=pytest.mark.slow),
-        pytest.param("long chunk", marks=pytest.mark.slow),
+        pytest.param("decode, lengths far apart", marks=pytest.mark.sweep),
+        pytest.param("long chunk", marks=pytest.mark.sweep),
     ],
 )
 @pytest.mark.usefixtures("as_on_a_device")
@@ -363,7 +363,7 @@ def test_refusals(facts: Facts, message: str | None) -> None:
         "90 bf16 plain full short",
         "80 fp16 fp8 latent short",
         *(
-            pytest.param(f"90 {dtype} {form} {kind} long", marks=pytest.mark.slow)
+            pytest.param(f"90 {dtype} {form} {kind} long", marks=pytest.mark.sweep)
             for dtype in ("bf16", "fp32")
             for form in ("plain", "int8", "fp8")
             for kind in ("full", "tree", "latent")

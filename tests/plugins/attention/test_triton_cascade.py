@@ -308,7 +308,7 @@ def test_not_in_a_deterministic_run(tiny_llm: Callable[..., fwk.LLM]) -> None:
         "90 bf16 plain full",
         "gfx942 bf16 fp8 full",
         *(
-            pytest.param(f"{target} {dtype} {form} {kind}", marks=pytest.mark.slow)
+            pytest.param(f"{target} {dtype} {form} {kind}", marks=pytest.mark.sweep)
             for target in ("80", "90", "100", "gfx942")
             for dtype, form, kind in (("bf16", "plain", "full"), ("fp16", "fp8", "full"), ("bf16", "plain", "latent"))
             if f"{target} {dtype} {form}" != "90 bf16 plain" or kind == "latent"

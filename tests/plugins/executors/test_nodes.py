@@ -150,7 +150,7 @@ def test_two_nodes_say_what_one_process_says(run: Run, is_first: bool) -> None:
     assert "has ended, and so does this node" in node.log
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_ranks_of_two_nodes_add_and_join_as_one_group(run: Run) -> None:
     node = run.node(config={"connects": True})
     executor = run.executor(config={"connects": True})
@@ -193,7 +193,7 @@ def test_nodes_that_differ_are_told_so_both(run: Run, theirs: dict[str, str], se
     assert f"fwk: error: {caught.value}\n" in node.log
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_rank_of_a_node_is_taken_once(run: Run) -> None:
     """The second is sent away, and the run continues without it."""
     executor = run.executor(nnodes=3)
@@ -211,7 +211,7 @@ def test_a_rank_of_a_node_is_taken_once(run: Run) -> None:
     assert [answer[0] for answer in executor.call("where")] == list(range(6))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_nodes_that_came_are_told_of_one_that_did_not(run: Run) -> None:
     node = run.node(nnodes=3)
     until(lambda: "joins" in node.log, 10, "the node looks for node 0")
@@ -230,7 +230,7 @@ def test_a_node_gives_up_when_node_0_does_not_come(run: Run) -> None:
     assert "could not be joined within 1 seconds (--dist-timeout): Connection refused" in node.log
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_killed_rank_is_named_and_its_node_joins_the_next_engine(run: Run) -> None:
     node = run.node()
     executor = run.executor()
@@ -251,7 +251,7 @@ def test_a_killed_rank_is_named_and_its_node_joins_the_next_engine(run: Run) -> 
     assert node.ended() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_node_that_ends_is_named(run: Run, number: signal.Signals) -> None:
     node = run.node(config={"faults": {"2": {"1": f"wait:{run.folder / 'never'}"}}})
@@ -266,7 +266,7 @@ def test_a_node_that_ends_is_named(run: Run, number: signal.Signals) -> None:
     assert node.ended() == (-number if number == signal.SIGKILL else 0)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_node_whose_engine_is_gone_without_a_word_ends(run: Run) -> None:
     node = run.node(dist_timeout=3.0)
     executor = run.executor()

@@ -15,7 +15,7 @@ from tests.helpers.rig import TINY
 
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sweep
 
 COUNTS = {"model.safetensors": 250, "tokenizer.json": 250, "config.json": 250}
 FILES = (*COUNTS, "tokenizer_config.json", "generation_config.json")

@@ -3,13 +3,12 @@
 import sys
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
 from tests.helpers.checkpoints import make_checkpoint, reference_greedy, token_ids
+from tests.helpers.lazy import lazy
 from tests.helpers.quantised import gguf_of
-from transformers import Qwen3MoeForCausalLM
 
 import fwk
 from fwk import SamplingParams
@@ -17,6 +16,9 @@ from fwk.errors import ModelLoadError
 from fwk.types import ModelConfig
 from fwk_loaders.gguf.loader import GGUFLoader
 from fwk_loaders.gguf.types import TENSOR_TYPES
+
+gguf = lazy("gguf")
+transformers = lazy("transformers")
 
 U32, I32, F32, BOOL, STRING = 4, 5, 6, 7, 8
 
@@ -375,7 +377,9 @@ def test_a_mixture_of_experts_is_what_transformers_says_of_its_numbers(kind: str
     """Written by the gguf package's names; served packed and as numbers."""
     make_checkpoint(tmp_path / "source", "qwen3_moe", moe_intermediate_size=128)
     twins = gguf_of(tmp_path / "source", tmp_path / "twins", kind)
-    reference = Qwen3MoeForCausalLM.from_pretrained(twins.plain, attn_implementation="eager").float().eval()
+    reference = (
+        transformers.Qwen3MoeForCausalLM.from_pretrained(twins.plain, attn_implementation="eager").float().eval()
+    )
     prompts = [token_ids(n, n) for n in (40, 7)]
     wanted = [reference_greedy(reference, prompt, 8) for prompt in prompts]
     settings = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tests.helpers.architectures import DELTA, HYBRID, JAMBA, LLAMA4, MAMBA, NEMOTRON, NEXT, write
 from tests.helpers.checkpoints import reference_greedy, token_ids
 from tests.helpers.gguf_converted import written
+from tests.helpers.lazy import lazy
 
 import fwk
 from fwk import SamplingParams
 from fwk.errors import ModelLoadError
 from fwk_loaders.gguf.loader import GGUFCheckpoint
+
+gguf = lazy("gguf")
 
 FACTORS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.0, "attention_multiplier": 0.2}
 ROUTED = {"num_local_experts": 4, "num_experts_per_tok": 2}

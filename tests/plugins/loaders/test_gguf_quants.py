@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 
-import gguf
 import numpy as np
 import pytest
 import torch
+from tests.helpers.lazy import lazy
 
 from fwk import native
 from fwk_loaders.gguf import quants
 from fwk_loaders.gguf.native_blocks import NativeBlocks
 from fwk_loaders.gguf.quants import DTYPES, DamagedBlock, dequantise
 from fwk_loaders.gguf.types import TENSOR_TYPES, TensorType
+
+gguf = lazy("gguf")
 
 Dequantise = Callable[[torch.Tensor, TensorType, torch.Tensor], None]
 

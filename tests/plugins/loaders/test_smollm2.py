@@ -3,13 +3,15 @@
 import time
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
+from tests.helpers.lazy import lazy
 
 from fwk.interfaces.loader import LoaderContext
 from fwk_loaders.gguf.loader import GGUFLoader
+
+gguf = lazy("gguf")
 
 pytestmark = pytest.mark.model
 

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
+from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server, assert_no_leak, install_plugins
 
 import fwk
 from fwk import SamplingParams
+
+openai = lazy("openai")
 
 PROMPTS = [[5 + i, 17, 3 * i + 1, 40, 200 - i] for i in range(4)]
 KEY = "sk-of-the-administrator"

@@ -123,7 +123,7 @@ def test_a_model_is_served_as_by_torch(tmp_path: Path) -> None:
     assert wanted[0] != wanted[4], "two adapters say the same"
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("target", ["80", "90", "100", "gfx942"])
 def test_machine_code(target: str, dtype: str) -> None:

@@ -11,24 +11,28 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import ARCHITECTURES, SMALL, close, write
 from tests.helpers.checkpoints import reference_greedy, reference_logits, token_ids
+from tests.helpers.lazy import lazy
 from tests.helpers.models import RunnableModel, on_ranks
-from transformers import PreTrainedModel
 
 import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, ModelLoadError
 from fwk_kit.testing.batches import block_tables
 
+transformers = lazy("transformers")
+
 RECURRENT = ["mamba2", "lfm2", "qwen3_next", "qwen3_5", "granite hybrid", "nemotron_h", "mamba", "jamba"]
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[transformers.PreTrainedModel, Path]:
     folder = tmp_path_factory.mktemp("checkpoint")
     return write(folder, *request.param), folder
 
 
-def test_logits_however_a_text_is_cut(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_logits_however_a_text_is_cut(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     """A prompt in one go, in chunks, token by token, and in steps with others behind a cached prefix."""
     reference, folder = pair
     model = RunnableModel(folder)
@@ -168,7 +172,7 @@ def test_the_language_model_of_one_that_sees(tmp_path: Path) -> None:
     close(RunnableModel(tmp_path).logits(prompt, [30, 10]), reference_logits(reference, prompt))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_tokens_through_the_whole_engine(name: str, tmp_path: Path) -> None:
     """With the plugins that auto takes: chunked prefill, a shared prefix, and pre-emption in a small cache."""

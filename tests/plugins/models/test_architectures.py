@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.checkpoints import make_checkpoint, reference_greedy, reference_logits, token_ids
+from tests.helpers.lazy import lazy
 from tests.helpers.models import RunnableModel, on_ranks
-from transformers import PreTrainedModel
 
 import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, ModelLoadError, PluginError
 from fwk_kit.testing.batches import block_tables
+
+transformers = lazy("transformers")
 
 LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
 YARN = {
@@ -53,7 +55,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module", params=VARIANTS.values(), ids=VARIANTS.keys())
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[transformers.PreTrainedModel, Path]:
     folder = tmp_path_factory.mktemp("checkpoint")
     kind, changes = request.param
     return make_checkpoint(folder, kind, **changes), folder
@@ -63,7 +67,7 @@ def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(actual, wanted, atol=1e-4 * float(wanted.abs().max()), rtol=1e-4)
 
 
-def test_prompt_in_one_go_in_chunks_and_token_by_token(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_prompt_in_one_go_in_chunks_and_token_by_token(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     reference, folder = pair
     prompt = token_ids(70)
     wanted = reference_logits(reference, prompt)
@@ -74,7 +78,7 @@ def test_prompt_in_one_go_in_chunks_and_token_by_token(pair: tuple[PreTrainedMod
     assert model.weights.asked == set(model.weights.names())
 
 
-def test_batch_of_different_lengths(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_batch_of_different_lengths(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     """A chunk, a decode and drafts in one step give each sequence what it gets alone."""
     reference, folder = pair
     model = RunnableModel(folder)

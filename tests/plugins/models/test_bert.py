@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers.lazy import lazy
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
 import fwk
 from fwk.errors import ConfigError, InvalidRequest, ModelLoadError, PluginError
 from fwk.types import Request, SamplingParams
+
+transformers = lazy("transformers")
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "##s", "sat", "on", "a", "mat", "cafe", ",", "."]
 SMALL = {
@@ -47,9 +49,9 @@ def write_modules(folder: Path, modules: Any = MODULES, mode: str | dict[str, An
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48, **config}))
 
 
-def write_model(folder: Path, **settings: Any) -> BertModel:
+def write_model(folder: Path, **settings: Any) -> transformers.BertModel:
     torch.manual_seed(3)
-    model = BertModel(BertConfig(**(SMALL | settings))).eval()
+    model = transformers.BertModel(transformers.BertConfig(**(SMALL | settings))).eval()
     for name, parameter in model.named_parameters():  # as they come, nearly zero, every sequence would look alike
         is_scale = name.endswith("LayerNorm.weight")
         torch.nn.init.normal_(parameter, mean=float(is_scale), std=0.1 if parameter.ndim == 1 else 0.3)
@@ -70,7 +72,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BertModel]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, transformers.BertModel]:
     folder = tmp_path_factory.mktemp("bert")
     model = write_model(folder)
     write_tokenizer(folder)
@@ -79,13 +81,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BertModel
 
 
 @pytest.fixture(scope="module")
-def llm(reference: tuple[Path, BertModel]) -> Iterator[fwk.LLM]:
+def llm(reference: tuple[Path, transformers.BertModel]) -> Iterator[fwk.LLM]:
     with fwk.LLM(str(reference[0]), check_blocks=True, max_running_requests=8) as llm:
         yield llm
 
 
 @pytest.fixture
-def copy(tmp_path: Path, reference: tuple[Path, BertModel]) -> Path:
+def copy(tmp_path: Path, reference: tuple[Path, transformers.BertModel]) -> Path:
     """The folder, to be changed."""
     for path in reference[0].iterdir():
         if path.is_file():
@@ -99,13 +101,15 @@ def prompts() -> list[list[int]]:
     return [random.integers(0, SMALL["vocab_size"], length).tolist() for length in LENGTHS]
 
 
-def hidden(model: BertModel, ids: list[int]) -> torch.Tensor:
+def hidden(model: transformers.BertModel, ids: list[int]) -> torch.Tensor:
     """transformers' last hidden states of one sequence: [length, hidden_size]."""
     with torch.no_grad():
         return model(input_ids=torch.tensor([ids])).last_hidden_state[0]
 
 
-def expected(model: BertModel, batch: list[list[int]], kind: str = "mean", normalize: bool = True) -> np.ndarray:
+def expected(
+    model: transformers.BertModel, batch: list[list[int]], kind: str = "mean", normalize: bool = True
+) -> np.ndarray:
     rows = []
     for ids in batch:
         states = hidden(model, ids)
@@ -118,7 +122,7 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
 
 
-def test_embeddings_are_transformers(llm: fwk.LLM, reference: tuple[Path, BertModel]) -> None:
+def test_embeddings_are_transformers(llm: fwk.LLM, reference: tuple[Path, transformers.BertModel]) -> None:
     found = llm.embed(prompts())
     want = expected(reference[1], prompts())
     assert found.shape == (len(LENGTHS), 48)
@@ -136,7 +140,9 @@ def test_alone_and_together_are_the_same(llm: fwk.LLM) -> None:
 
 
 @pytest.mark.parametrize("options", [{"max_prefill_tokens": 64}, {"executor": "threaded"}, {"max_running_requests": 1}])
-def test_every_prompt_is_computed_whole(reference: tuple[Path, BertModel], options: dict[str, Any]) -> None:
+def test_every_prompt_is_computed_whole(
+    reference: tuple[Path, transformers.BertModel], options: dict[str, Any]
+) -> None:
     """In steps of 64 tokens the eight prompts take two at least; a chunked prefill would see half of each."""
     settings = {"chunked_prefill_size": 8, "page_size": 4, "max_running_requests": 8} | options
     with fwk.LLM(str(reference[0]), check_blocks=True, **settings) as llm:
@@ -160,7 +166,7 @@ def test_every_prompt_is_computed_whole(reference: tuple[Path, BertModel], optio
 )
 @pytest.mark.parametrize("normalize", [True, False])
 def test_pooling_as_the_model_says(
-    copy: Path, reference: tuple[Path, BertModel], mode: Any, kind: str, normalize: bool
+    copy: Path, reference: tuple[Path, transformers.BertModel], mode: Any, kind: str, normalize: bool
 ) -> None:
     write_modules(copy, MODULES if normalize else MODULES[:2], mode)
     with fwk.LLM(str(copy), max_running_requests=8) as llm:
@@ -169,7 +175,9 @@ def test_pooling_as_the_model_says(
         assert llm.engine.info.reasons == []
 
 
-def test_a_bare_model_is_pooled_by_the_mean_and_says_so(copy: Path, reference: tuple[Path, BertModel]) -> None:
+def test_a_bare_model_is_pooled_by_the_mean_and_says_so(
+    copy: Path, reference: tuple[Path, transformers.BertModel]
+) -> None:
     (copy / "modules.json").unlink()
     with fwk.LLM(str(copy), max_running_requests=8) as llm:
         want = expected(reference[1], prompts(), normalize=False)
@@ -197,7 +205,7 @@ def test_variants(tmp_path: Path, act: str) -> None:
         np.testing.assert_allclose(llm.embed(prompts()), expected(model, prompts()), atol=2e-6)
 
 
-def test_bfloat16(reference: tuple[Path, BertModel]) -> None:
+def test_bfloat16(reference: tuple[Path, transformers.BertModel]) -> None:
     with fwk.LLM(str(reference[0]), dtype="bfloat16", max_running_requests=8) as llm:
         assert cosines(llm.embed(prompts()), expected(reference[1], prompts())).min() > 0.999
 
@@ -220,7 +228,7 @@ def test_wrong_inputs(llm: fwk.LLM, texts: Any, message: str) -> None:
     assert not llm.engine.has_work
 
 
-def test_the_longest_input(llm: fwk.LLM, reference: tuple[Path, BertModel]) -> None:
+def test_the_longest_input(llm: fwk.LLM, reference: tuple[Path, transformers.BertModel]) -> None:
     batch = [[5] * 64]
     np.testing.assert_allclose(llm.embed(batch), expected(reference[1], batch), atol=2e-6)
 
@@ -263,7 +271,7 @@ def nothing(request_id: str, ids: list[int]) -> Request:
 
 
 @pytest.mark.parametrize("executor", ["inprocess", "threaded"])
-def test_cancelled_requests(reference: tuple[Path, BertModel], executor: str) -> None:
+def test_cancelled_requests(reference: tuple[Path, transformers.BertModel], executor: str) -> None:
     """Waiting ones and, where steps are planned ahead, one that is being computed; the others are not touched."""
     with fwk.LLM(str(reference[0]), check_blocks=True, max_running_requests=2, executor=executor) as llm:
         engine, batch = llm.engine, prompts()
@@ -284,7 +292,9 @@ def test_cancelled_requests(reference: tuple[Path, BertModel], executor: str) ->
         assert engine.stats().num_held_blocks == 0
 
 
-def test_numbers_that_are_none_fail_their_request_alone(copy: Path, reference: tuple[Path, BertModel]) -> None:
+def test_numbers_that_are_none_fail_their_request_alone(
+    copy: Path, reference: tuple[Path, transformers.BertModel]
+) -> None:
     from safetensors.torch import load_file, save_file
 
     weights = load_file(copy / "model.safetensors")
@@ -391,7 +401,10 @@ def test_minilm() -> None:
         lengths = [len(llm.text.encode(text)) for text in TEXTS]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval().float()
+        tokenizer, model = (
+            transformers.AutoTokenizer.from_pretrained(folder),
+            transformers.AutoModel.from_pretrained(folder).eval().float(),
+        )
     ids = [tokenizer(text, truncation=False, padding=False)["input_ids"] for text in TEXTS]
     assert [len(one) for one in ids] == lengths
     want = expected(model, ids)

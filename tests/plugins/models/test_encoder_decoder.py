@@ -14,15 +14,17 @@ import pytest
 import torch
 from tests.helpers.architectures import close
 from tests.helpers.checkpoints import token_ids
+from tests.helpers.lazy import lazy
 from tests.helpers.models import RunnableModel, on_ranks
 from tests.helpers.rig import Server
-from transformers import BartConfig, BartForConditionalGeneration, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 import fwk
 from fwk import SamplingParams
 from fwk.errors import FwkError, InvalidRequest, ModelLoadError
 from fwk_kit.testing.batches import block_tables, make_batch
 from fwk_loaders.dummy.tokenizer import build_tokenizer
+
+transformers = lazy("transformers")
 
 VOCAB = 320
 T5 = {
@@ -52,28 +54,29 @@ BART = {
     "eos_token_id": None,
     "bos_token_id": None,
 }
-KINDS: dict[str, tuple[type, type[PreTrainedModel], dict[str, Any]]] = {
-    "t5": (T5Config, T5ForConditionalGeneration, T5),
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "t5": ("T5Config", "T5ForConditionalGeneration", T5),
     "flan-t5": (
-        T5Config,
-        T5ForConditionalGeneration,
+        "T5Config",
+        "T5ForConditionalGeneration",
         {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "scale_decoder_outputs": False},
     ),
-    "bart": (BartConfig, BartForConditionalGeneration, BART),
+    "bart": ("BartConfig", "BartForConditionalGeneration", BART),
     "bart scaled": (
-        BartConfig,
-        BartForConditionalGeneration,
+        "BartConfig",
+        "BartForConditionalGeneration",
         {**BART, "scale_embedding": True, "forced_bos_token_id": 7, "activation_function": "relu"},
     ),
 }
 SMALL: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 4096, "page_size": 8, "check_blocks": True}
 
 
-def write(folder: Path, kind: str, **changes: Any) -> PreTrainedModel:
+def write(folder: Path, kind: str, **changes: Any) -> transformers.PreTrainedModel:
     """A checkpoint with a tokeniser of bytes; returns the reference."""
     config_type, model_type, settings = KINDS[kind]
     torch.manual_seed(0)
-    model = model_type(config_type(vocab_size=VOCAB, **{**settings, **changes}, attn_implementation="eager")).eval()
+    given = {"vocab_size": VOCAB, **settings, **changes, "attn_implementation": "eager"}
+    model = getattr(transformers, model_type)(getattr(transformers, config_type)(**given)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             small = name.endswith("ttention.q.weight")  # T5's scores are not scaled
@@ -85,7 +88,7 @@ def write(folder: Path, kind: str, **changes: Any) -> PreTrainedModel:
     return model
 
 
-def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+def greedy(model: transformers.PreTrainedModel, prompt: list[int], count: int) -> list[int]:
     """The tokens that transformers' own loop generates, without those the decoder begins with."""
     forced = getattr(model.config, "forced_bos_token_id", None) is not None
     settings: dict[str, Any] = {"eos_token_id": None, "pad_token_id": 0, "forced_eos_token_id": None}
@@ -102,7 +105,9 @@ def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[transformers.PreTrainedModel, Path]:
     folder = tmp_path_factory.mktemp("checkpoint")
     return write(folder, request.param), folder
 
@@ -126,12 +131,14 @@ class Texts:
             return list(self.model.model.logits(self.model.model.forward(batch)).split(lens))
 
 
-def wanted_logits(reference: PreTrainedModel, prompt: list[int], text: list[int]) -> torch.Tensor:
+def wanted_logits(reference: transformers.PreTrainedModel, prompt: list[int], text: list[int]) -> torch.Tensor:
     with torch.no_grad():
         return reference(input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([text])).logits[0]
 
 
-def test_logits_of_steps_in_which_others_begin_go_on_and_verify(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_logits_of_steps_in_which_others_begin_go_on_and_verify(
+    pair: tuple[transformers.PreTrainedModel, Path],
+) -> None:
     reference, folder = pair
     prompts = [token_ids(n, n) for n in (70, 16, 5)]
     texts = [[2, *token_ids(n, 9)] for n in (60, 30, 44)]
@@ -176,7 +183,9 @@ def test_two_ranks_together_are_the_model(kind: str, tmp_path: Path) -> None:
     ],
     ids=["plain", "chunks", "pre-emption", "overlap", "n-gram", "blocks of one"],
 )
-def test_greedy_tokens_through_the_whole_engine(pair: tuple[PreTrainedModel, Path], options: dict[str, Any]) -> None:
+def test_greedy_tokens_through_the_whole_engine(
+    pair: tuple[transformers.PreTrainedModel, Path], options: dict[str, Any]
+) -> None:
     reference, folder = pair
     prompts = [token_ids(n, n) for n in (70, 3, 33, 8, 41)]
     settings = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
@@ -190,7 +199,7 @@ def test_greedy_tokens_through_the_whole_engine(pair: tuple[PreTrainedModel, Pat
     assert [x.prompt_token_ids for x in done] == prompts
 
 
-def test_several_samples_of_one_prompt(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_several_samples_of_one_prompt(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     """A sample is the same alone, and logarithms of probabilities are transformers'."""
     reference, folder = pair
     prompt = token_ids(20)

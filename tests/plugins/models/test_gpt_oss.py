@@ -10,20 +10,22 @@ import pytest
 import torch
 from tests.helpers.architectures import close
 from tests.helpers.checkpoints import reference_greedy, reference_logits, token_ids
+from tests.helpers.lazy import lazy
 from tests.helpers.models import RunnableModel
 from tests.helpers.mxfp4 import random_bytes, write_packed
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import fwk
 from fwk import SamplingParams, native
 from fwk.errors import FwkError
 from fwk_models.gpt_oss.experts import mxfp4_numbers
 
+mxfp4 = lazy("transformers.integrations.mxfp4")
+
 
 def test_numbers_are_those_of_transformers() -> None:
     torch.manual_seed(0)
     blocks, scales = random_bytes(3, 10, 4, 16), random_bytes(3, 10, 4, low=100, high=150)
-    theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    theirs = mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
     assert torch.equal(mxfp4_numbers(blocks, scales), theirs.transpose(1, 2))
 
 
@@ -64,7 +66,7 @@ def test_packed_experts_can_be_kept_small(tmp_path: Path) -> None:
     assert wanted[done.token_ids[0]] > wanted.max() - 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("inner", "is_packed"), [(128, True), (96, False)])
 def test_ranks_that_get_no_whole_blocks_read_numbers(inner: int, is_packed: bool, tmp_path: Path) -> None:
     reference, prompt = write_packed(tmp_path, intermediate_size=inner), token_ids(50)

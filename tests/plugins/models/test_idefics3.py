@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import close
 from tests.helpers.images import IMAGE_ID, VISION, encoded, greedy, noise, reference_processor, write_vision
-from transformers import PreTrainedModel
+from tests.helpers.lazy import lazy
 
 import fwk
 from fwk import SamplingParams
@@ -22,6 +22,8 @@ from fwk.errors import ConfigError, InvalidRequest, ModelLoadError
 from fwk.interfaces.multimodal import MediaItem
 from fwk.worker import memory_need
 from fwk_models.idefics3.model import Idefics3, ImageEncoder
+
+transformers = lazy("transformers")
 
 SMALL: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 4096, "page_size": 8, "check_blocks": True}
 COUNT = 12
@@ -46,12 +48,14 @@ def ask(llm: fwk.LLM, chats: Sequence[tuple[str, list[Image.Image]]], **sampling
 
 
 @pytest.fixture(scope="module", params=["idefics3", "smolvlm"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[transformers.PreTrainedModel, Path]:
     folder = tmp_path_factory.mktemp(request.param)
     return write_vision(folder, request.param), folder
 
 
-def check(done: Sequence[Any], reference: PreTrainedModel, folder: Path, names: Sequence[str]) -> None:
+def check(done: Sequence[Any], reference: transformers.PreTrainedModel, folder: Path, names: Sequence[str]) -> None:
     processor = reference_processor(folder)
     for name, found in zip(names, done, strict=True):
         tokens, scores = greedy(reference, processor, *CHATS[name], COUNT)
@@ -72,14 +76,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_greedy_tokens_and_their_scores(pair: tuple[PreTrainedModel, Path], options: dict[str, Any]) -> None:
+def test_greedy_tokens_and_their_scores(
+    pair: tuple[transformers.PreTrainedModel, Path], options: dict[str, Any]
+) -> None:
     reference, folder = pair
     with fwk.LLM(str(folder), **{**SMALL, **options}) as llm:
         done = ask(llm, list(CHATS.values()))
     check(done, reference, folder, list(CHATS))
 
 
-def test_after_a_pre_emption_media_are_inserted_again(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_after_a_pre_emption_media_are_inserted_again(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     reference, folder = pair
     names, processor = ["image first", "two images", "two turns"], reference_processor(folder)
     small = {"max_total_tokens": 384, "page_size": 4, "schedule_conservativeness": 0, "prefix_cache": "none"}
@@ -111,7 +117,7 @@ class Encoded:
 
 
 def test_the_prefix_cache_knows_images_by_content(
-    pair: tuple[PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same image is found, another one of its size never is, nor the same one behind another."""
     reference, folder = pair
@@ -140,7 +146,7 @@ def before(llm: fwk.LLM, done: Any) -> int:
 
 
 def test_a_chat_of_turns_encodes_each_image_once(
-    pair: tuple[PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a prefix cache, too, which would hide it."""
     reference, folder = pair
@@ -164,7 +170,7 @@ def test_a_chat_of_turns_encodes_each_image_once(
     assert two.token_ids == greedy(reference, processor, shown + rest, [noise(1), noise(7, 16, 16)], COUNT)[0]
 
 
-def test_samples_of_one_prompt_and_scores_of_its_tokens(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_samples_of_one_prompt_and_scores_of_its_tokens(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     reference, folder = pair
     name = "two images"
     processor = reference_processor(folder)
@@ -181,14 +187,14 @@ def test_samples_of_one_prompt_and_scores_of_its_tokens(pair: tuple[PreTrainedMo
     assert len({tuple(one.token_ids) for one in three}) == 3
 
 
-@pytest.mark.slow
-def test_two_ranks_are_the_model(pair: tuple[PreTrainedModel, Path]) -> None:
+@pytest.mark.sweep
+def test_two_ranks_are_the_model(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     reference, folder = pair
     with fwk.LLM(str(folder), executor="processes", tensor_parallel_size=2, **SMALL) as llm:
         check(ask(llm, list(CHATS.values())), reference, folder, list(CHATS))
 
 
-def test_other_weights_encode_anew(pair: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
+def test_other_weights_encode_anew(pair: tuple[transformers.PreTrainedModel, Path], tmp_path: Path) -> None:
     reference, folder = pair
     shutil.copytree(folder, tmp_path / "other")
     tensors = load_file(tmp_path / "other/model.safetensors")
@@ -207,7 +213,7 @@ def test_other_weights_encode_anew(pair: tuple[PreTrainedModel, Path], tmp_path:
     assert new.token_ids == wanted != old.token_ids
 
 
-def test_text_alone_loads_no_encoder(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_text_alone_loads_no_encoder(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     reference, folder = pair
     chat = CHATS["text alone"]
     with fwk.LLM(str(folder), enable_multimodal=False, **SMALL) as llm:
@@ -217,7 +223,7 @@ def test_text_alone_loads_no_encoder(pair: tuple[PreTrainedModel, Path]) -> None
     assert done.token_ids == greedy(reference, reference_processor(folder), *chat, COUNT)[0]
 
 
-def test_limits_and_settings(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_limits_and_settings(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     _, folder = pair
     more = {"limit_mm_per_prompt": "image=1", "mm_processor_kwargs": '{"do_image_splitting": false}'}
     with fwk.LLM(str(folder), max_image_pixels=1000, **more, **SMALL) as llm:
@@ -239,13 +245,13 @@ def test_limits_and_settings(pair: tuple[PreTrainedModel, Path]) -> None:
         ({"limit_mm_per_prompt": '{"image": -1}'}, "image=-1 is no kind of media and its number"),
     ],
 )
-def test_wrong_options(pair: tuple[PreTrainedModel, Path], options: dict[str, Any], message: str) -> None:
+def test_wrong_options(pair: tuple[transformers.PreTrainedModel, Path], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fwk.LLM(str(pair[1]), **options, **SMALL)
 
 
 def test_the_same_bits_whatever_is_encoded_alongside(
-    pair: tuple[PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products of other sizes may round otherwise: each tile is a product of its own."""
     sizes: set[int] = set()
@@ -271,7 +277,7 @@ def test_the_same_bits_whatever_is_encoded_alongside(
 
 
 def test_memory_for_what_is_encoded_is_counted(
-    pair: tuple[PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_need, "available_memory", lambda: 700 << 20)
     with pytest.raises(ConfigError, match=r"0\.7 GiB besides, but 0\.7 GiB of memory are free"):
@@ -280,7 +286,7 @@ def test_memory_for_what_is_encoded_is_counted(
         fwk.LLM(str(pair[1]), **options, **SMALL).close()
 
 
-def test_workers_on_other_machines_are_refused(pair: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
+def test_workers_on_other_machines_are_refused(pair: tuple[transformers.PreTrainedModel, Path], tmp_path: Path) -> None:
     """They have no file to read."""
     (tmp_path / "token").write_text("a secret of many letters, hard to guess")
     (tmp_path / "token").chmod(0o600)
@@ -290,7 +296,7 @@ def test_workers_on_other_machines_are_refused(pair: tuple[PreTrainedModel, Path
 
 
 def test_the_encoder_has_the_weight_formats_that_are_asked_for(
-    pair: tuple[PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[torch.Tensor] = []
     encode = Idefics3.encode

@@ -8,19 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.lazy import lazy
 from tests.helpers.models import RunnableModel
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
 
 from fwk.errors import ModelLoadError
 from fwk_kit.testing.batches import block_tables
+
+transformers = lazy("transformers")
 
 SMALL = {
     "vocab_size": 131,
@@ -41,10 +35,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-TYPES: dict[str, tuple[type, type[PreTrainedModel]]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+TYPES: dict[str, tuple[str, str]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM"),
+    "mistral": ("MistralConfig", "MistralForCausalLM"),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -65,11 +59,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def save(folder: Path, kind: str, changes: dict[str, Any]) -> PreTrainedModel:
+def save(folder: Path, kind: str, changes: dict[str, Any]) -> transformers.PreTrainedModel:
     """Write a random checkpoint with weights large enough to make attention selective."""
     torch.manual_seed(0)
     config_type, model_type = TYPES[kind]
-    model = model_type(config_type(**{**SMALL, **changes})).eval()
+    config = getattr(transformers, config_type)(**{**SMALL, **changes})
+    model = getattr(transformers, model_type)(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.25)
@@ -78,12 +73,14 @@ def save(folder: Path, kind: str, changes: dict[str, Any]) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module", params=VARIANTS.values(), ids=VARIANTS.keys())
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[transformers.PreTrainedModel, Path]:
     folder = tmp_path_factory.mktemp("checkpoint")
     return save(folder, *request.param), folder
 
 
-def expected(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+def expected(model: transformers.PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
         return model(torch.tensor([token_ids])).logits[0]
 
@@ -96,7 +93,7 @@ def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(actual, wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_prompt_in_one_go_in_chunks_and_token_by_token(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_prompt_in_one_go_in_chunks_and_token_by_token(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     reference, folder = pair
     prompt = ids(70)
     wanted = expected(reference, prompt)
@@ -107,7 +104,7 @@ def test_prompt_in_one_go_in_chunks_and_token_by_token(pair: tuple[PreTrainedMod
     assert model.weights.asked == set(model.weights.names())
 
 
-def test_batch_of_different_lengths(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_batch_of_different_lengths(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     """A chunk, a decode and drafts in one step give each sequence what it gets alone."""
     reference, folder = pair
     model = RunnableModel(folder)

@@ -16,15 +16,17 @@ from tests.helpers.architectures import close
 from tests.helpers.checkpoints import SMALL as TEXT
 from tests.helpers.checkpoints import randomise
 from tests.helpers.images import IMAGE_ID, SPECIALS, VISION, encoded, greedy, noise
+from tests.helpers.lazy import lazy
 from tokenizers import AddedToken
-from transformers import LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
-from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
 import fwk
 from fwk import SamplingParams
 from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.interfaces.multimodal import MediaItem
 from fwk_loaders.dummy.tokenizer import build_tokenizer
+
+image_processing_pil_llava = lazy("transformers.models.llava.image_processing_pil_llava")
+transformers = lazy("transformers")
 
 SMALL: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 4096, "page_size": 8, "check_blocks": True}
 SETTINGS: dict[str, Any] = {"size": {"shortest_edge": 20}, "crop_size": {"height": 16, "width": 16}}
@@ -35,17 +37,17 @@ CHATS: list[Any] = [
 ]
 
 
-def write(folder: Path, **changes: Any) -> LlavaForConditionalGeneration:
+def write(folder: Path, **changes: Any) -> transformers.LlavaForConditionalGeneration:
     torch.manual_seed(0)
     vision: Any = {"model_type": "clip_vision_model", **VISION, "num_hidden_layers": 3}
     text: Any = {"model_type": "llama", **TEXT}
-    config = LlavaConfig(
+    config = transformers.LlavaConfig(
         text_config=text,
         vision_config=vision,
         image_token_index=IMAGE_ID,
         **changes,
     )
-    model = LlavaForConditionalGeneration(config).eval()
+    model = transformers.LlavaForConditionalGeneration(config).eval()
     randomise(model)
     model.save_pretrained(folder)
     tokenizer = build_tokenizer(IMAGE_ID, str(folder))
@@ -56,9 +58,9 @@ def write(folder: Path, **changes: Any) -> LlavaForConditionalGeneration:
 
 
 def reference_processor(folder: Path, strategy: str = "default") -> Any:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    return LlavaProcessor(
-        LlavaImageProcessorPil(**SETTINGS),
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    return transformers.LlavaProcessor(
+        image_processing_pil_llava.LlavaImageProcessorPil(**SETTINGS),
         tokenizer,
         patch_size=4,
         vision_feature_select_strategy=strategy,
@@ -104,7 +106,7 @@ def test_greedy_tokens_and_their_scores(names: str, changes: dict[str, Any], tmp
 @pytest.mark.parametrize("size", [(40, 24), (24, 40), (16, 16), (3, 200), (101, 99), (640, 480), (1, 1)])
 def test_numbers_are_those_of_transformers(size: tuple[int, int], tmp_path: Path) -> None:
     write(tmp_path)
-    reference: Any = LlavaImageProcessorPil(**SETTINGS)
+    reference: Any = image_processing_pil_llava.LlavaImageProcessorPil(**SETTINGS)
     wanted = reference(noise(1, *size), return_tensors="np")["pixel_values"][0]
     with fwk.LLM(str(tmp_path), **SMALL) as llm:
         processor: Any = llm._placer()._processor

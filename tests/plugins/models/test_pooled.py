@@ -12,23 +12,17 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from tests.helpers.architectures import SMALL
+from tests.helpers.lazy import lazy
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    BertModel,
-    PreTrainedModel,
-)
 
 import fwk
 from fwk.errors import ConfigError, InvalidRequest, ModelLoadError
 from fwk_loaders.dummy.tokenizer import build_tokenizer
+
+transformers = lazy("transformers")
 
 PROMPTS = [[7 * i % 300 + 3 for i in range(n)] for n in (1, 9, 40, 3, 70)]
 ENCODER = {
@@ -59,7 +53,7 @@ WORDS = [
 PAIRS = [("the cat", "cat sat on the mat"), ("a dog ran", "the mat"), ("cat", "[SEP] on [SEP] dog")]
 
 
-def filled(model: PreTrainedModel) -> PreTrainedModel:
+def filled(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
     torch.manual_seed(5)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -68,7 +62,7 @@ def filled(model: PreTrainedModel) -> PreTrainedModel:
     return model.float().eval()
 
 
-def write(folder: Path, model: PreTrainedModel) -> PreTrainedModel:
+def write(folder: Path, model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
     filled(model).save_pretrained(folder)
     build_tokenizer(SMALL["vocab_size"], str(folder)).save(str(folder / "tokenizer.json"))
     return model
@@ -89,7 +83,7 @@ def change(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def last_states(model: PreTrainedModel) -> list[torch.Tensor]:
+def last_states(model: transformers.PreTrainedModel) -> list[torch.Tensor]:
     with torch.no_grad():
         return [model(torch.tensor([ids])).last_hidden_state[0] for ids in PROMPTS]
 
@@ -113,8 +107,8 @@ def same(actual: np.ndarray, wanted: torch.Tensor) -> None:
 )
 def test_a_decoder_without_its_head_embeds(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
     """Names without ``model.``; prompts of one step do not see each other."""
-    config = AutoConfig.for_model(kind, **{**SMALL, **changes})
-    model = write(tmp_path, AutoModel.from_config(config, attn_implementation="eager"))
+    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **changes})
+    model = write(tmp_path, transformers.AutoModel.from_config(config, attn_implementation="eager"))
     wanted = last_states(model)
     with fwk.LLM(str(tmp_path), dtype="float32", max_total_tokens=1024) as llm:
         same(llm.embed(PROMPTS), torch.stack([F.normalize(x[-1], dim=0) for x in wanted]))
@@ -126,7 +120,10 @@ def test_a_decoder_without_its_head_embeds(tmp_path: Path, kind: str, changes: d
 
 def test_a_decoder_with_its_head_embeds_when_asked(tmp_path: Path) -> None:
     """Pooling as modules.json says; packed weights embed, too."""
-    model = write(tmp_path, AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **SMALL, head_dim=16)))
+    model = write(
+        tmp_path,
+        transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen3", **SMALL, head_dim=16)),
+    )
     wanted = last_states(model.model)
     with fwk.LLM(str(tmp_path), dtype="float32", task="embed", pooling_type="mean", max_total_tokens=1024) as llm:
         same(llm.embed(PROMPTS), torch.stack([F.normalize(x.mean(0), dim=0) for x in wanted]))
@@ -144,8 +141,8 @@ def test_a_decoder_with_its_head_embeds_when_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
 def test_a_decoder_classifies(tmp_path: Path, kind: str) -> None:
     own = {"n_inner": None, "num_key_value_heads": 4, "intermediate_size": 256} if kind == "gpt2" else {}
-    config = AutoConfig.for_model(kind, **{**SMALL, **own}, num_labels=3)
-    model = write(tmp_path, AutoModelForSequenceClassification.from_config(config))
+    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **own}, num_labels=3)
+    model = write(tmp_path, transformers.AutoModelForSequenceClassification.from_config(config))
     with torch.no_grad():
         wanted = torch.cat([model(torch.tensor([ids])).logits for ids in PROMPTS])
     with fwk.LLM(str(tmp_path), dtype="float32", max_total_tokens=1024) as llm:
@@ -153,8 +150,8 @@ def test_a_decoder_classifies(tmp_path: Path, kind: str) -> None:
 
 
 def test_tensor_parallel_ranks_classify_alike(tmp_path: Path) -> None:
-    config = AutoConfig.for_model("llama", **SMALL, num_labels=1)
-    model = write(tmp_path, AutoModelForSequenceClassification.from_config(config))
+    config = transformers.AutoConfig.for_model("llama", **SMALL, num_labels=1)
+    model = write(tmp_path, transformers.AutoModelForSequenceClassification.from_config(config))
     with torch.no_grad():
         wanted = torch.cat([model(torch.tensor([ids])).logits for ids in PROMPTS])
     with fwk.LLM(str(tmp_path), dtype="float32", max_total_tokens=1024, tensor_parallel_size=2) as llm:
@@ -163,7 +160,10 @@ def test_tensor_parallel_ranks_classify_alike(tmp_path: Path) -> None:
 
 def test_the_logits_of_tokens_score(tmp_path: Path) -> None:
     """As Qwen3-Reranker is used: yes against no."""
-    model = write(tmp_path, AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **SMALL, head_dim=16)))
+    model = write(
+        tmp_path,
+        transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen3", **SMALL, head_dim=16)),
+    )
     with torch.no_grad():
         logits = torch.stack([model(torch.tensor([ids])).logits[0, -1] for ids in PROMPTS])
     settings: dict[str, Any] = {"dtype": "float32", "task": "classify", "max_total_tokens": 1024}
@@ -182,8 +182,10 @@ def test_the_logits_of_tokens_score(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_cross_encoders(tmp_path: Path, kind: str, num_labels: int) -> None:
     """The second text's tokens are of the second segment where the model has two."""
-    config = AutoConfig.for_model(kind, **ENCODER, type_vocab_size=2 if kind == "bert" else 1, num_labels=num_labels)
-    model = filled(AutoModelForSequenceClassification.from_config(config))
+    config = transformers.AutoConfig.for_model(
+        kind, **ENCODER, type_vocab_size=2 if kind == "bert" else 1, num_labels=num_labels
+    )
+    model = filled(transformers.AutoModelForSequenceClassification.from_config(config))
     model.save_pretrained(tmp_path)
     write_words(tmp_path)
     with fwk.LLM(str(tmp_path), dtype="float32") as llm:
@@ -201,7 +203,9 @@ def test_cross_encoders(tmp_path: Path, kind: str, num_labels: int) -> None:
 
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
 def test_roberta_embeds(tmp_path: Path, kind: str) -> None:
-    model = filled(AutoModel.from_config(AutoConfig.for_model(kind, **ENCODER), add_pooling_layer=False))
+    model = filled(
+        transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **ENCODER), add_pooling_layer=False)
+    )
     model.save_pretrained(tmp_path)
     write_words(tmp_path)
     prompts = [[2, 5, 6, 3], [2, *range(4, 12), 3] * 6, [9]]
@@ -214,7 +218,7 @@ def test_roberta_embeds(tmp_path: Path, kind: str) -> None:
 
 
 def test_colbert_makes_a_vector_of_each_token(tmp_path: Path) -> None:
-    model = filled(BertModel(BertConfig(**ENCODER), add_pooling_layer=False))
+    model = filled(transformers.BertModel(transformers.BertConfig(**ENCODER), add_pooling_layer=False))
     shorter = torch.randn(16, 48)
     tensors = {f"bert.{name}": x for name, x in model.state_dict().items()} | {"linear.weight": shorter}
     model.config.save_pretrained(tmp_path)
@@ -229,7 +233,9 @@ def test_colbert_makes_a_vector_of_each_token(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, AutoModel.from_config(AutoConfig.for_model("qwen3", **SMALL, head_dim=16)))
+    write(
+        tmp_path, transformers.AutoModel.from_config(transformers.AutoConfig.for_model("qwen3", **SMALL, head_dim=16))
+    )
     with pytest.raises(ModelLoadError, match="no model plugin serves 'Qwen3Model'"):
         fwk.LLM(str(tmp_path), task="generate")
     for settings, reason in (
@@ -244,6 +250,6 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError, match=f"{key} is {str(value).lower()}: every token"):
             fwk.LLM(str(tmp_path))
         change(tmp_path, **{key: None})
-    write(tmp_path, AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SMALL)))
+    write(tmp_path, transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("llama", **SMALL)))
     with pytest.raises(ConfigError, match="--pooling-type: this model generates text"):
         fwk.LLM(str(tmp_path), pooling_type="mean")

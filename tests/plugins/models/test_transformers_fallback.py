@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.checkpoints import SMALL, VOCAB, make_checkpoint, reference_greedy, reference_logits, token_ids
+from tests.helpers.lazy import lazy
 from tests.helpers.models import RunnableModel, on_ranks
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import fwk
 from fwk import SamplingParams
@@ -20,6 +20,8 @@ from fwk.errors import FwkError, ModelLoadError, PluginError
 from fwk.interfaces.declaration import Facts
 from fwk.plugins import choose, discover
 from fwk_loaders.dummy.tokenizer import build_tokenizer
+
+transformers = lazy("transformers")
 
 WINDOW = {"sliding_window": 24, "num_hidden_layers": 4}
 OTHERS: dict[str, dict[str, Any]] = {
@@ -38,13 +40,13 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-def make(folder: Path, kind: str, **changes: Any) -> PreTrainedModel:
+def make(folder: Path, kind: str, **changes: Any) -> transformers.PreTrainedModel:
     """A random checkpoint of a model that has no plugin of its own, or of one that has."""
     if kind not in OTHERS:
         return make_checkpoint(folder, kind, **changes)
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**SMALL, **OTHERS[kind], **changes})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **OTHERS[kind], **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

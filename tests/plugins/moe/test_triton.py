@@ -313,7 +313,7 @@ def test_inputs_whose_rows_stand_apart() -> None:
     assert torch.equal(found.apply(wide[:, :HIDDEN], ids, weights), found.apply(x, ids, weights))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("target", ["80", "90", "100", "gfx942"])
 def test_machine_code(target: str, dtype: str) -> None:
@@ -336,7 +336,7 @@ def test_machine_code(target: str, dtype: str) -> None:
         assert all(code["hopper_matrix_products"] > 0 for code in products[8:]), products  # tiles of many rows
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("target", ["90", "100"])
 def test_machine_code_of_products_of_rounded_inputs(target: str) -> None:
     """Matrix units multiply e4m3 numbers as they are; in tiles of few rows, which wait for memory, as float16."""

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.helpers.images import TOKENS_PER_TILE, encoded, noise, reference_processor, write_vision
-from transformers.image_transforms import convert_to_rgb
-from transformers.image_utils import load_image
+from tests.helpers.lazy import lazy
 
 from fwk.config import ModelOptions
 from fwk.errors import InvalidRequest, ModelLoadError
@@ -26,6 +25,9 @@ from fwk_loaders.dummy.loader import DummyLoader
 from fwk_models.idefics3 import models
 from fwk_multimodal._common.images import decode
 from fwk_multimodal.idefics3.processor import Idefics3Processor
+
+image_transforms = lazy("transformers.image_transforms")
+image_utils = lazy("transformers.image_utils")
 
 TEXT = "a<image>b\n<image>\n"
 SIZES = [(40, 24), (24, 40), (16, 16), (33, 32), (200, 3), (3, 200), (1, 1), (100, 99), (17, 64), (640, 480)]
@@ -90,10 +92,10 @@ def test_decoding_is_that_of_transformers() -> None:
         encoded(noise(6, mode="L")),
     ]
     for data in files:
-        wanted = np.asarray(load_image(Image.open(io.BytesIO(data))))
+        wanted = np.asarray(image_utils.load_image(Image.open(io.BytesIO(data))))
         np.testing.assert_array_equal(np.asarray(decode(MediaItem("image", data), 2**20)), wanted)
     clear = noise(4, mode="RGBA")
-    wanted = convert_to_rgb(clear, return_numpy=True)
+    wanted = image_transforms.convert_to_rgb(clear, return_numpy=True)
     np.testing.assert_array_equal(np.asarray(decode(MediaItem("image", encoded(clear)), 2**20)), wanted)
 
 

@@ -60,7 +60,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", *(pytest.param(x, marks=pytest.mark.slow) for x in OTHERS)])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", *(pytest.param(x, marks=pytest.mark.sweep) for x in OTHERS)])
 def test_inputs_of_fp8_products_are_rounded_as_they_are_made(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +89,7 @@ def test_inputs_of_fp8_products_are_rounded_as_they_are_made(
     assert all_of_them == steps * 5
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("target", ["80", "90", "100", "gfx942"])
 def test_machine_code(target: str, dtype: str) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from tests.helpers.lazy import lazy
 from torch import Tensor
 
 import fwk
@@ -22,10 +25,10 @@ from fwk.plugins.selection import plugin_options
 from fwk_kit.testing import QuantizerSuite
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 
-bitsandbytes = pytest.importorskip("bitsandbytes")
-transformers = pytest.importorskip("transformers")
-from bitsandbytes import functional  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
+bitsandbytes = lazy("bitsandbytes")
+transformers = lazy("transformers")
+
+pytestmark = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 
 PLUGINS = discover()
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
@@ -40,11 +43,13 @@ class BitsandbytesSuite(QuantizerSuite):
         if layout == "plain":
             return {"weight": weight}, weight
         if kind == "int8":
-            numbers, scales, _ = functional.int8_vectorwise_quant(weight.half())
+            numbers, scales, _ = bitsandbytes.functional.int8_vectorwise_quant(weight.half())
             return {"weight": numbers, "SCB": scales}, numbers * scales[:, None] / 127
-        packed, state = functional.quantize_4bit(weight, blocksize=64, quant_type=kind, compress_statistics=True)
+        packed, state = bitsandbytes.functional.quantize_4bit(
+            weight, blocksize=64, quant_type=kind, compress_statistics=True
+        )
         stored = {f"weight.{key}": tensor for key, tensor in state.as_dict(packed=True).items()}
-        return {"weight": packed, **stored}, functional.dequantize_4bit(packed, state)
+        return {"weight": packed, **stored}, bitsandbytes.functional.dequantize_4bit(packed, state)
 
 
 class TestNf4(BitsandbytesSuite):
@@ -88,7 +93,7 @@ def test_four_bits_are_the_packages_own(kind: str, dtype: torch.dtype) -> None:
     weight = torch.randn(48, 192, generator=torch.Generator().manual_seed(1))
     made = method(dtype, bitsandbytes_type=kind)
     weights = made.finish(made.encode(weight, "m"), shape(48, 192))
-    packed, state = functional.quantize_4bit(weight, blocksize=64, quant_type=kind)
+    packed, state = bitsandbytes.functional.quantize_4bit(weight, blocksize=64, quant_type=kind)
     assert torch.equal(weights.packed.view(-1), packed.view(-1))
     for count in (1, 7):
         x = torch.randn(count, 192, generator=torch.Generator().manual_seed(count)).to(dtype)
@@ -101,7 +106,7 @@ def test_int8_is_the_packages_own_where_no_other_token_is() -> None:
     made = method(bitsandbytes_type="int8")
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
     weights = made.finish(made.encode(weight, "m"), shape(64, 128))
-    numbers, scales, _ = functional.int8_vectorwise_quant(weight.half())
+    numbers, scales, _ = bitsandbytes.functional.int8_vectorwise_quant(weight.half())
     assert torch.equal(weights.numbers, numbers)
     x = torch.randn(4, 128, generator=torch.Generator().manual_seed(3))
     x[1, 5], x[2, 7], x[2, 90] = 40.0, -25.0, 7.0
@@ -186,7 +191,9 @@ def quantised(folder: Path, name: str) -> tuple[Path, Any]:
     for path, layer in list(model.named_modules()):
         if isinstance(layer, bitsandbytes.nn.Linear4bit):
             plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
-            plain.weight.data = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+            plain.weight.data = bitsandbytes.functional.dequantize_4bit(
+                layer.weight.data, layer.weight.quant_state
+            ).float()
             model.set_submodule(path, plain)
     return where, model
 

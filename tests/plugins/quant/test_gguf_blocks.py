@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 import pytest
 import torch
+from tests.helpers.lazy import lazy
 from tests.helpers.quantised import random_blocks
 
 from fwk.errors import ModelLoadError
@@ -14,6 +14,8 @@ from fwk.native.thread_pool import ThreadPool
 from fwk_quant.gguf import GGUFOptions
 from fwk_quant.gguf.blocks import BLOCK_TYPES, BlockType
 from fwk_quant.gguf.method import GGUFMethod
+
+gguf = lazy("gguf")
 
 CPU = torch.device("cpu")
 

@@ -118,7 +118,7 @@ def test_more_rows_are_whole(kernel: FloatKernel) -> None:
     assert torch.equal(kernel.largest(screened, x), kernel.apply(matrix, x, None))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_without_vectors_all_is_computed() -> None:
     kernel = FloatKernel(ThreadPool(1), "plain")
     assert kernel.screened(kernel.pack(torch.ones(4, 4)), GREEDY) is None

@@ -97,7 +97,7 @@ def test_where_there_is_no_kernel_it_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert refusal(Facts(Host("xpu"), layouts=("plain",))) is None
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("target", ["80", "90", "100", "gfx942"])
 def test_machine_code(target: str, dtype: str) -> None:

@@ -84,7 +84,7 @@ def test_other_architectures(kind: str, name: str, tmp_path: Path) -> None:
     check(twins_of(tmp_path / "source", name, tmp_path), method if "online" in name else f"{method}, none")
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("online-int8", "gguf")]
+SLOW = [pytest.param(name, marks=pytest.mark.sweep) for name in ("online-int8", "gguf")]
 
 
 @pytest.mark.parametrize("name", ["int4-gptq", *SLOW])

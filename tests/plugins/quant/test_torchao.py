@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.lazy import lazy
 
 import fwk
 from fwk import SamplingParams
@@ -16,18 +18,17 @@ from fwk.interfaces.declaration import Facts
 from fwk.interfaces.quant import LinearShape, QuantContext
 from fwk.plugins import discover, find
 from fwk_kit.testing import QuantizerSuite
+from fwk_quant.torchao import TorchaoOptions
 
-torchao = pytest.importorskip("torchao")
-from torchao import quantization  # noqa: E402
+torchao = lazy("torchao")
 
-from fwk_quant.torchao import TorchaoOptions  # noqa: E402
-from fwk_quant.torchao.method import TorchaoMethod  # noqa: E402
+pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 
 PROMPTS = [[3, 9, 27, 81, 143, 11], [200, 100, 50, 25], [5] * 20]
 RECIPES = {
-    "int8wo": quantization.Int8WeightOnlyConfig,
-    "int8dq": quantization.Int8DynamicActivationInt8WeightConfig,
-    "fp8wo": quantization.Float8WeightOnlyConfig,
+    "int8wo": "Int8WeightOnlyConfig",
+    "int8dq": "Int8DynamicActivationInt8WeightConfig",
+    "fp8wo": "Float8WeightOnlyConfig",
 }
 
 
@@ -54,7 +55,7 @@ class TestFp8(QuantizerSuite):
 @pytest.mark.parametrize("flags", [{}, {"tensor_parallel_size": 2, "executor": "processes"}], ids=["one", "two ranks"])
 def test_what_torchao_makes_of_a_model_of_transformers(name: str, flags: dict[str, Any], tmp_path: Path) -> None:
     reference = make_checkpoint(tmp_path, "llama")
-    quantization.quantize_(reference, RECIPES[name]())
+    torchao.quantization.quantize_(reference, getattr(torchao.quantization, RECIPES[name])())
     given = {"dtype": "float32", "max_total_tokens": 1024, "max_running_requests": 4, "load_format": "safetensors"}
     sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=1)
     with fwk.LLM(str(tmp_path), quantization="torchao", torchao_config=name, **given, **flags) as llm:
@@ -73,13 +74,15 @@ def test_what_torchao_makes_of_a_model_of_transformers(name: str, flags: dict[st
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_are_the_packages_to_the_bit(name: str, dtype: torch.dtype) -> None:
+    from fwk_quant.torchao.method import TorchaoMethod
+
     torch.manual_seed(1)
     layer = torch.nn.Linear(128, 64, dtype=dtype)
     x, weight, bias = torch.randn(5, 128, dtype=dtype), layer.weight.data.clone(), layer.bias.data
     options = TorchaoOptions.model_validate({"torchao_config": name})
     made = TorchaoMethod(QuantContext(torch.device("cpu"), dtype, {}, options))
     weights = made.finish(made.encode(weight, "m"), LinearShape(128, (64,), dtype, torch.device("cpu"), "m"))
-    quantization.quantize_(layer, RECIPES[name]())
+    torchao.quantization.quantize_(layer, getattr(torchao.quantization, RECIPES[name])())
     assert torch.equal(made.apply(weights, x, bias), layer(x))
 
 

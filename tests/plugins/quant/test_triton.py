@@ -209,7 +209,7 @@ def test_groups_of_different_sizes_are_refused(tmp_path: Path, monkeypatch: pyte
         QKVLinear(make_quantised_context(folder, plugin_options=options), "model.layers.0.self_attn")
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("target", ["80", "90", "100", "gfx942"])
 def test_machine_code(target: str, dtype: str) -> None:
@@ -225,7 +225,7 @@ def test_machine_code(target: str, dtype: str) -> None:
         assert code["matrix_products"] > 0, code
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("target", ["90", "100"])
 def test_machine_code_of_rounded_inputs(target: str) -> None:
     found = compiled(target, "bf16", "rounded-products")

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MinNewTokensLengthLogitsProcessor, NoBadWordsLogitsProcessor, SuppressTokensLogitsProcessor
+from tests.helpers.lazy import lazy
 
 from fwk.errors import BlameSequence
 from fwk.types import SamplingParams
 from fwk_sampling.processors.bad_words import BadWords
 from fwk_sampling.processors.masks import AllowedTokenIds, LogitBias, MinTokens
+
+transformers = lazy("transformers")
 
 VOCAB = 100
 INF = float("inf")
@@ -70,7 +72,9 @@ def test_min_tokens_forbids_what_would_end_the_text(apply: Any, fields: dict[str
 
 
 def test_min_tokens_is_transformers_min_new_tokens(apply: Any) -> None:
-    reference = MinNewTokensLengthLogitsProcessor(prompt_length_to_skip=4, min_new_tokens=3, eos_token_id=[7, 8])
+    reference = transformers.MinNewTokensLengthLogitsProcessor(
+        prompt_length_to_skip=4, min_new_tokens=3, eos_token_id=[7, 8]
+    )
     for length in range(4, 10):
         logits, text = random_logits(1, length), [1] * length
         out = apply(MinTokens, logits, [{"min_tokens": 3}], [text], [4], eos_token_ids=(7, 8))
@@ -86,7 +90,7 @@ def test_allowed_token_ids_is_the_complement_of_suppressing(apply: Any) -> None:
     logits = random_logits(2)
     allowed = [3, 50, 99, 3]
     out = apply(AllowedTokenIds, logits, [{"allowed_token_ids": allowed}, {}])
-    reference = SuppressTokensLogitsProcessor([i for i in range(VOCAB) if i not in allowed], device="cpu")
+    reference = transformers.SuppressTokensLogitsProcessor([i for i in range(VOCAB) if i not in allowed], device="cpu")
     assert torch.equal(out[:1], reference(torch.tensor([[1]]), logits[:1]))
     assert torch.equal(out[1], logits[1])
 
@@ -100,7 +104,7 @@ def test_bad_words_are_transformers_on_random_texts(apply: Any) -> None:
         words.append([rng.randrange(4), 50])
         text = [rng.randrange(4) for _ in range(rng.randrange(1, 12))]
         logits = random_logits(1)
-        reference = NoBadWordsLogitsProcessor([list(word) for word in {tuple(word) for word in words}])
+        reference = transformers.NoBadWordsLogitsProcessor([list(word) for word in {tuple(word) for word in words}])
         out = apply(BadWords, logits, [{"bad_word_token_ids": words}], [text], [rng.randrange(1, len(text) + 1)])
         assert torch.equal(out, reference(torch.tensor([text]), logits))
 

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
+from tests.helpers.lazy import lazy
 
 from fwk.types import SamplingParams
 from fwk_sampling.processors.penalties import Penalties
 from fwk_sampling.processors.temperature import Temperature
+
+transformers = lazy("transformers")
 
 VOCAB = 300
 CLOSE = {"rtol": 1e-6, "atol": 1e-5}
@@ -40,7 +42,7 @@ def test_repetition_is_transformers_over_prompt_and_output(apply: Any, penalty: 
     logits, text = random_logits(1), random_text(40, 1)
     logits[0, text[0]], logits[0, text[1]] = 0.0, -float("inf")
     out = apply(Penalties, logits, [{"repetition_penalty": penalty}], [text], [num_prompt_tokens])
-    assert torch.equal(out, RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([text]), logits))
+    assert torch.equal(out, transformers.RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([text]), logits))
 
 
 @pytest.mark.parametrize(("frequency", "presence"), [(0.7, 0.0), (0.0, 1.5), (0.3, -2.0), (-2.0, 2.0)])
@@ -60,18 +62,20 @@ def test_all_three_follow_one_another_on_the_rows_that_asked(apply: Any) -> None
         {"repetition_penalty": 0.8},
     ]
     out = apply(Penalties, logits, settings, texts, [10, 10, 10, 10])
-    repeated = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([texts[0]]), logits[:1])[0]
+    repeated = transformers.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([texts[0]]), logits[:1])[0]
     torch.testing.assert_close(out[0].double(), openai(repeated, texts[0][10:], 0.5, 0.25), **CLOSE)
     assert torch.equal(out[1], logits[1])
     torch.testing.assert_close(out[2].double(), openai(logits[2], texts[2][10:], 1.0, 0.0), **CLOSE)
-    assert torch.equal(out[3:], RepetitionPenaltyLogitsProcessor(0.8)(torch.tensor([texts[3]]), logits[3:]))
+    assert torch.equal(
+        out[3:], transformers.RepetitionPenaltyLogitsProcessor(0.8)(torch.tensor([texts[3]]), logits[3:])
+    )
 
 
 def test_before_any_output_only_the_prompt_is_repeated(apply: Any) -> None:
     logits, text = random_logits(1), random_text(10, 3)
     fields = {"repetition_penalty": 1.5, "frequency_penalty": 1.0, "presence_penalty": 1.0}
     out = apply(Penalties, logits, [fields], [text])
-    assert torch.equal(out, RepetitionPenaltyLogitsProcessor(1.5)(torch.tensor([text]), logits))
+    assert torch.equal(out, transformers.RepetitionPenaltyLogitsProcessor(1.5)(torch.tensor([text]), logits))
 
 
 def test_a_slot_forgets_its_sequence(make_context: Any, make_view: Any) -> None:
@@ -80,7 +84,7 @@ def test_a_slot_forgets_its_sequence(make_context: Any, make_view: Any) -> None:
     for text in ([1, 2, 3], [4, 5, 6]):
         assert processor.add(5, SamplingParams(repetition_penalty=2.0))
         out = processor.apply(logits.clone(), make_view([text]))
-        assert torch.equal(out, RepetitionPenaltyLogitsProcessor(2.0)(torch.tensor([text]), logits))
+        assert torch.equal(out, transformers.RepetitionPenaltyLogitsProcessor(2.0)(torch.tensor([text]), logits))
         processor.remove(5)
     assert processor.add(5, SamplingParams()) is False
 
@@ -91,7 +95,7 @@ def test_outputs_grow_and_shrink_with_drafts(make_context: Any, make_view: Any) 
     logits = random_logits(1)
     for text in ([1, 2, 3], [1, 2, 3, 7, 7, 7], [1, 2, 3, 8]):  # two drafts are rejected on the way
         out = processor.apply(logits.clone(), make_view([text], [2]))
-        repeated = RepetitionPenaltyLogitsProcessor(1.2)(torch.tensor([text]), logits)[0]
+        repeated = transformers.RepetitionPenaltyLogitsProcessor(1.2)(torch.tensor([text]), logits)[0]
         torch.testing.assert_close(out[0].double(), openai(repeated, text[2:], 1.0, 0.0), **CLOSE)
 
 
@@ -118,7 +122,7 @@ def test_texts_that_grow_are_counted_as_a_whole(make_context: Any, make_view: An
         assert torch.equal(kept.apply(logits.clone(), view), fresh.apply(logits.clone(), view))
         alone = make_view(texts[:1], [4])
         assert torch.equal(kept.apply(logits[:1].clone(), alone), fresh.apply(logits[:1].clone(), alone))
-        repeated = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([texts[1]]), logits[1:2])[0]
+        repeated = transformers.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([texts[1]]), logits[1:2])[0]
         found = kept.apply(logits.clone(), view)[1].double()
         torch.testing.assert_close(found, openai(repeated, texts[1][4:], 0.0, 0.4), **CLOSE)
 
@@ -128,7 +132,9 @@ def test_temperature_is_transformers(apply: Any) -> None:
     temperatures = [0.3, 1.0, 0.0, 2.0, 100.0, 0.7, 1.3, 0.5]
     out = apply(Temperature, logits, [{"temperature": t} for t in temperatures])
     for row, t in enumerate(temperatures):
-        expected = TemperatureLogitsWarper(t)(torch.tensor([[1]]), logits[row : row + 1])[0] if t else logits[row]
+        expected = (
+            transformers.TemperatureLogitsWarper(t)(torch.tensor([[1]]), logits[row : row + 1])[0] if t else logits[row]
+        )
         torch.testing.assert_close(out[row], expected, rtol=1e-6, atol=0)
 
 

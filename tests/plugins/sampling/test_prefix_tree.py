@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.checkpoints import make_checkpoint
-from transformers import PreTrainedModel
+from tests.helpers.lazy import lazy
 
 import fwk
 from fwk import SamplingParams
@@ -18,6 +18,8 @@ from fwk.errors import BlameSequence, ConfigError, InvalidRequest
 from fwk.interfaces.sampling import SamplingContext
 from fwk_sampling.prefix_tree import PrefixTreeOptions
 from fwk_sampling.prefix_tree.processor import PrefixTree
+
+transformers = lazy("transformers")
 
 START, END = 3, 2
 TREE = {
@@ -74,12 +76,12 @@ def test_what_other_limits_leave_nothing_of_is_refused(processor: PrefixTree, ma
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, transformers.PreTrainedModel]:
     folder = tmp_path_factory.mktemp("model")
     return folder, make_checkpoint(folder, "llama", eos_token_id=END)
 
 
-def best_path(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+def best_path(model: transformers.PreTrainedModel, prompt: list[int]) -> list[int]:
     """Greedy, among the tokens that lead to one of the paths."""
     generated: list[int] = []
     while True:
@@ -104,7 +106,7 @@ def serve(folder: Path, tree: str, **options: Any) -> fwk.LLM:
     ids=["plain", "ngram", "threaded", "eager"],
 )
 def test_greedy_outputs_are_the_best_paths(
-    checkpoint: tuple[Path, PreTrainedModel], tmp_path: Path, options: dict[str, Any]
+    checkpoint: tuple[Path, transformers.PreTrainedModel], tmp_path: Path, options: dict[str, Any]
 ) -> None:
     folder, model = checkpoint
     with serve(folder, written(tmp_path), **options) as llm:
@@ -115,7 +117,7 @@ def test_greedy_outputs_are_the_best_paths(
         assert output.finish_reason == "stop"
 
 
-def test_samples_and_beams_are_paths(checkpoint: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
+def test_samples_and_beams_are_paths(checkpoint: tuple[Path, transformers.PreTrainedModel], tmp_path: Path) -> None:
     with serve(checkpoint[0], written(tmp_path)) as llm:
         done = llm.generate(PROMPTS * 8, SamplingParams(max_tokens=8, temperature=5.0, seed=4))
         for output in done:
@@ -140,13 +142,13 @@ def test_samples_and_beams_are_paths(checkpoint: tuple[Path, PreTrainedModel], t
     ],
 )
 def test_a_tree_that_cannot_be_followed_is_refused(
-    checkpoint: tuple[Path, PreTrainedModel], tmp_path: Path, changes: dict[str, Any], words: str
+    checkpoint: tuple[Path, transformers.PreTrainedModel], tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match="--tree-decode-config .*" + words):
         serve(checkpoint[0], written(tmp_path, **changes))
 
 
-def test_a_file_that_is_none_is_refused(checkpoint: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
+def test_a_file_that_is_none_is_refused(checkpoint: tuple[Path, transformers.PreTrainedModel], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         serve(checkpoint[0], str(tmp_path / "none.json"))
     (tmp_path / "text").write_text("{")

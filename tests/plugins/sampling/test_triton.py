@@ -115,7 +115,7 @@ def test_a_pick_is_the_same_in_any_batch() -> None:
 
 
 @interpreted
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 def test_picks_follow_the_distribution() -> None:
     """1,000 of one row: what the rules keep, as often as it is likely. The contract has 16,000 of whole rows."""
@@ -143,7 +143,7 @@ def test_never_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     check_never_chosen_by_itself(PLUGINS, "samplers", monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("target", ["80", "90", "100", "gfx942"])
 def test_machine_code(target: str, dtype: str) -> None:

@@ -10,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from tests.helpers.lazy import lazy
 
 from fwk.interfaces.sampling import LogitsView, SamplingContext
 from fwk.types import SamplingParams
 from fwk_sampling.processors.truncation import LimitArrays, Limits, Truncation, truncate_batch
+
+transformers = lazy("transformers")
 
 INF = float("inf")
 SHAPES = {"peaked": 4.0, "ordinary": 2.0, "flat": 0.1}
@@ -56,11 +58,11 @@ def warp(logits: torch.Tensor, fields: dict[str, Any]) -> torch.Tensor:
     """transformers' warpers, in float64: its float32 sums decide differently about a token at the very edge."""
     out, ids = logits.double(), torch.tensor([[1]])
     if fields.get("top_k"):
-        out = TopKLogitsWarper(fields["top_k"])(ids, out)
+        out = transformers.TopKLogitsWarper(fields["top_k"])(ids, out)
     if fields.get("top_p", 1.0) < 1.0:
-        out = TopPLogitsWarper(fields["top_p"])(ids, out)
+        out = transformers.TopPLogitsWarper(fields["top_p"])(ids, out)
     if fields.get("min_p"):
-        out = MinPLogitsWarper(fields["min_p"])(ids, out)
+        out = transformers.MinPLogitsWarper(fields["min_p"])(ids, out)
     return out
 
 

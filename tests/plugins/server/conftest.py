@@ -11,15 +11,17 @@ from typing import Any
 
 import httpx
 import jsonschema
-import openai
 import pytest
 from fastapi import FastAPI
 from tests.helpers.http_app import listening
+from tests.helpers.lazy import lazy
 
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.server.app import install_error_handlers
 from fwk_kit.testing.fake_frontend import BOS, EOS, VOCAB_SIZE, FakeFrontend, deltas_of, interleaved, score
 from fwk_server.openai.dialect import OpenAIDialect
+
+openai = lazy("openai")
 
 
 @pytest.fixture

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
-from openai.types import Batch, FileObject
+from tests.helpers.lazy import lazy
 
 from fwk.errors import EngineDead
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.lifecycle import PluginLifecycle, Stage
 from fwk_server.openai import OpenAIOptions, batches
 from fwk_server.openai.dialect import OpenAIDialect
+
+openai = lazy("openai")
+openai_types = lazy("openai.types")
 
 CHAT = "/v1/chat/completions"
 
@@ -36,23 +38,23 @@ def line(name: str, url: str = CHAT, **fields: Any) -> dict[str, Any]:
     return {"custom_id": name, "method": "POST", "url": url, "body": body}
 
 
-async def upload(sdk, *lines: dict[str, Any] | str) -> FileObject:
+async def upload(sdk, *lines: dict[str, Any] | str) -> openai_types.FileObject:
     text = "\n".join(item if isinstance(item, str) else json.dumps(item) for item in lines)
     return await sdk.files.create(file=("in.jsonl", text.encode()), purpose="batch")
 
 
-async def run(sdk, *lines: dict[str, Any] | str, endpoint: str = CHAT) -> Batch:
+async def run(sdk, *lines: dict[str, Any] | str, endpoint: str = CHAT) -> openai_types.Batch:
     file = await upload(sdk, *lines)
     batch = await sdk.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
     return await ended(sdk, batch.id)
 
 
-async def ended(sdk, name: str) -> Batch:
+async def ended(sdk, name: str) -> openai_types.Batch:
     async with asyncio.timeout(10):
         while True:
             batch = await sdk.batches.retrieve(name)
             if batch.status in ("completed", "failed", "cancelled"):
-                return Batch.model_validate(batch.model_dump(), strict=True)
+                return openai_types.Batch.model_validate(batch.model_dump(), strict=True)
             await asyncio.sleep(0.01)
 
 
@@ -63,7 +65,7 @@ async def lines_of(sdk, name: str | None) -> dict[str, Any]:
 
 async def test_files(sdk) -> None:
     file = await upload(sdk, line("a"))
-    FileObject.model_validate(file.model_dump(by_alias=True), strict=True)
+    openai_types.FileObject.model_validate(file.model_dump(by_alias=True), strict=True)
     assert (file.filename, file.purpose, file.status) == ("in.jsonl", "batch", "processed")
     assert json.loads((await sdk.files.content(file.id)).text) == line("a")
     other = await upload(sdk, line("b"))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ollama
 import pytest
 from fastapi import FastAPI
+from tests.helpers.lazy import lazy
 
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.parser import ParserContext
@@ -12,6 +12,8 @@ from fwk.server.app import install_error_handlers
 from fwk_parsers.json.parser import JsonParser
 from fwk_parsers.think.parser import ThinkParser
 from fwk_server.ollama.dialect import OllamaDialect
+
+ollama = lazy("ollama")
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

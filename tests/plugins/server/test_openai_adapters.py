@@ -2,12 +2,14 @@
 
 import asyncio
 
-import openai
 import pytest
+from tests.helpers.lazy import lazy
 
 from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.dialect import AdapterCard
 from fwk_kit.testing.fake_frontend import FakeFrontend
+
+openai = lazy("openai")
 
 LOAD, UNLOAD = ["/v1/load_lora_adapter", "/load_lora_adapter"], ["/v1/unload_lora_adapter", "/unload_lora_adapter"]
 

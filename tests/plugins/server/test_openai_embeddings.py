@@ -7,10 +7,12 @@ import dataclasses
 import struct
 
 import httpx
-import openai
 import pytest
+from tests.helpers.lazy import lazy
 
 from fwk.errors import EngineDead, RequestFailed
+
+openai = lazy("openai")
 
 PATH = "/v1/embeddings"
 TENTH = struct.unpack("<f", struct.pack("<f", 0.1))[0]

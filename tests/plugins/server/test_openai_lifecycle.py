@@ -4,14 +4,16 @@ import asyncio
 import contextlib
 import json
 
-import openai
 import pytest
+from tests.helpers.lazy import lazy
 
 from fwk.errors import EngineDead, RequestFailed
 from fwk.interfaces.dialect import GenerateInput, openai_error
 from fwk.types import SamplingParams
 from fwk_server._common.chat.outputs import Usage, run
 from fwk_server._common.replies import EventStream
+
+openai = lazy("openai")
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import cache
 from typing import Any
 
 import httpx
-import openai
 import pytest
-from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import TypeAdapter
+from tests.helpers.lazy import lazy
 
 from fwk.errors import RequestFailed
 from fwk.interfaces.dialect import DialectContext
@@ -21,10 +21,18 @@ from fwk_server.openai_responses import ResponsesOptions
 from fwk_server.openai_responses.dialect import ResponsesDialect
 from fwk_server.openai_responses.store import ResponseStore, UnknownResponse
 
+openai = lazy("openai")
+responses = lazy("openai.types.responses")
+
+
+@cache
+def event_type() -> TypeAdapter[Any]:
+    return TypeAdapter(responses.ResponseStreamEvent)
+
+
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
 TEXT = "Gr\u00fc\u00dfe 0 \U0001f642!"
 THOUGHT = '<think>hm</think>{"name": "add", "arguments": {"a": 1}}\n{"name": "add", "arguments": {}}'
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 @pytest.fixture
@@ -67,7 +75,7 @@ async def events_of(http, **fields: Any) -> list[dict[str, Any]]:
         name, data = block.split("\n")
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
-        EVENT.validate_python(found[-1], strict=True)
+        event_type().validate_python(found[-1], strict=True)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
@@ -91,7 +99,7 @@ async def test_scores_are_those_of_the_answer(http, frontend, fake):
 
 async def test_a_response_whole_and_streamed(sdk, http, frontend):
     whole = await sdk.responses.create(input="Hi", instructions="Be kind.", max_output_tokens=64, metadata={"a": "b"})
-    Response.model_validate(whole.model_dump(by_alias=True), strict=True)
+    responses.Response.model_validate(whole.model_dump(by_alias=True), strict=True)
     assert (whole.output_text, whole.status, whole.metadata, whole.store) == (TEXT, "completed", {"a": "b"}, True)
     assert whole.usage.output_tokens == len(TEXT.encode())
     assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
@@ -103,7 +111,7 @@ async def test_a_response_whole_and_streamed(sdk, http, frontend):
     assert (last.output_text, seen[0], seen[-1]) == (TEXT, "response.created", "response.completed")
     events = await events_of(http)
     raw = (await http.post("/v1/responses", json={"input": "Hi"})).json()
-    Response.model_validate(raw, strict=True)
+    responses.Response.model_validate(raw, strict=True)
     assert without_ids(events[-1]["response"]) == without_ids(raw)
 
 
@@ -114,7 +122,11 @@ async def test_reasoning_and_calls_whole_and_streamed(sdk, http, frontend, parse
         async for _ in stream:
             pass
         helped = await stream.get_final_response()
-    for output in (whole.output, helped.output, Response.model_validate(events[-1]["response"], strict=True).output):
+    for output in (
+        whole.output,
+        helped.output,
+        responses.Response.model_validate(events[-1]["response"], strict=True).output,
+    ):
         assert [item.type for item in output] == ["reasoning", "function_call", "function_call"]
         assert output[0].content[0].text == "hm"
         assert [json.loads(item.arguments) for item in output[1:]] == [{"a": 1}, {}]
@@ -137,7 +149,7 @@ async def test_what_is_stored(sdk, http):
     first = await sdk.responses.create(input=[{"role": "user", "content": "one"}, {"role": "user", "content": "two"}])
     assert (await sdk.responses.retrieve(first.id)).model_dump() == first.model_dump()
     raw = (await http.get(f"/v1/responses/{first.id}/input_items")).json()
-    ResponseItemList.model_validate(raw, strict=True)
+    responses.ResponseItemList.model_validate(raw, strict=True)
     assert [item["content"][0]["text"] for item in raw["data"]] == ["two", "one"]
     page = (await http.get(f"/v1/responses/{first.id}/input_items?limit=1&order=asc")).json()
     assert page["has_more"] is True
@@ -172,7 +184,7 @@ async def test_in_the_background(sdk, http, frontend, fake):
     with pytest.raises(openai.RateLimitError, match="in the background already"):
         await sdk.responses.create(input="Hi", background=True)
     raw = (await http.get(f"/v1/responses/{asked.id}")).json()
-    Response.model_validate(raw, strict=True)
+    responses.Response.model_validate(raw, strict=True)
     assert raw["status"] == "in_progress"
     ended = await sdk.responses.cancel(asked.id)
     assert ended.status == "cancelled"

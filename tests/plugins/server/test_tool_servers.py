@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import cache
 from typing import Any
 
 import httpx
 import pytest
-from mcp.server.mcpserver import MCPServer
-from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import TypeAdapter, ValidationError
 from tests.helpers.http_app import listening
+from tests.helpers.lazy import lazy
 
 from fwk.errors import ConfigError, InvalidRequest
 from fwk.interfaces.dialect import DialectContext
@@ -23,7 +23,15 @@ from fwk_server.openai_responses.dialect import ResponsesDialect
 from fwk_server.openai_responses.items import messages_of, read_items
 from fwk_server.openai_responses.tool_servers import ToolServers
 
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+mcpserver = lazy("mcp.server.mcpserver")
+responses = lazy("openai.types.responses")
+
+
+@cache
+def event_type() -> TypeAdapter[Any]:
+    return TypeAdapter(responses.ResponseStreamEvent)
+
+
 ADD = '{"name": "add", "arguments": {"a": 40, "b": 2}}'
 NEVER = {"type": "mcp", "server_label": "sums", "require_approval": "never"}
 
@@ -36,7 +44,7 @@ class Sums:
         self.tokens: list[str | None] = []
         self.hangs = asyncio.Event()
         self.cancelled = asyncio.Event()
-        server = MCPServer("sums")
+        server = mcpserver.MCPServer("sums")
 
         @server.tool()
         async def add(a: int, b: int) -> str:
@@ -125,7 +133,7 @@ def kinds(output: list[Any]) -> list[str]:
 async def answered(http, **fields: Any) -> dict[str, Any]:
     reply = await http.post("/v1/responses", json={"input": "Hi", "tools": [NEVER], **fields})
     assert reply.status_code == 200, reply.text
-    Response.model_validate(reply.json(), strict=True)
+    responses.Response.model_validate(reply.json(), strict=True)
     return reply.json()
 
 
@@ -140,7 +148,7 @@ async def events_of(http, **fields: Any) -> list[dict[str, Any]]:
     assert reply.status_code == 200, reply.text
     found = [json.loads(block.split("\ndata: ")[1]) for block in reply.text.removesuffix("\n\n").split("\n\n")]
     for event in found:
-        EVENT.validate_python(event, strict=True)
+        event_type().validate_python(event, strict=True)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
@@ -205,7 +213,7 @@ async def test_the_next_turn_reads_the_calls_and_lists_no_tools_again(http, fron
     await answered(http, input=turns)
     assert prompt_of(frontend.items[-1]) == stored, "the same conversation, sent and stored"
     reply = (await http.get(f"/v1/responses/{first['id']}/input_items")).json()
-    ResponseItemList.model_validate(reply, strict=True)
+    responses.ResponseItemList.model_validate(reply, strict=True)
 
 
 @pytest.mark.parametrize("approve", [True, False])

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import ARCHITECTURES, EXPERTS, GROUPS, LATENT, write
 from tests.helpers.draft_heads import DRAFT_VOCAB, save_eagle, save_eagle3, save_medusa, with_predictor
+from tests.helpers.lazy import lazy
 from tests.helpers.tiny import save_llama
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 import fwk
 from fwk import SamplingParams
@@ -25,6 +25,8 @@ from fwk.worker.draft_store import on_host
 from fwk_kit.testing.serving import TINY
 from fwk_speculative._common.heads import HeadDecoder
 from fwk_speculative.medusa.decoder import MedusaDecoder
+
+transformers = lazy("transformers")
 
 PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 100], [3]]
 ENGINE: dict[str, Any] = {
@@ -89,7 +91,7 @@ def serve(model: Path, **options: Any) -> None:
 
 def streams(model: Path) -> Callable[[Sequence[int]], list[Tensor]]:
     """What transformers computes: the stream before each layer, and last the normalised output."""
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
     def compute(tokens: Sequence[int]) -> list[Tensor]:
         with torch.no_grad():
@@ -334,7 +336,7 @@ def test_the_predictor_of_a_hybrid_is_a_layer_with_attention(
     """Qwen3-Next's ``mtp``: its layer is transformers' own, its last norm's output the next feature. Norms add one."""
     folder = tmp_path / "model"
     write(folder, *ARCHITECTURES[kind])
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tensors = load_file(folder / "model.safetensors")
     config, generator = reference.config, torch.Generator().manual_seed(9)
     draw = lambda *shape: torch.randn(shape, generator=generator) * 0.1  # noqa: E731

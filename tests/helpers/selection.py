@@ -1,0 +1,68 @@
+"""What of the collected tests is the gate, and what only the sweep has.
+
+The gate is ``python -m pytest``: every behaviour once. The sweep is ``make sweep``: the rest of the parameters. A test
+is the sweep's by ``@pytest.mark.sweep`` (also on one of its parameters), and by the two rules below.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import combinations
+
+import pytest
+
+
+def left_to_the_sweep(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Items that repeat, over other parameters, what another item of the gate tries.
+
+    - ``@pytest.mark.gate(n)``, on a test or its class: the gate tries n of its parameters, spread evenly from the
+      first to the last.
+    - A product of three or more parameters: so many of its members that every two values of any two parameters
+      still meet.
+    """
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sweep") is None:
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for found in tests.values():
+        mark = found[0].get_closest_marker("gate")
+        if mark is not None:
+            kept = spread(len(found), *mark.args)
+        elif len(found) > 8 and (places := [parameters(item) for item in found]) and len(places[0]) > 2:
+            kept = pairwise(places)
+        else:
+            continue
+        yield from (item for i, item in enumerate(found) if i not in kept)
+
+
+def parameters(item: pytest.Item) -> dict[str, Hashable]:
+    """Which value of each parameter an item has; parameters that are given together count once."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return {}
+    axes = {
+        tuple(mark.args[0]) if isinstance(mark.args[0], list | tuple) else tuple(mark.args[0].split(","))
+        for mark in item.iter_markers("parametrize")
+    }
+    first = {name.strip(): axis[0].strip() for axis in axes for name in axis}
+    return {name: place for name, place in callspec.indices.items() if first.get(name, name) == name}
+
+
+def spread(total: int, count: int) -> set[int]:
+    """``count`` of ``total`` places, evenly from the first to the last."""
+    if count >= total:
+        return set(range(total))
+    return {round(i * (total - 1) / max(count - 1, 1)) for i in range(count)}
+
+
+def pairwise(places: Sequence[dict[str, Hashable]]) -> set[int]:
+    """Members of a product in which every two values of two parameters that meet at all meet once; greedy, in order."""
+    missing = [set(combinations(sorted(place.items()), 2)) for place in places]
+    left = set().union(*missing)
+    kept: set[int] = set()
+    while left:
+        best = max(range(len(places)), key=lambda i: (len(missing[i] & left), -i))
+        kept.add(best)
+        left -= missing[best]
+    return kept
