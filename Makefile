@@ -1,9 +1,10 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 PACKAGES = core http jinja jobs kit plugins tiles tests benchmarks examples docs hatch_build.py
 
-.PHONY: check lint types imports test slow matrix faults soak attack clients flashinfer examples audit docs site format
+.PHONY: check lint types imports test sweep mutations matrix faults soak attack clients flashinfer examples audit docs site format
 
-check: lint types imports test  ## everything CI runs
+check:  ## everything CI runs, but for most of the sweep; ends with what failed in at most 40 lines
+	@$(PYTHON) -m tests.helpers.steps --quiet lint types imports test examples
 
 lint:
 	$(PYTHON) -m ruff format --check $(PACKAGES)
@@ -18,11 +19,14 @@ imports:
 test:
 	$(PYTHON) -m pytest
 
-slow:  ## what repeats over more parameters than the default suite tries; SLOW holds further words for pytest
-	$(PYTHON) -m pytest -m slow $(SLOW)
+sweep:  ## what repeats the gate over more parameters; CHANGED=REV: what the change touches, and today's share; SWEEP: words
+	$(PYTHON) -m tests.helpers.sweep $(if $(CHANGED),--changed $(CHANGED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SLOWER),--slower $(SLOWER)) $(if $(SEED),--seed $(SEED)) -- $(SWEEP)
 
-matrix:  ## every combination served on the pretended device, of which the slow suite has those where each three meet
-	WHOLE_MATRIX=1 $(PYTHON) -m pytest -m slow tests/core/test_pretended_matrix.py --dist load
+mutations:  ## breaks the product in 120 places, one at a time, and reports what the gate does not notice; 40 minutes
+	$(PYTHON) -m tests.helpers.mutations $(MUTATIONS)
+
+matrix:  ## every combination served on the pretended device, of which the sweep has those where each three meet
+	WHOLE_MATRIX=1 $(PYTHON) -m pytest -m sweep tests/core/test_pretended_matrix.py --dist load
 
 faults:  ## every check of a running server, those too that the default suite leaves out
 	$(PYTHON) -m pytest -m "not clients" tests/faults tests/e2e/test_server.py
@@ -41,7 +45,7 @@ flashinfer:  ## the package's own planner on a CUDA runtime without a device; ne
 	PYTHONPATH=build/flashinfer $(PYTHON) -m pytest -m flashinfer -n 0 tests/plugins/attention/test_flashinfer_planner.py
 
 examples:  ## a newcomer's first hour and the packages of examples/plugins, installed beside fwk; needs pip
-	$(PYTHON) -m pytest -n 0 -m slow tests/e2e/test_examples.py -k "not every_family"
+	$(PYTHON) -m pytest -n 0 -m sweep tests/e2e/test_examples.py -k "not every_family"
 
 audit:  ## known holes in what is installed, slow patterns in our own sources; needs the extra [audit] and the network
 	$(PYTHON) -m pip_audit --skip-editable

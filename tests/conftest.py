@@ -6,6 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 # Small models gain nothing from threads, and threads that wait for each other crawl when the machine is busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,8 +23,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.helpers.durations import longest_first
-from tests.helpers.interpreted import same_rows
-from tests.helpers.selection import left_to_the_sweep
+from tests.helpers.interpreted import patch_once_a_launch, same_rows
+from tests.helpers.selection import left_to_the_sweep, outside_of_parts
 from tests.helpers.tiny import tiny_folder, tiny_llm  # after the settings above: torch reads them
 
 __all__ = ["same_rows", "tiny_folder", "tiny_llm"]
@@ -37,8 +38,17 @@ settings.register_profile(
 )
 
 
+SWEPT = {
+    "test_works_in_a_fresh_process",  # one process for all plugins is in tests/core/test_testing_kit.py
+    "test_the_time_is_linear_in_the_text",  # of one in tests/plugins/parsers/test_parsers.py
+}
+"""Tests of the kit's suites, which each of our plugins would repeat."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("gate" if "not sweep" in config.option.markexpr else "sweep")
+    if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
+        patch_once_a_launch()
 
 
 @pytest.fixture
@@ -50,14 +60,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        # One process for all plugins is in tests/core/test_testing_kit.py.
-        if getattr(item, "originalname", "") == "test_works_in_a_fresh_process":
+        if getattr(item, "originalname", "") in SWEPT:
             item.add_marker(pytest.mark.sweep)
     for item in list(left_to_the_sweep(items)):
         item.add_marker(pytest.mark.sweep)
     longest_first(items)
+    if out := outside_of_parts(items):
+        config.hook.pytest_deselected(items=out)
+        gone = set(out)
+        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_collection_finish() -> None:

@@ -18,18 +18,22 @@ from fwk_kit.testing.attention_cases import KV_DTYPES
 CHANNELS = str(Path(__file__).parent / "heavy_channels.json")
 
 
+@pytest.mark.gate(12)
 class TestTorch(AttentionSuite):
     plugin = "torch"
 
 
+@pytest.mark.gate(12)
 class TestCpu(AttentionSuite):
     plugin = "cpu"
 
 
+@pytest.mark.gate(2)
 class TestFlex(AttentionSuite):
     plugin = "flex"
 
 
+@pytest.mark.gate(2)
 class TestTriton(AttentionSuite):
     plugin = "triton"
 
@@ -46,6 +50,7 @@ class TestTriton(AttentionSuite):
         super().test_bits_do_not_depend_on_chunks(item, kv_dtype, dtype)
 
 
+@pytest.mark.gate(3)
 class TestDoubleSparsity(AttentionSuite):
     """In full below its threshold; what it leaves out beyond: tests/plugins/attention."""
 
@@ -66,18 +71,21 @@ class TestDoubleSparsity(AttentionSuite):
         return replace(found, declaration=replace(found.declaration, options=options))
 
 
+@pytest.mark.gate(3)
 class TestDoubleSparsityOfAllTokens(TestDoubleSparsity):
     """By the heaviest tokens at any length, which are all of them."""
 
     options = {**TestDoubleSparsity.options, "ds_sparse_decode_threshold": 0, "ds_heavy_token_num": 10_000}
 
 
+@pytest.mark.gate(4)
 class TestFA3(AttentionSuite):
     """On a machine without a GPU only its declaration; its numbers over stand-ins: tests/plugins/attention."""
 
     plugin = "fa3"
 
 
+@pytest.mark.gate(4)
 class TestFlashInfer(AttentionSuite):
     """On a machine without a GPU only its declaration; its numbers over a stand-in: tests/plugins/attention."""
 

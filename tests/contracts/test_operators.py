@@ -18,6 +18,7 @@ class TestTorch(OperatorsSuite):
     plugin = "torch"
 
 
+@pytest.mark.gate(2)
 class TestTriton(OperatorsSuite):
     """In Triton's interpreter."""
 

@@ -77,10 +77,12 @@ class TorchThenCpu(CpuThenTorch):
     classes = (TorchBackend, CpuBackend)
 
 
+@pytest.mark.gate(3)
 class TestCpuForPromptsAndTorchForNextTokens(AttentionSuite):
     declaration = replace(pair_of("cpu", "torch"), load=f"{__name__}:CpuThenTorch")
 
 
+@pytest.mark.gate(3)
 class TestTorchForPromptsAndCpuForNextTokens(AttentionSuite):
     declaration = replace(pair_of("torch", "cpu"), load=f"{__name__}:TorchThenCpu")
 
@@ -90,6 +92,7 @@ def tokens(folder: Path, **options: Any) -> tuple[list[list[int]], dict[str, str
         return [done.token_ids for done in llm.generate(PROMPTS, SAMPLING)], dict(llm.engine.info.chosen)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     "settings", [{}, {"page_size": 8, "max_total_tokens": 160}, {"speculative_algorithm": "ngram"}]
 )
@@ -244,6 +247,7 @@ def test_other_servers_values_are_understood() -> None:
         build_config(PLUGINS, {"decode_attention_backend": "flashmla"})
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     [

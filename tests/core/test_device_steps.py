@@ -15,6 +15,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.sweep
 def test_steps_with_looked_up_drafts_are_measured(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**device_steps.LLAMA, "num_hidden_layers": 2}))
     row = device_steps.measure(tmp_path, "n-gram drafts", 4, 4, 48, 5.0)

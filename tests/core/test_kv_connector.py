@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.helpers.engine_pair import Pair, half, split
+from tests.helpers.selection import seeds
 
 import fwk
 from fwk import SamplingParams
@@ -299,7 +300,8 @@ def test_without_room_at_all_prompts_are_computed(tiny_folder: Path, tmp_path: P
     assert [x.token_ids for x in found] == [x.token_ids for x in alone.generate(prompts, long)]
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 3 else pytest.mark.sweep) for n in range(40)])
+@pytest.mark.gate(1)
+@pytest.mark.parametrize("seed", seeds(40))
 def test_books_balance_whatever_happens(tiny_folder: Path, tmp_path: Path, alone: fwk.LLM, seed: int) -> None:
     """Requests of shared prefixes come and go, K/V come, are late or lost, in a KV cache that is too small for all.
 

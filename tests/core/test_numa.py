@@ -146,6 +146,7 @@ def test_places_that_are_not_there(
         in_a_thread(lambda: keep_to_node(NumaOptions(numa_node=nodes), index))
 
 
+@pytest.mark.sweep
 def test_an_engine_serves_from_a_node(tiny_llm: Callable[..., fwk.LLM]) -> None:
     def tokens(**options: Any) -> list[int]:
         return tiny_llm(dtype="float32", **options).generate([[5, 6, 7]], GREEDY)[0].token_ids

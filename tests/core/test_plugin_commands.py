@@ -273,6 +273,7 @@ def test_names_are_changed_as_words() -> None:
     )
 
 
+@pytest.mark.sweep
 def test_test_runs_the_contract(tmp_path: Path) -> None:
     install(tmp_path, "load_balancers", "right")
     install(

@@ -211,6 +211,7 @@ SLOW = (
 )
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.sweep) if n in SLOW else n for n in ASKED])
 def test_steps_run_ahead_of_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     sampling, options = ASKED[name]
@@ -321,6 +322,7 @@ def one_rejected_draft_uses_its_number_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(InputBuffers, "_shorten_rows", shorten)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("mutate", "sampling"),
     [
@@ -354,6 +356,7 @@ def one_node_of_a_path_is_moved(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NgramDecoder, "max_levels", 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "mutate",
     [

@@ -113,6 +113,7 @@ def alone(folder: Path, options: str) -> list[tuple[int, float]]:
     return bits(folder, "", **json.loads(options), disable_cuda_graph=True)
 
 
+@pytest.mark.sweep
 def test_the_bits_are_the_same(folders: dict[str, Path]) -> None:
     """Quickly: without graphs, whose captures take the interpreter most of the time."""
     options = {"dtype": "float32"}

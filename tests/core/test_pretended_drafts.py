@@ -132,6 +132,7 @@ def check(models: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, Any, 
     return steps
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("name", ASKED)
 def test_drafting_waits_for_nothing(models: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     steps = check(models, monkeypatch, ASKED[name])
@@ -139,6 +140,7 @@ def test_drafting_waits_for_nothing(models: Path, monkeypatch: pytest.MonkeyPatc
     assert JOURNAL.of_kind("blocking") == {}
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", EARLY)
 def test_what_reads_drafts_knows_them(models: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     check(models, monkeypatch, EARLY[name])
@@ -157,6 +159,7 @@ def no_room_for_draft_steps(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(ring, "grow", lambda self, count: None)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("mutation", [picks_are_read, drafts_are_fetched, no_room_for_draft_steps])
 def test_a_wait_more_is_noticed(models: Path, monkeypatch: pytest.MonkeyPatch, mutation: Any) -> None:
     mutation(monkeypatch)

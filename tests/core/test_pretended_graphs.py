@@ -149,6 +149,7 @@ WITH: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("name", WITH)
 def test_it_goes_with(folder: Path, name: str) -> None:
     sampling, options = WITH[name]
@@ -277,6 +278,7 @@ CASCADE: dict[str, Any] = {**TRITON, "triton_attention_cascade": True, "triton_a
 BEGINNING = [(7 * n) % 90 + 5 for n in range(33)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_eager", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_what_sequences_share_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch, is_eager: bool) -> None:
     """Shared tiles are in the graphs, as many as there is room for, and without a wait."""
@@ -406,6 +408,7 @@ def plan_of_another_step(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CapturedDecodes, "plan", plan)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.sweep] if "that_moves" in name else []) for name in MUTATIONS]
 )
@@ -447,6 +450,7 @@ def test_sizes_that_no_step_has_are_refused(folder: Path, options: dict[str, Any
         Served(folder, **options)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("collects", [False, True])
 def test_garbage_is_left_alone_while_steps_are_captured(
     folder: Path, monkeypatch: pytest.MonkeyPatch, collects: bool
@@ -473,6 +477,7 @@ def test_garbage_is_left_alone_while_steps_are_captured(
     assert seen[-4:] == [(collects, False)] * 4
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("is_profiled", [False, True])
 def test_a_profile_of_the_captures_is_logged(folder: Path, caplog: pytest.LogCaptureFixture, is_profiled: bool) -> None:
     with caplog.at_level("INFO", "fwk.worker.around_captures"):
@@ -504,6 +509,7 @@ def test_an_attention_that_plans_anew_says_so(folder: Path) -> None:
     assert served.how == "eager (attention torch plans each step anew)"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("options", [{}, {"speculative_algorithm": "ngram"}], ids=["next tokens", "drafts"])
 def test_other_weights_are_captured_anew(tmp_path: Path, options: dict[str, Any]) -> None:
     first, second = (save_llama(tmp_path / str(seed), seed=seed) for seed in (1, 2))

@@ -194,6 +194,7 @@ def check(models: Path, asked: tuple[str, Any, dict[str, Any]], drafted: Drafted
 QUICK = ("EAGLE-3", "Medusa", "Medusa, sampled")
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in ASKED])
 def test_steps_run_ahead_of_drafts_made_late(
     models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted, name: str

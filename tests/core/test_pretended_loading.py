@@ -65,6 +65,7 @@ def weight_bytes(folder: Path) -> int:
     return (folder / "model.safetensors").stat().st_size
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("quantization", ["none", "fp8", "int8", "int4"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_byte_of_the_file_is_copied_once(stored: Path, quantization: str, dtype: str) -> None:

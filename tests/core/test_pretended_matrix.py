@@ -1,7 +1,7 @@
 """What is served on a pretended device, in all combinations: the CPU's tokens, and nothing a real one would trip over.
 
-A few combinations, in which every two settings meet, are in the default suite, and those in which every three meet are
-slow tests. `make matrix` runs them all: an hour and a half of one core.
+A few combinations, in which every two settings meet, are the gate's, and those in which every three meet the
+sweep's. `make matrix` runs them all: an hour and a half of one core.
 """
 
 from __future__ import annotations
@@ -306,6 +306,7 @@ def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     assert JOURNAL.of_kind("pageable") == {}
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("case", covering(EVERY, 2), ids=str)
 def test_every_two_settings(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     check(models, monkeypatch, case)

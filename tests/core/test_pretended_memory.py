@@ -81,6 +81,7 @@ def test_what_the_largest_step_needs_is_left_free(folder: Path) -> None:
     assert JOURNAL.faults == []
 
 
+@pytest.mark.sweep
 def test_a_larger_step_leaves_fewer_blocks(folder: Path) -> None:
     small, many = measured(folder, mem_fraction_static=0.5)
     large, few = measured(folder, mem_fraction_static=0.5, max_prefill_tokens=512)
@@ -88,6 +89,7 @@ def test_a_larger_step_leaves_fewer_blocks(folder: Path) -> None:
     assert few < many
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "option", [{"speculative_algorithm": "ngram"}, {"enable_lora": True, "max_loras_per_batch": 3}]
 )
@@ -125,6 +127,7 @@ def test_the_rehearsal_changes_no_token(folder: Path) -> None:
         assert [[done.token_ids for done in llm.generate(prompts, each)] for each in (GREEDY, sampled)] == wanted
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
 def test_graphs_are_estimated_from_the_two_largest(folder: Path) -> None:
     with triton_kernels(), served(folder, mem_fraction_static=0.5, attention_backend="triton") as llm:
@@ -134,6 +137,7 @@ def test_graphs_are_estimated_from_the_two_largest(folder: Path) -> None:
         assert MEMORY.now <= memory["weights"] + memory["graphs"] + memory["kv_cache"] + MEBI // 4
 
 
+@pytest.mark.sweep
 def test_too_little_is_told_with_all_the_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pretended, "others", 20 * MEBI)
     memory, _ = measured(folder, mem_fraction_static=0.9)
@@ -165,6 +169,7 @@ def test_what_was_asked_for_leaves_room_for_the_step(folder: Path) -> None:
         measured(folder, max_total_tokens=tokens)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("reserve", "most"), [(24 * MEBI, 34 * MEBI), (-20 * MEBI, 44 * MEBI)])
 def test_a_reserve_in_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch, reserve: int, most: int) -> None:
     monkeypatch.setattr(Pretended, "others", 10 * MEBI)
@@ -175,6 +180,7 @@ def test_a_reserve_in_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch, reser
         assert most - 2 * block < used <= most
 
 
+@pytest.mark.sweep
 def test_a_reserve_that_is_too_small_says_what_would_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pretended, "others", 10 * MEBI)
     for reserve in (MEBI // 64, -60 * MEBI):

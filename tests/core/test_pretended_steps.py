@@ -128,6 +128,7 @@ def assert_waits_once(steps: Steps) -> None:
     assert JOURNAL.of_kind("pageable") == {}
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("name", ASKED)
 def test_no_launch_waits_and_no_collected_step_twice(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     sampling, options = ASKED[name]
@@ -325,6 +326,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(("break_it", "name"), BROKEN, ids=[f"{f.__name__}-{name}" for f, name in BROKEN])
 def test_what_would_be_wrong_is_noticed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, break_it: Any, name: str

@@ -239,6 +239,7 @@ def hold_against_cpu(models: Path, kind: str, mine: Drafted, drafted: Drafted, s
         assert drafts == drafted[text], len(text)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in ASKED])
 def test_steps_run_ahead_of_trees(models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted, name: str) -> None:
     stats = check(models, ASKED[name], drafted, Steps(monkeypatch))
@@ -246,6 +247,7 @@ def test_steps_run_ahead_of_trees(models: Path, monkeypatch: pytest.MonkeyPatch,
     assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "kind", ["medusa", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("eagle3", "mtp"))]
 )

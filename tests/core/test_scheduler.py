@@ -15,12 +15,14 @@ from tests.helpers.engine_machine import (
     request,
     run,
 )
+from tests.helpers.selection import seeds
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk_kit.testing.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
 
 
+@pytest.mark.gate(44)
 @pytest.mark.parametrize("cache", ["radix", "none"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("depth", [1, 3])
@@ -118,6 +120,7 @@ def test_what_can_never_fit_is_refused_at_the_door() -> None:
     assert_idle(engine)
 
 
+@pytest.mark.gate(15)
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("cache", ["radix", "none"])
 @pytest.mark.parametrize("policy", POLICIES)
@@ -208,7 +211,7 @@ def test_scheduling_does_not_look_through_a_long_queue() -> None:
     assert seen < 100
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_no_policy_can_break_the_books(seed: int) -> None:
     engine = make_engine(num_blocks=24, policy_object=Contrary(seed), step_tokens=20)
     for i, prompt in enumerate(prompts(10, seed=seed, shared=6, longest=20)):

@@ -154,6 +154,7 @@ def test_another_source_of_the_same_size_and_time(tmp_path: Path) -> None:
     assert len(files(folder)) == 2
 
 
+@pytest.mark.sweep
 def test_another_cpu_makes_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, folder, file, expected = packed_model(tmp_path)
     monkeypatch.setenv("FWK_CPU_ISA", "plain")
@@ -188,6 +189,7 @@ def test_options_of_formats_are_told_apart(tmp_path: Path) -> None:
     assert len(files(folder)) == len(FORMATS)
 
 
+@pytest.mark.sweep
 def test_two_that_start_at_once_make_one_file(tmp_path: Path, read: list[str]) -> None:
     model, folder = save_llama(tmp_path / "model"), tmp_path / "kept"
     code = f"import {__name__} as it; print(it.tokens({str(model)!r}, {str(folder)!r}, **it.FORMATS['int8']))"

@@ -63,6 +63,7 @@ def drafter(folders: dict[str, Path], name: str, **options: Any) -> fwk.LLM:
     return fwk.LLM(str(folders["same"]), **{**ENGINE, **given})
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("options", [{}, {"max_total_tokens": 160, "page_size": 4, "chunked_prefill_size": 9}])
 def test_output_is_the_plain_one(folders: dict[str, Path], plain: fwk.LLM, name: str, options: dict[str, Any]) -> None:
@@ -134,6 +135,7 @@ def test_a_draft_model_of_the_hub_has_a_revision(
         fwk.LLM(str(folders["same"]), **ENGINE, **options, speculative_draft_model_revision="v1")
 
 
+@pytest.mark.sweep
 def test_sampled_drafts_leave_the_distribution_as_it_is(folders: dict[str, Path]) -> None:
     """20,000 sequences of three tokens: all pairs of the last two against their exact probabilities."""
     prompt, allowed = [5, 6, 7], list(DrawingDecoder.tokens)

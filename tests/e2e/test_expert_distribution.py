@@ -78,6 +78,7 @@ COMPUTED = list(range(len(PROMPT) - 1, len(PROMPT) + NUM_TOKENS - 1))
 RANKS = ["--tensor-parallel-size", "2"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("flags", [[], RANKS, [*RANKS, "--ep-size", "2"], ["--data-parallel-size", "2"]])
 def test_counts_are_those_of_transformers_routers(
     checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], flags: list[str]
@@ -141,6 +142,7 @@ def test_a_record_by_step_keeps_the_latest(
         assert counts.tolist() == counted(chosen.unsqueeze(0), reference, [0])
 
 
+@pytest.mark.sweep
 def test_balance_is_told_in_the_log(
     checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server]
 ) -> None:
@@ -160,6 +162,7 @@ def test_balancedness() -> None:
     assert balancedness(counts).tolist() == [1.0, 0.25, 0.5]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("kind", "flags", "words"),
     [

@@ -30,6 +30,7 @@ def generated(folder: Path, **options: Any) -> tuple[list[list[int]], list[float
         return [done.token_ids for done in found], chances, dict(llm.engine.info.chosen)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v2"])
 def test_two_ranks_say_what_one_and_transformers_say(kind: str, tmp_path: Path) -> None:
     """The latter has shared experts, which stay divided in themselves."""
@@ -42,6 +43,7 @@ def test_two_ranks_say_what_one_and_transformers_say(kind: str, tmp_path: Path) 
     assert chosen["moe"] == ("cpu" if native.refusal() is None else "torch")
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(native.refusal() is not None, reason="native kernels pack weights")
 def test_a_rank_packs_its_own_experts_and_finds_them_again(tmp_path: Path) -> None:
     """Files of packed weights are as large as the parts of all experts, and others than those."""
@@ -69,6 +71,7 @@ def folder_of(tmp_path: Path, config: dict[str, Any]) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("config", "options", "error", "message"),
     [

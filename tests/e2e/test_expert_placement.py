@@ -134,6 +134,7 @@ def test_a_file_says_where_experts_are(checkpoint: Any, tmp_path: Path) -> None:
         assert (first.count(6), first.count(7), second.count(0)) == (2, 2, 3)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("config", "options", "error", "message"),
     [

@@ -48,6 +48,7 @@ def test_logits_are_not_rounded_to_bfloat16(folder: Path) -> None:
         assert all(abs(gap - round(gap)) < 0.01 for gap in gaps)
 
 
+@pytest.mark.gate(1)
 def test_it_composes(folder: Path) -> None:
     sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     with fwk.LLM(str(folder), dtype="bfloat16", max_total_tokens=4096, enable_fp32_lm_head=True) as llm:

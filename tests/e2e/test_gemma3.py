@@ -32,6 +32,7 @@ def gemma() -> Iterator[fwk.LLM]:
         yield llm
 
 
+@pytest.mark.sweep
 @pytest.mark.model
 def test_texts_become_the_published_tokens(gemma: fwk.LLM) -> None:
     """Ids of the published tokenizer.json."""
@@ -46,6 +47,7 @@ def test_texts_become_the_published_tokens(gemma: fwk.LLM) -> None:
         assert gemma.text.tokenizer.decode(ids[1:], skip_special_tokens=False) == text.replace("\u2581", " ")
 
 
+@pytest.mark.sweep
 @pytest.mark.model
 def test_continuations_are_those_of_transformers(gemma: fwk.LLM) -> None:
     prompts = list(CONTINUATIONS)

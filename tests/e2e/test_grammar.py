@@ -82,6 +82,7 @@ def plain_and_other(
 MIXED = [*JUDGED]
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("given", [{"temperature": 0.0}, {"temperature": 1.0, "logprobs": 1}, {"ignore_eos": True}])
 @pytest.mark.parametrize("options", [{}, {"max_total_tokens": 160, "page_size": 4, "chunked_prefill_size": 9}])
 def test_drafts_change_nothing(make: Callable[..., fwk.LLM], given: dict[str, Any], options: dict[str, Any]) -> None:
@@ -91,6 +92,7 @@ def test_drafts_change_nothing(make: Callable[..., fwk.LLM], given: dict[str, An
     assert any(accepted < drafts for drafts, accepted in EchoDecoder.verified)
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
 @pytest.mark.parametrize("given", [{"temperature": 0.0}, {"temperature": 1.0, "logprobs": 1}, {"ignore_eos": True}])
 @pytest.mark.parametrize("executor", ["inprocess", "threaded"])
@@ -127,6 +129,7 @@ def test_forced_tokens_are_told_to_no_decoder(make: Callable[..., fwk.LLM], opti
     assert other.engine.stats().accepted_draft_tokens > sum(accepted for _, accepted in EchoDecoder.verified[before:])
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("breadth", [1, 3])
 @pytest.mark.parametrize("given", [{"temperature": 0.0}, {"temperature": 1.0, "ignore_eos": True}])
 def test_trees_of_drafts_change_nothing(make: Callable[..., fwk.LLM], given: dict[str, Any], breadth: int) -> None:
@@ -134,6 +137,7 @@ def test_trees_of_drafts_change_nothing(make: Callable[..., fwk.LLM], given: dic
     plain_and_other(make, sampling, speculative_algorithm="ngram", speculative_ngram_max_bfs_breadth=breadth)
 
 
+@pytest.mark.sweep
 def test_every_rank_keeps_to_the_grammar(make: Callable[..., fwk.LLM], tiny_folder: Path) -> None:
     sampling = settings(7, MIXED, temperature=0.0)
     prompts = [PROMPTS[i % 4] for i in range(7)]
@@ -143,6 +147,7 @@ def test_every_rank_keeps_to_the_grammar(make: Callable[..., fwk.LLM], tiny_fold
         assert [done.token_ids for done in llm.generate(prompts, sampling)] == [done.token_ids for done in plain]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("given", [{"temperature": 0.0}, {"temperature": 1.0}, {"ignore_eos": True}])
 def test_overlap_changes_nothing(make: Callable[..., fwk.LLM], given: dict[str, Any]) -> None:
     plain_and_other(make, settings(14, MIXED, **given), executor="threaded")

@@ -60,6 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_they_are_those_of_transformers(folder: Path, reference: Reference, name: str) -> None:
     options = dict(SETTINGS[name])

@@ -129,6 +129,7 @@ def test_damaged_files_change_nothing(tiny_llm: Tiny, tiny_folder: Path, tmp_pat
         assert outputs(llm) == wanted
 
 
+@pytest.mark.sweep
 def test_every_rank_keeps_its_own_part(tiny_llm: Tiny, tiny_folder: Path, tmp_path: Path) -> None:
     """What one rank has lost, none has."""
     two = {"tensor_parallel_size": 2, "hicache_ratio": 1, "hicache_storage_prefetch_policy": "wait_complete"}

@@ -32,6 +32,7 @@ def server(spawn: Start, request: pytest.FixtureRequest) -> Server:
     return spawn("--enable-memory-saver", "--admin-api-key", "admin-key", *request.param)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("down", "up"),
     [("/release_memory_occupation", "/resume_memory_occupation"), ("/sleep?level=2", "/wake_up")],

@@ -46,6 +46,7 @@ def server(spawn: Start, tmp_path_factory: pytest.TempPathFactory, request: pyte
     return found
 
 
+@pytest.mark.gate(1)
 def test_a_profile_has_the_steps_of_every_worker(server: Any) -> None:
     begun = post(server, "/start_profile", {"profile_id": "one", "record_shapes": True})
     assert begun["output_dir"] == str(server.folder)
@@ -61,6 +62,7 @@ def test_a_profile_has_the_steps_of_every_worker(server: Any) -> None:
         assert path.stat().st_mode & 0o77 == 0 or path.parent.stat().st_mode & 0o77 == 0
 
 
+@pytest.mark.gate(1)
 def test_it_ends_by_itself_after_so_many_steps(server: Any) -> None:
     post(server, "/start_profile", {"num_steps": 2, "output_dir": "sub", "activities": ["CPU", "MEM"]})
     for _ in range(4):

@@ -135,6 +135,7 @@ def test_a_receiver_has_the_seeds_tokens(seed: Server, model: Path, here: Path, 
         receiver.close()
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "given",
     [
@@ -185,6 +186,7 @@ def test_kept_weights_are_not_those_of_another_seed(
     assert fresh(here, **options(seed), **kept) == fresh(another, **{**kept, "weights_cache": "none"}) != cold
 
 
+@pytest.mark.sweep
 def test_files_that_changed_are_not_given_out(
     model: Path, another: Path, here: Path, python_path: str, tmp_path: Path
 ) -> None:
@@ -247,6 +249,7 @@ def ended(here: Path, python_path: str) -> Ended:
     return run
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("said", "words", "ranks"),
     [
@@ -269,6 +272,7 @@ def test_a_seed_that_dies_ends_the_start(
     assert words in lines[0]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -67,6 +67,7 @@ async def test_aborts_reach_the_right_engine(pair: Server) -> None:
     pair.check_invariants()
 
 
+@pytest.mark.sweep
 async def test_the_shortest_queue_gets_the_request(shortest: Server) -> None:
     async with connect(shortest) as client:
         long = Streamed()
@@ -117,6 +118,7 @@ async def test_an_engine_that_dies_takes_only_its_own_requests_with_it(spawn: St
     assert not server.leftovers
 
 
+@pytest.mark.sweep
 async def test_an_engine_that_hangs_gets_no_requests_until_it_answers_again(spawn: Start) -> None:
     server = spawn(*TWO, "--ping-timeout", "1.5")
     hung = server.engines()[0]
@@ -134,6 +136,7 @@ async def test_an_engine_that_hangs_gets_no_requests_until_it_answers_again(spaw
     assert not server.leftovers
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

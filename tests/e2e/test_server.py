@@ -41,6 +41,7 @@ def server(request: pytest.FixtureRequest) -> Server:
     return request.getfixturevalue(request.param)
 
 
+@pytest.mark.gate(1)
 async def test_streams_say_what_is_said_in_one_piece(server: Server) -> None:
     """64 at once: different lengths, several choices, long prompts, common prefixes."""
     bodies: list[dict[str, Any]] = [
@@ -218,6 +219,7 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("flag", "value"), [("--no-such-flag", "1"), ("--page-size", "0"), ("--executor", "none-such"), ("--port", "70000")]
 )
@@ -234,6 +236,7 @@ def test_nothing_of_the_rig_is_installed() -> None:
     assert "fwk-faults" not in {item.package for item in discover().all()}
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_ends_it_well(spawn: Start, number: signal.Signals) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:
@@ -252,6 +255,7 @@ async def test_a_signal_ends_it_well(spawn: Start, number: signal.Signals) -> No
     assert "Traceback" not in server.log
 
 
+@pytest.mark.sweep
 async def test_a_signal_and_streams_that_would_take_too_long(spawn: Start) -> None:
     server = spawn(*FAKE, "--fake-step-ms", "50")
     async with connect(server) as client:

@@ -28,6 +28,7 @@ def states(server: Server) -> dict[str, bool]:
     return {model["name"]: model["asleep"] for model in server.get("/server_info").json()["models"]}
 
 
+@pytest.mark.sweep
 async def test_two_hundred_mixed_requests(pair: Server) -> None:
     async with connect(pair) as client:
         bodies = [{"model": "tiny" if i % 3 else "b", "prompt": f"number {i}", "max_tokens": 6} for i in range(200)]
@@ -43,6 +44,7 @@ async def test_two_hundred_mixed_requests(pair: Server) -> None:
     }
 
 
+@pytest.mark.sweep
 def test_each_line_of_a_batch_is_answered_by_the_model_it_names(pair: Server) -> None:
     bodies = {name: {"prompt": "x", "max_tokens": 6, "temperature": 0} for name in ("tiny", "b", "c")}
     lines = [
@@ -81,6 +83,7 @@ def test_lists_and_names(pair: Server) -> None:
     assert pair.get("/server_info?model=b").json()["model"]["served_model_name"] == ["b"]
 
 
+@pytest.mark.sweep
 def test_a_grammar_is_checked_though_the_engine_sleeps(spawn: Start, tiny_model: Path) -> None:
     server = spawn("--also", f"b={tiny_model}")
     assert states(server) == {"tiny": False, "b": True}

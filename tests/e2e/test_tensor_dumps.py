@@ -73,6 +73,7 @@ def test_layers_compute_what_transformers_does(
         known.append(token)
 
 
+@pytest.mark.sweep
 def test_only_what_is_wanted_is_written(
     checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], tmp_path: Path
 ) -> None:

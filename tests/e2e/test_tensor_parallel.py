@@ -106,6 +106,7 @@ def test_what_cannot_be_is_said_before_serving(
         fwk.LLM(str(tiny_folder), load_format="dummy", **options)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -137,6 +138,7 @@ def ranks_of(server: Server) -> list[psutil.Process]:
     return ranks
 
 
+@pytest.mark.sweep
 async def test_a_killed_rank_takes_the_server_down_loudly(pair: Server, tiny: Server) -> None:
     assert pair.golden == tiny.golden
     victim = ranks_of(pair)[1]
@@ -153,6 +155,7 @@ async def test_a_killed_rank_takes_the_server_down_loudly(pair: Server, tiny: Se
     check_ended(pair)
 
 
+@pytest.mark.sweep
 def test_a_rank_killed_while_idle_is_noticed_and_no_rank_outlives_a_killed_server(spawn: Start) -> None:
     server = spawn("--tensor-parallel-size", "2")
     ranks_of(server)[0].send_signal(signal.SIGKILL)

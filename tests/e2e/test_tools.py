@@ -88,6 +88,7 @@ async def test_constrained_output_and_its_errors(able: Server) -> None:
     able.check_invariants()
 
 
+@pytest.mark.sweep
 async def test_without_tools_in_the_template_they_are_plain_json(tiny: Server) -> None:
     async with httpx.AsyncClient(base_url=tiny.url, timeout=60, verify=NO_TLS) as http:
         choice = await post(http, tools=TOOLS, tool_choice="required", max_tokens=400)
@@ -98,6 +99,7 @@ async def test_without_tools_in_the_template_they_are_plain_json(tiny: Server) -
         assert plain["finish_reason"] in ("stop", "length")
 
 
+@pytest.mark.sweep
 async def test_plain_json_forces_what_a_format_and_its_backend_cannot_say_together(
     spawn: Start, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def fresh(path: Path, **options: Any) -> list[list[int]]:
         return ids(llm)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("kind", "changes", "options"),
     [
@@ -222,6 +223,7 @@ def _config(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}], ids=["plain", "int8"])
 def test_what_does_not_fit_changes_nothing(pair: Pair, tmp_path: Path, options: dict[str, Any]) -> None:
     first, second = pair()
@@ -284,6 +286,7 @@ def server(pair: Pair, python_path: str, request: pytest.FixtureRequest) -> Iter
     server.close()
 
 
+@pytest.mark.sweep
 def test_a_server_takes_other_weights(server: Server, pair: Pair, tmp_path: Path) -> None:
     first, second = pair()
     before, wanted = fresh(first), fresh(second)

@@ -33,6 +33,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]
     return folder, [reference_greedy(model, prompt, 24) for prompt in PROMPTS]
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     ("options", "tables", "why"),
     [

@@ -45,6 +45,7 @@ def durations(server: Server) -> dict[str, float]:
     return {name: server.metric(f"fwk:{name}_seconds_sum") for name in names}
 
 
+@pytest.mark.sweep
 async def test_the_clock_is_set_while_it_serves(server: Server, clock: Path) -> None:
     started = time.monotonic()
     before = durations(server)

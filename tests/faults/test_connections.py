@@ -122,6 +122,7 @@ async def test_millions_of_chunks_of_one_byte(server: Server) -> None:
     assert status(reply) in (400, 408), reply[:100]  # a slow machine has not read it all in time
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("sent", [b"", HEAD[:-2], HEAD, HEAD + DATA[:-1], get(b"x: y")[:-2]])
 async def test_half_a_request_then_silence(server: Server, sent: bytes) -> None:
     started = time.monotonic()
@@ -157,6 +158,7 @@ async def test_a_connection_may_be_used_again_after_a_while(server: Server) -> N
     writer.close()
 
 
+@pytest.mark.sweep
 async def test_a_request_that_waits_for_the_server_has_time(spawn: Start, server: Server) -> None:
     """The admission holds it back before its body is read."""
     narrow = spawn(*FAKE, "--fake-step-ms", "20", "--read-timeout", "1", "--concurrency-limit", "1",

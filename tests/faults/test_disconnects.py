@@ -33,6 +33,7 @@ def server(request: pytest.FixtureRequest) -> Server:
     return request.getfixturevalue(request.param)
 
 
+@pytest.mark.gate(1)
 async def test_a_storm_of_clients_that_hang_up(server: Server) -> None:
     dice = random.Random(28)
     seen: Counter[str] = Counter()
@@ -177,6 +178,7 @@ async def test_one_client_many_times(tiny: Server) -> None:
     tiny.check_invariants()
 
 
+@pytest.mark.sweep
 def test_storm_does_not_outlive_itself(spawn: Start) -> None:
     """A server under a storm ends when told to."""
     server = spawn()

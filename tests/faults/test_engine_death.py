@@ -21,6 +21,7 @@ SLOW = (*FAKE, "--fake-step-ms", "20")
 NUM_STREAMS = 32
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", ["fake", "tiny"])
 def test_killed_while_idle(spawn: Start, kind: str) -> None:
     server = spawn(*(SLOW if kind == "fake" else ()))
@@ -30,6 +31,7 @@ def test_killed_while_idle(spawn: Start, kind: str) -> None:
     check_ended(server)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_killed_under_streams(spawn: Start, number: signal.Signals) -> None:
     server = spawn(*SLOW)
@@ -71,6 +73,7 @@ async def test_exit_in_a_step(spawn: Start) -> None:
     check_ended(server)
 
 
+@pytest.mark.sweep
 async def test_stopped_and_continued(spawn: Start) -> None:
     server = spawn(*SLOW, "--ping-timeout", "1.5")
     async with connect(server) as client:
@@ -92,6 +95,7 @@ async def test_stopped_and_continued(spawn: Start) -> None:
     check_ended(server)
 
 
+@pytest.mark.sweep
 def test_a_long_step_is_no_death(fake: Server) -> None:
     """Shorter than the ping timeout: nobody is told anything."""
     reply = fake.post({"prompt": "slow", "max_tokens": 4, "temperature": 0, "fault": "sleep:2"})
@@ -99,6 +103,7 @@ def test_a_long_step_is_no_death(fake: Server) -> None:
     fake.check_invariants()
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("is_busy", [False, True])
 async def test_no_orphans_of_a_killed_server(spawn: Start, is_busy: bool) -> None:
     server = spawn(*SLOW)

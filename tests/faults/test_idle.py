@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.helpers.servers import Start
 
 
+@pytest.mark.sweep
 def test_an_idle_server_uses_no_cpu(spawn: Start) -> None:
     """After requests at once and one by one, on more threads than one: neither process waits by spinning."""
     server = spawn("--cpu-threads", "2")

@@ -102,6 +102,7 @@ async def test_a_dead_engine_is_started_again(spawn: Start, tmp_path: Path) -> N
     assert not server.leftovers
 
 
+@pytest.mark.sweep
 def test_a_hung_engine_is_started_again(spawn: Start) -> None:
     """SIGSTOP: it does not end, so nobody but the watchdog can tell."""
     server = spawn(*SLOW, "--health-monitor", "--watchdog-timeout", "2", "--ping-timeout", "1")
@@ -113,6 +114,7 @@ def test_a_hung_engine_is_started_again(spawn: Start) -> None:
     serves_again(server)
 
 
+@pytest.mark.sweep
 async def test_only_the_dead_one_of_two_is_started_again(spawn: Start) -> None:
     server = spawn(*SLOW, "--health-monitor", "--data-parallel-size", "2", "--replica-slow-start", "3600")
     first, second = server.engines()
@@ -137,6 +139,7 @@ async def test_only_the_dead_one_of_two_is_started_again(spawn: Start) -> None:
     assert server.stop() == 0
 
 
+@pytest.mark.sweep
 async def test_requests_without_a_token_go_to_the_other_engine(spawn: Start) -> None:
     server = spawn(*SLOW, "--health-monitor", "true", "--data-parallel-size", "2")
     first, _ = server.engines()
@@ -153,6 +156,7 @@ async def test_requests_without_a_token_go_to_the_other_engine(spawn: Start) -> 
     assert not any(stream.errors for stream, has_begun in zip(streams, begun, strict=True) if not has_begun)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_server_whose_engines_keep_dying_ends(spawn: Start, at_once: bool) -> None:
     """Five times within a minute; each time it waits longer. ``at_once``: before they are Python, between fork and
@@ -192,6 +196,7 @@ def test_a_stopped_engine_does_not_outlive_a_killed_server(spawn: Start) -> None
     assert not server.leftovers
 
 
+@pytest.mark.sweep
 def test_what_compiles_grammars_is_started_before_the_first_and_only_where_there_are_any(spawn: Start) -> None:
     without = spawn("--grammar-backend", "none")
     assert without.post(GOLDEN).status_code == 200

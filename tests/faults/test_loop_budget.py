@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.helpers.client import Client, HealthProbe, connect, together
 from tests.helpers.rig import Server
@@ -79,6 +80,7 @@ async def test_scores_of_prompts_are_bounded(tiny: Server) -> None:
     await attack(tiny, [("/v1/completions", body | {"prompt": prompts[:8]})], {200})
 
 
+@pytest.mark.sweep
 async def test_many_large_bodies(tiny: Server) -> None:
     text = {"prompt": "word " * (8 * MEGABYTE // 5), "max_tokens": 1}
     talk = {"messages": [{"role": "user", "content": "x"}] * (8 * MEGABYTE // 40), "max_tokens": 1}

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.helpers.client import Client, HealthProbe, Streamed, connect, raw_request, together
 from tests.helpers.http import NO_TLS
@@ -77,6 +78,7 @@ async def test_served_and_refused_are_all(spawn: Start) -> None:
     server.check_invariants()
 
 
+@pytest.mark.sweep
 async def test_a_limit_of_requests_refuses_or_lets_wait(spawn: Start) -> None:
     refusing = spawn(*SLOW, "--concurrency-limit", "2")
     letting_wait = spawn(*SLOW, "--concurrency-limit", "2", "--concurrency-with-block", "--max-queued-requests", "3")
@@ -122,6 +124,7 @@ async def test_deadlines_end_what_waits_and_what_runs(spawn: Start) -> None:
     server.check_invariants()  # nothing of it is computed any more
 
 
+@pytest.mark.sweep
 async def test_a_queue_at_the_turnstile_has_a_deadline(spawn: Start) -> None:
     server = spawn(*SLOW, "--concurrency-limit", "2", "--concurrency-with-block", "--queue-timeout", "1")
     async with connect(server) as client:
@@ -132,6 +135,7 @@ async def test_a_queue_at_the_turnstile_has_a_deadline(spawn: Start) -> None:
     server.check_invariants()
 
 
+@pytest.mark.sweep
 async def test_clients_that_do_not_read(spawn: Start) -> None:
     """They are cut off, their requests stop, and those that read notice nothing."""
     server = spawn(*FAKE, "--write-timeout", "1")
@@ -163,6 +167,7 @@ async def _steps_of_a_reader(server: Server, client: Client) -> int:
     return server.stats()["steps"] - before
 
 
+@pytest.mark.sweep
 async def test_readers_of_a_byte_a_second_slow_nobody_down(spawn: Start) -> None:
     """16 of them alongside 4 that read."""
     server = spawn("--executor", "fake", "--fake-step-ms", "20", "--max-running-requests", "32")

@@ -126,6 +126,7 @@ async def test_a_detokeniser_that_raises_fails_its_request(
 # Nobody to blame: the whole engine.
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("bad", "num_before"),
     [

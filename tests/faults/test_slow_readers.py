@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.helpers.client import Streamed, connect, raw_request
 from tests.helpers.rig import Server, until
@@ -31,6 +32,7 @@ def is_held(server: Server) -> bool:
     return stats["num_waiting"] == N and stats["num_running"] == 0 and stats["num_held_blocks"] == 0
 
 
+@pytest.mark.sweep
 async def test_a_request_whose_reader_does_not_read_is_paused(tiny: Server) -> None:
     body: dict[str, Any] = BODY | {"n": N, "stream": True}
     async with connect(tiny) as client:

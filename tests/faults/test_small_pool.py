@@ -28,6 +28,7 @@ def pool(spawn: Start, request: pytest.FixtureRequest) -> Server:
     return spawn(*FLAGS[request.param])
 
 
+@pytest.mark.gate(1)
 async def test_larger_than_the_pool(pool: Server) -> None:
     steps = pool.stats()["steps"]
     async with connect(pool) as client:
@@ -47,6 +48,7 @@ async def test_larger_than_the_pool(pool: Server) -> None:
     pool.check_invariants()
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(("length", "max_tokens"), [(POOL - 1, 1), (POOL // 2, POOL // 2)])
 async def test_exactly_full(pool: Server, length: int, max_tokens: int) -> None:
     async with connect(pool) as client:
@@ -58,6 +60,7 @@ async def test_exactly_full(pool: Server, length: int, max_tokens: int) -> None:
     pool.check_invariants()
 
 
+@pytest.mark.gate(1)
 async def test_growing_together(pool: Server) -> None:
     """Each alone fits; grown, all of them would need four pools."""
     requests = [

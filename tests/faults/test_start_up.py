@@ -76,6 +76,7 @@ def test_a_plugin_that_is_not_there(tiny_model: Path) -> None:
     assert "none-such" in line
 
 
+@pytest.mark.sweep
 def test_a_socket_whose_path_would_be_too_long(tiny_model: Path, tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()

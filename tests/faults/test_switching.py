@@ -122,6 +122,7 @@ async def finishing_order(server: Server) -> list[int]:
     return order[1:]
 
 
+@pytest.mark.sweep
 async def test_what_was_switched_outlives_the_engine(spawn: Start) -> None:
     """A policy and a logits processor, of a real worker: seen in what requests get before and after its engine dies."""
     server = spawn("--max-running-requests", "1", "--health-monitor", "--admin-api-key", KEY)

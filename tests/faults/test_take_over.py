@@ -77,6 +77,7 @@ async def replaced(spawn: Start, old: Server) -> Server:
     return new
 
 
+@pytest.mark.sweep
 async def test_no_request_is_lost(spawn: Start) -> None:
     second = await replaced(spawn, spawn(*SLOW))
     third = await replaced(spawn, second)  # a successor has successors
@@ -119,6 +120,7 @@ def test_one_that_fails_changes_nothing(spawn: Start, tmp_path: Path) -> None:
     assert "has taken over" not in old.log
 
 
+@pytest.mark.sweep
 def test_without_an_old_one_it_listens(spawn: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -6,11 +6,19 @@ is the sweep's by ``@pytest.mark.sweep`` (also on one of its parameters), and by
 
 from __future__ import annotations
 
-from collections import defaultdict
+import os
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import combinations
 
 import pytest
+
+SEED = int(os.environ.get("SWEEP_SEED", "0"))
+
+
+def seeds(count: int) -> range:
+    """Seeds of a fuzzer: the same in every run of the gate, others in each sweep, which prints the first."""
+    return range(SEED, SEED + count)
 
 
 def left_to_the_sweep(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
@@ -47,6 +55,25 @@ def parameters(item: pytest.Item) -> dict[str, Hashable]:
     }
     first = {name.strip(): axis[0].strip() for axis in axes for name in axis}
     return {name: place for name, place in callspec.indices.items() if first.get(name, name) == name}
+
+
+def outside_of_parts(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Items that a short sweep leaves out: of a file it runs parts ``path#i/n``, which ``SWEEP_PARTS`` names."""
+    wanted: dict[str, tuple[set[int], int]] = {}
+    for part in os.environ.get("SWEEP_PARTS", "").split():
+        name, _, which = part.partition("#")
+        place, _, num = which.partition("/")
+        wanted.setdefault(name, (set(), int(num)))[0].add(int(place))
+    seen: Counter[str] = Counter()
+    out: list[pytest.Item] = []
+    for item in items:
+        name = item.location[0]
+        if name in wanted and item.get_closest_marker("sweep") is not None:
+            places, num = wanted[name]
+            if seen[name] % num not in places:
+                out.append(item)
+            seen[name] += 1
+    return out
 
 
 def spread(total: int, count: int) -> set[int]:

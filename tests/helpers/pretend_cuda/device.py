@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -101,6 +102,8 @@ def pretended() -> Iterator[PluginSet]:
     """Within, tensors can be made on the device; yields all plugins and this one."""
     _register()
     JOURNAL.forget()
+    gc.collect()  # what other tests left, which each start here would look at again several times
+    gc.freeze()
     torch._C._set_only_lift_cpu_tensors(True)  # type: ignore[attr-defined]
     try:
         with Pretending():

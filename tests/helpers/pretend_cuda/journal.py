@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from types import FrameType
 
 import torch
 from torch import Tensor
@@ -17,9 +18,12 @@ _OURS = ("/core/fwk/", "/plugins/")
 
 def here() -> str:
     """The innermost line of ours that is being run."""
-    for frame in reversed(traceback.extract_stack(limit=60)):
-        if any(part in frame.filename for part in _OURS):
-            return f"{frame.filename.rpartition('/fwk')[2]}:{frame.lineno}"
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if any(part in filename for part in _OURS):
+            return f"{filename.rpartition('/fwk')[2]}:{frame.f_lineno}"
+        frame = frame.f_back
     return "?"
 
 

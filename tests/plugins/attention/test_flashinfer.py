@@ -49,6 +49,7 @@ def over_the_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         sys.modules.pop(f"fwk_attention.flashinfer.{name}", None)
 
 
+@pytest.mark.gate(12)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
 @pytest.mark.parametrize("window", [None, 1, 10])
 def test_equals_the_reference(step: tuple[list[int], list[int]], window: int | None) -> None:

@@ -33,9 +33,10 @@ def test_channels_are_those_of_an_independent_model(tmp_path: Path, monkeypatch:
         texts = [llm.text.encode(text) + d.token_ids[:-1] for text, d in zip(PROMPTS, done, strict=True)]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    rotate = modeling_llama.apply_rotary_pos_emb
 
     def rotated(q: torch.Tensor, k: torch.Tensor, *more: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        seen.append(modeling_llama.apply_rotary_pos_emb(q, k, *more))
+        seen.append(rotate(q, k, *more))
         return seen[-1]
 
     monkeypatch.setattr("transformers.models.llama.modeling_llama.apply_rotary_pos_emb", rotated)

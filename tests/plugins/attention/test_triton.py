@@ -90,6 +90,7 @@ def test_split_tile_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         fwk.LLM(str(tmp_path), attention_backend="triton", triton_attention_split_tile_size=20)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -104,6 +105,7 @@ def test_tiles_of_a_device(name: str) -> None:
     check(TRITON, Shape(sliding_window=300), *STEPS[name])
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("as_on_a_device")
 def test_small_tiles_of_trees_and_latents() -> None:
     pasts, parents = TREES["several"]
@@ -203,6 +205,7 @@ def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 WHOLE = 70
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("short_parts", "same_rows")
 def test_bits_do_not_depend_on_chunks_or_neighbours() -> None:
     whole = bits([WHOLE])
@@ -210,6 +213,7 @@ def test_bits_do_not_depend_on_chunks_or_neighbours() -> None:
     assert torch.equal(bits([40, 16, 14]), whole)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.usefixtures("short_parts")
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_one_kernel_computes_chunks_of_all_lengths(monkeypatch: pytest.MonkeyPatch, is_broken: bool) -> None:
@@ -230,6 +234,7 @@ def test_one_kernel_computes_chunks_of_all_lengths(monkeypatch: pytest.MonkeyPat
     assert len(compiled_for) == (2 if is_broken else 1)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.usefixtures("short_parts")
 @pytest.mark.parametrize("broken", ["long chunks whole", "parts by neighbours"])
 def test_what_would_change_bits_is_noticed(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
@@ -357,6 +362,7 @@ def test_refusals(facts: Facts, message: str | None) -> None:
     assert refusal is None if message is None else message in (refusal or "")
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "variant",
     [

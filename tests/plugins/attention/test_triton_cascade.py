@@ -142,6 +142,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(backend, "INTERPRETED", found[request.param])
 
 
+@pytest.mark.gate(2)
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize(
     ("sequences", "ranges"), [(PAIR, 3), (MANY, 2), (MIXED, 8)], ids=["two, rests of 0 and 1", "many", "groups"]
@@ -153,6 +154,7 @@ def test_decode(sequences: Any, ranges: int) -> None:
     assert len({(first, int(key)) for first, key in shared[:, :2].tolist()}) >= ranges
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     "more",
     [
@@ -269,6 +271,7 @@ def test_blocks_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     check(MIXED)
 
 
+@pytest.mark.sweep
 def test_serves_a_model(tiny_llm: Callable[..., fwk.LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences with a common beginning."""
     counts: list[int] = []
@@ -302,6 +305,7 @@ def test_not_in_a_deterministic_run(tiny_llm: Callable[..., fwk.LLM]) -> None:
         )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "variant",
     [

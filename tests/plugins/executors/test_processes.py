@@ -80,6 +80,7 @@ def test_a_step_is_launched_while_one_runs_however_long_its_message(make: Make, 
     assert executor.collect(second).step == 2
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("is_idle", [True, False])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_named_within_a_second(make: Make, tmp_path: Path, rank: int, is_idle: bool) -> None:
@@ -201,6 +202,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_ranks_end_by_themselves_when_the_engine_is_killed(tmp_path: Path, is_loaded: bool) -> None:
     faults = {"0": {"hangs_in_close": ""} if is_loaded else {"0": "wait:/nonexistent/never"}}

@@ -241,6 +241,7 @@ print(json.dumps(counts))
 """
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_random_damage(kit, tmp_path, kind: str):
     """Flipped, overwritten and cut bytes: a ModelLoadError or a checkpoint; in 5 s and 500 MB, whatever they are."""

@@ -90,6 +90,7 @@ def test_random_blocks(way: Dequantise, number: int, seed: int):
     assert_same(way, random_blocks(number, 1 + 97 * seed, seed), number)
 
 
+@pytest.mark.gate(70)
 @pytest.mark.parametrize("number", QUANTISED, ids=names)
 @pytest.mark.parametrize("fill", [0x00, 0x0F, 0x55, 0x7F, 0x80, 0xAA, 0xF0, 0xFF])
 def test_extreme_blocks(way: Dequantise, number: int, fill: int):

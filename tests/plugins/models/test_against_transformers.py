@@ -51,6 +51,7 @@ def test_logits_however_a_text_is_cut(pair: tuple[transformers.PreTrainedModel, 
         close(rows, reference_logits(reference, text)[past:])
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_two_ranks_together_are_the_model(name: str, tmp_path: Path) -> None:
     reference = write(tmp_path, *ARCHITECTURES[name])

@@ -171,6 +171,7 @@ def test_two_ranks_together_are_the_model(kind: str, tmp_path: Path) -> None:
         close(logits[48:], wanted)
 
 
+@pytest.mark.gate(5)
 @pytest.mark.parametrize(
     "options",
     [

@@ -75,6 +75,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_greedy_tokens_and_their_scores(
     pair: tuple[transformers.PreTrainedModel, Path], options: dict[str, Any]
@@ -194,6 +195,7 @@ def test_two_ranks_are_the_model(pair: tuple[transformers.PreTrainedModel, Path]
         check(ask(llm, list(CHATS.values())), reference, folder, list(CHATS))
 
 
+@pytest.mark.gate(1)
 def test_other_weights_encode_anew(pair: tuple[transformers.PreTrainedModel, Path], tmp_path: Path) -> None:
     reference, folder = pair
     shutil.copytree(folder, tmp_path / "other")

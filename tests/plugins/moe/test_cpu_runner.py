@@ -182,6 +182,7 @@ def test_an_activation_that_is_not_known_is_refused(tmp_path: Path) -> None:
         fwk.LLM(str(tmp_path))
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("instructions", native.testable_isas())
 def test_slices_of_a_matrix_with_rare_weights(instructions: str) -> None:
     """Some weights far below the others of their outputs, which 12 bits do not hold, in every panel."""

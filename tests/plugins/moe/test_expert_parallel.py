@@ -99,6 +99,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: files.get(name, folder / "plain") for name in FORMATS}
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(
     ("runner", "dtype", "name"), [(runner, dtype, name) for runner, dtype, names in CASES for name in names]
 )

@@ -103,6 +103,7 @@ PACKED = [
 PACKED += [("int4", 4, True, 1), ("e4m3", 1, False, 1), ("e4m3", 2, False, 16)]
 
 
+@pytest.mark.gate(5)
 @interpreted
 @pytest.mark.parametrize("step", [8, 32])  # of int4, the former divides half a row, the latter does not
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -128,6 +129,7 @@ def rounded(x: Tensor, group: int) -> Tensor:
     return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).flatten(-2).double()
 
 
+@pytest.mark.gate(1)
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("groups", "row_block"), [(1, 1), (2, 16)])
@@ -257,6 +259,7 @@ def test_what_it_does_not_compute_is_refused(tmp_path: Path) -> None:
         TritonRunner(context)
 
 
+@pytest.mark.sweep
 @interpreted
 def test_a_model_is_served_with_e4m3_activations(tmp_path: Path) -> None:
     """As the torch runner serves it, which multiplies by torch's scaled products."""

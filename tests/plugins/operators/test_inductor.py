@@ -38,6 +38,7 @@ def served(folder: Path, **options: Any) -> tuple[list[list[int]], dict[str, str
         return tokens, llm.engine.info.chosen, counters["stats"]["unique_graphs"] - before
 
 
+@pytest.mark.sweep
 def test_compiles_before_requests_and_never_while_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -59,6 +59,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep
 @interpreted
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", *(pytest.param(x, marks=pytest.mark.sweep) for x in OTHERS)])
 def test_inputs_of_fp8_products_are_rounded_as_they_are_made(

@@ -95,6 +95,7 @@ CASES = [
 ]
 
 
+@pytest.mark.gate(60)
 @pytest.mark.parametrize(("bits", "size", "scheme"), CASES)
 def test_equals_a_product_with_rounded_inputs(
     bits: int, size: tuple[int, int, int], scheme: str, kernel: IntegerKernel

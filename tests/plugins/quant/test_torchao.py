@@ -51,6 +51,7 @@ class TestFp8(QuantizerSuite):
     serve_with = {"torchao_config": "fp8wo"}
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("flags", [{}, {"tensor_parallel_size": 2, "executor": "processes"}], ids=["one", "two ranks"])
 def test_what_torchao_makes_of_a_model_of_transformers(name: str, flags: dict[str, Any], tmp_path: Path) -> None:

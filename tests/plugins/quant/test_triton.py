@@ -39,6 +39,7 @@ def given(num_tokens: int, columns: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(num_tokens, columns, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
+@pytest.mark.gate(6)
 @interpreted
 @pytest.mark.parametrize("num_tokens", [1, 19, FEW_TOKENS + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

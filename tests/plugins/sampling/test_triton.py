@@ -78,6 +78,7 @@ def pick_by_torch(logits: Tensor, params: list[SamplingParams], positions: np.nd
     return sample_batch(truncate_batch(logits, asked, limits), rows)
 
 
+@pytest.mark.gate(2)
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("vocab_size", "spread"), [(9, 2.0), (4096, 1.0), (9001, 3.0)])

@@ -73,6 +73,7 @@ def assert_kept_as(out: torch.Tensor, expected: torch.Tensor, logits: torch.Tens
     assert logits.double().softmax(-1)[differs].sum() < 2e-6
 
 
+@pytest.mark.gate(60)
 @pytest.mark.parametrize("fields", LIMITS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("vocab_size", [50, 4096, 10_007])

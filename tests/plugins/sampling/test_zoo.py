@@ -258,6 +258,7 @@ class _Mirostat:
         self.mu -= self.eta * (-math.log2(kept[token]) - self.tau)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("version", [1, 2])
 def test_mirostat_is_that_of_the_paper_and_steers_to_its_surprise(
     make_context: Any, make_view: Any, version: int

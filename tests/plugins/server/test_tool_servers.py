@@ -279,6 +279,7 @@ async def test_a_client_that_goes_away_ends_the_call(http, sums, says):
     await asyncio.wait_for(sums.cancelled.wait(), 10)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("most", [1, None])
 async def test_a_model_that_calls_on_and_on_is_stopped(http, frontend, sums, says, most):
     says(ADD)

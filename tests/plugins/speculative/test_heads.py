@@ -199,6 +199,7 @@ HEADS = {
 }
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("options", [{}, SMALL, {"attention_backend": "torch", "disable_cuda_graph": True}])
 @pytest.mark.parametrize("name", HEADS)
 def test_chains_are_the_papers(
@@ -237,6 +238,7 @@ def test_trees_are_the_papers(name: str, target: Path, tmp_path: Path, monkeypat
         assert paths == tree(step, text, features(states(text[:-1])))
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("save", [save_eagle, save_eagle3, save_medusa])
 def test_output_is_the_plain_one(save: Callable[[Path], Path], width: int, target: Path, tmp_path: Path) -> None:
@@ -301,6 +303,7 @@ MTP = {
 }
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", MTP)
 def test_multi_token_prediction_is_the_papers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSeek-V3 (arXiv:2412.19437, equations 21 to 23); the layer is transformers' own, with the added weights."""
@@ -329,6 +332,7 @@ def test_multi_token_prediction_is_the_papers(kind: str, tmp_path: Path, monkeyp
         assert tokens == chain(step, text, body(text[:-1])[-1], STEPS)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5"])
 def test_the_predictor_of_a_hybrid_is_a_layer_with_attention(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

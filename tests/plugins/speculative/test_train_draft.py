@@ -33,6 +33,7 @@ def train(target: Path, folder: Path, *more: str) -> int:
     return main([*words, "--max-tokens", "40", "--dtype", "float32", *more])
 
 
+@pytest.mark.sweep
 def test_a_trained_head_drafts_what_it_has_seen(
     target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
