@@ -32,6 +32,7 @@ PRELOADED = ("torch", "numpy", "tokenizers", "pydantic", "msgspec", "starlette",
 """Imported once, before the processes that run tests are forked: half of what a short test file takes."""
 
 BETWEEN_LOOKS = 0.02
+TIME_IS_OVER = "time is over"
 
 
 class Wrong(Exception):
@@ -85,8 +86,8 @@ class Run:
 
     @property
     def first_failure(self) -> str:
-        found = re.search(r"^(?:FAILED|ERROR) (\S+)", self.output, re.MULTILINE)
-        return found[1] if found else ("time is over" if self.status is None else f"pytest: {self.status}")
+        found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", self.output, re.MULTILINE)
+        return found[1] if found else (TIME_IS_OVER if self.status is None else f"pytest ends with {self.status}")
 
 
 def read(path: Path = LIST) -> list[Mutation]:
@@ -258,10 +259,14 @@ def report(mutations: Sequence[Mutation], found: Sequence[Outcome], before: Sequ
     """The table, and what was not caught."""
     about = {mutation.id: f"{mutation.about} (`{mutation.file}`)" for mutation in mutations}
     lines = [table(found, before), ""]
-    for kind, title in (("survived", "Survived"), ("unproved", "The tests fail without it")):
-        left = [outcome for outcome in found if outcome.result == kind]
+    for title, left in (
+        ("Survived", [outcome for outcome in found if outcome.result == "survived"]),
+        ("The tests fail without it", [outcome for outcome in found if outcome.result == "unproved"]),
+        ("Caught by the limit of time alone", [outcome for outcome in found if outcome.noticed_by == TIME_IS_OVER]),
+    ):
         lines += [f"{title}: {len(left)}.", ""]
         lines += [f"- `{each.id}`: {about[each.id]} {each.noticed_by}" for each in left]
+        lines += [""] if left else []
     return "\n".join(line.rstrip() for line in lines)
 
 
