@@ -22,13 +22,13 @@ test:
 sweep:  ## what repeats the gate over more parameters; CHANGED=REV: what the change touches, and today's share; SWEEP: words
 	$(PYTHON) -m tests.helpers.sweep $(if $(CHANGED),--changed $(CHANGED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SLOWER),--slower $(SLOWER)) $(if $(SEED),--seed $(SEED)) -- $(SWEEP)
 
-mutations:  ## breaks the product in 120 places, one at a time, and reports what the gate does not notice; 40 minutes
+mutations:  ## changes of the sources that the tests must notice (tests/mutations.toml); MUTATIONS holds further words
 	$(PYTHON) -m tests.helpers.mutations $(MUTATIONS)
 
 matrix:  ## every combination served on the pretended device, of which the sweep has those where each three meet
 	WHOLE_MATRIX=1 $(PYTHON) -m pytest -m sweep tests/core/test_pretended_matrix.py --dist load
 
-faults:  ## every check of a running server, those too that the default suite leaves out
+faults:  ## every check of a running server, those too that only the sweep has
 	$(PYTHON) -m pytest -m "not clients" tests/faults tests/e2e/test_server.py
 
 soak:  ## half an hour of mixed load with a fault each minute
