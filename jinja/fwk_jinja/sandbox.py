@@ -1,7 +1,8 @@
 """The sandbox that chat templates run in: Jinja's own, and bounds on time, repetitions and lengths.
 
 Loops and calls look at the clock; operators, methods and filters that can make much of little are told no before they
-do. Templates come with models: whoever serves one need not have read them.
+do. Templates come with models: whoever serves one need not have read them. What they may name beyond Jinja is in
+``names``.
 """
 
 from __future__ import annotations
@@ -13,18 +14,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
-from jinja2 import nodes
+from jinja2 import nodes, pass_eval_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.filters import do_format
-from jinja2.runtime import Context
+from jinja2.nodes import EvalContext
+from jinja2.runtime import Context, markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from fwk_jinja.errors import TemplateRefusal
-
-MAX_RENDERED = 32 * 2**20
-"""Characters a template may produce, at the end and on the way."""
+from fwk_jinja.names import FILTERS, GLOBALS, MAX_RENDERED, Generation
 
 MAX_SECONDS = 2.0
 """Of CPU time that a template may take."""
@@ -44,10 +44,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False)
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
         self._clock = threading.local()
-        del self.globals["lipsum"]
-        self.filters |= {name: _sized(self.filters[name]) for name in _SIZED}
+        self.globals |= GLOBALS
+        self.filters |= {name: _sized(self.filters[name]) for name in _SIZED} | FILTERS
         self.filters |= {"format": _format, " ticking": self._ticking, " joined": _joined}  # no template can name these
 
     def start(self) -> None:
@@ -105,10 +105,11 @@ def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
     return made.set_environment(node.environment)  # type: ignore[return-value]
 
 
-def _joined(parts: list[Any]) -> str:
-    texts = [str(part) for part in parts]
+@pass_eval_context
+def _joined(context: EvalContext, parts: list[Any]) -> str:
+    texts = [part if isinstance(part, str) else str(part) for part in parts]
     _check_length(sum(map(len, texts)))
-    return "".join(texts)
+    return (markup_join if context.autoescape else str_join)(texts)
 
 
 def _check_length(length: int) -> None:
