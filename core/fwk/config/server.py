@@ -94,6 +94,12 @@ class ServerOptions(Options):
         "Parser that splits thinking from the answer; auto: the one whose marks are in the chat template, "
         "none: thinking stays in the text.",
     )
+    grammar_in_reasoning: bool = option(
+        False,
+        "Hold grammars from a chat's first token on, so that constrained answers have no thinking. By default a "
+        "grammar binds the answer behind the thinking that --reasoning-parser finds.",
+        aliases=["enable-in-reasoning"],
+    )
     tokenizer_worker_num: int = option(
         2, "Threads that tokenise and render prompts, outside of the event loop and Python's lock.", ge=1, le=64
     )

@@ -286,6 +286,8 @@ class Frontend(ABC):
     """Sampling fields of the model's generation_config, for requests that leave them out."""
     grammar_kinds: frozenset[str] = frozenset()
     """Kinds of grammars that ``SamplingParams.grammar`` may have; empty: output cannot be constrained."""
+    grammar_in_reasoning: bool = False
+    """Whether a grammar holds from the first token on, so that a constrained answer has no thinking."""
 
     @abstractmethod
     async def run_blocking(self, function: Any, *args: Any, **kwargs: Any) -> Any:

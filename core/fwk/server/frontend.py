@@ -96,6 +96,7 @@ class ServerFrontend(Frontend):
         self.note_weights: Callable[[str, str | None], ServedWeights | None] = lambda model, load_format: None
         self.remote_prefill: RemotePrefill | None = None  # what computes prompts in other servers
         self._stream_interval = options.stream_interval
+        self.grammar_in_reasoning = options.grammar_in_reasoning
         self.media_reader: MediaReader | None = None
         self.placer: Callable[[list[int], Sequence[MediaItem]], PlacedInput] | None = None
         client.on_stats = observers.step_finished

@@ -44,6 +44,7 @@ def grammar_backends() -> list[GrammarBackendSpec]:
                     "structural_tag",
                     "calls",
                     "free_calls",
+                    "delayed",
                 }
             ),
             rank=10,

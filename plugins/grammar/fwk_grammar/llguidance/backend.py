@@ -12,6 +12,7 @@ import numpy as np
 from fwk.errors import FwkError, InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.types import GrammarRequest
+from fwk_grammar._common.delayed import compile_delayed
 from fwk_grammar._common.sources import SpecialTokens
 from fwk_grammar.llguidance import LLGuidanceOptions
 from fwk_grammar.llguidance.sources import notation
@@ -43,6 +44,8 @@ class LLGuidanceBackend(GrammarBackend):
         self._special = SpecialTokens(context)
 
     def compile(self, request: GrammarRequest) -> Grammar:
+        if request.kind == "delayed":
+            return compile_delayed(self, request)
         matcher = LLMatcher(
             self._tokenizer, notation(request, self._options, self._special), log_level=0, limits=LIMITS
         )

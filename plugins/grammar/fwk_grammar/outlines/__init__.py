@@ -23,7 +23,7 @@ def grammar_backends() -> list[GrammarBackendSpec]:
             name="outlines",
             load="fwk_grammar.outlines.backend:OutlinesBackend",
             needs=Needs(packages=("outlines-core>=0.2.11,<0.3",)),
-            kinds=frozenset({"json_schema", "regex", "choice", "tagged"}),
+            kinds=frozenset({"json_schema", "regex", "choice", "tagged", "delayed"}),
             rank=1,
             options=OutlinesOptions,
             summary="JSON schema, regex, choice and forced tool calls by outlines-core's automata",

@@ -13,6 +13,7 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.types import GrammarRequest
 from fwk_grammar._common.closing import closed
+from fwk_grammar._common.delayed import compile_delayed
 from fwk_grammar._common.keywords import check_keywords
 from fwk_grammar._common.sources import choices_of, literal, read_json, schema_of, source_of
 from fwk_grammar.outlines import OutlinesOptions
@@ -58,6 +59,8 @@ class OutlinesBackend(GrammarBackend):
         self._vocabulary = Vocabulary(self._end_id, by_bytes)
 
     def compile(self, request: GrammarRequest) -> Grammar:
+        if request.kind == "delayed":
+            return compile_delayed(self, request)
         try:
             index = Index(self._pattern(request), self._vocabulary)
         except InvalidRequest:

@@ -29,7 +29,17 @@ def grammar_backends() -> list[GrammarBackendSpec]:
             load="fwk_grammar.xgrammar.backend:XGrammarBackend",
             needs=Needs(packages=("xgrammar>=0.2,<0.3",)),
             kinds=frozenset(
-                {"json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag", "calls"}
+                {
+                    "json_object",
+                    "json_schema",
+                    "regex",
+                    "choice",
+                    "ebnf",
+                    "tagged",
+                    "structural_tag",
+                    "calls",
+                    "delayed",
+                }
             ),
             rank=5,
             options=XGrammarOptions,

@@ -13,6 +13,7 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.types import GrammarRequest
 from fwk_grammar._common.closing import closed
+from fwk_grammar._common.delayed import compile_delayed
 from fwk_grammar._common.keywords import check_keywords
 from fwk_grammar._common.sources import SpecialTokens, choices_of, literal, read_json, schema_of, source_of
 from fwk_grammar.xgrammar import XGrammarOptions
@@ -77,6 +78,8 @@ class XGrammarBackend(GrammarBackend):
         )
 
     def compile(self, request: GrammarRequest) -> Grammar:
+        if request.kind == "delayed":
+            return compile_delayed(self, request)
         try:
             compiled = self._compiled(request)
             is_json = request.kind in ("json_object", "json_schema", "tagged", "structural_tag", "calls")
