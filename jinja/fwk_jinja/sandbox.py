@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
-from jinja2 import nodes, pass_eval_context
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.filters import do_format
-from jinja2.nodes import EvalContext
-from jinja2.runtime import Context, markup_join, str_join
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
+from markupsafe import soft_str
 
 from fwk_jinja.errors import TemplateRefusal
 from fwk_jinja.names import FILTERS, GLOBALS, MAX_RENDERED, Generation
@@ -105,11 +105,10 @@ def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
     return made.set_environment(node.environment)  # type: ignore[return-value]
 
 
-@pass_eval_context
-def _joined(context: EvalContext, parts: list[Any]) -> str:
-    texts = [part if isinstance(part, str) else str(part) for part in parts]
+def _joined(parts: list[Any]) -> str:
+    texts = [str(part) for part in parts]
     _check_length(sum(map(len, texts)))
-    return (markup_join if context.autoescape else str_join)(texts)
+    return "".join(texts)
 
 
 def _check_length(length: int) -> None:
@@ -149,8 +148,8 @@ def _check_form(form: str, values: tuple[Any, ...]) -> None:
         raise SecurityError("a width is too large")
 
 
-def _format(form: str, *values: Any, **named: Any) -> str:
-    _check_form(form, values)
+def _format(form: Any, *values: Any, **named: Any) -> str:
+    _check_form(soft_str(form), values)
     return do_format(form, *values, **named)
 
 
