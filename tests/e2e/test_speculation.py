@@ -148,14 +148,6 @@ def test_relaxed_acceptance_keeps_more_and_leaves_greedy_alone(tiny_folder: Path
             assert said == (single < 1)
     assert found[0][0] == found[1][0]
     assert found[1][1] > 1.5 * found[0][1]
-    own = {**base, "speculative_algorithm": "standalone", "speculative_draft_model_path": str(tiny_folder)}
-    for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
-        with fwk.LLM(str(tiny_folder), **own, **{name: 0.4}, max_total_tokens=4096) as llm:
-            llm.generate(PROMPTS, drawn)
-            stats = llm.engine.stats()
-        assert 0 < stats.draft_tokens == stats.accepted_draft_tokens, (
-            name
-        )  # as without thresholds: each draft is the pick
     tree = {**base, "speculative_accept_threshold_acc": 0.5, "speculative_ngram_max_bfs_breadth": 2}
     with pytest.raises(ConfigError, match="thresholds of acceptance are for chains"):
         fwk.LLM(str(tiny_folder), **tree)
