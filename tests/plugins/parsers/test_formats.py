@@ -258,7 +258,8 @@ def test_values_are_read_as_they_are_written(name: str) -> None:
             parser: ToolParser = make(ParserContext([{"name": "f", "parameters": parameters}]))
             content, _, calls = told([*map(parser.feed, pieces), parser.finish()])
             wanted = {"y": 1} if value is None else {"x": value, "y": 1}
-            assert (content, [(call, json.loads(given)) for call, given in calls]) == ("", [("f", wanted)]), text
+            assert (content, [call for call, _ in calls]) == ("", ["f"]), text
+            assert json.dumps(json.loads(calls[0][1])) == json.dumps(wanted), text  # an integer is no float
 
 
 def test_no_arguments_may_be_written_as_null() -> None:
