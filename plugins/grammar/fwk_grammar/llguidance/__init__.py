@@ -32,7 +32,7 @@ def grammar_backends() -> list[GrammarBackendSpec]:
         GrammarBackendSpec(
             name="llguidance",
             load="fwk_grammar.llguidance.backend:LLGuidanceBackend",
-            needs=Needs(packages=("llguidance>=1.3,<2",)),
+            needs=Needs(packages=("llguidance>=1.6,<2",)),
             kinds=frozenset(
                 {
                     "json_object",

@@ -164,4 +164,5 @@ def _sentence(message: str) -> str:
     """The lines of a message that say something; the others draw arrows."""
     lines = [line.strip() for line in message.splitlines()]
     told = [lines[0], *(line for line in lines[1:] if line.startswith("error:"))] if lines else ["unknown error"]
-    return " ".join(told)[:MAX_MESSAGE].rstrip()
+    text = " ".join(told).replace("patternProperty regexes", "'patternProperties'").replace("Resource '", "'$ref' to '")
+    return text[:MAX_MESSAGE].rstrip()

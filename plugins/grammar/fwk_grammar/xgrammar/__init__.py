@@ -13,9 +13,6 @@ class XGrammarOptions(Options):
     xgrammar_any_whitespace: bool = option(
         True, "Allow whitespace between the parts of constrained JSON, up to 32 characters each."
     )
-    xgrammar_open_objects: bool = option(
-        False, "Let objects of a JSON schema without additionalProperties have other properties than it names."
-    )
     xgrammar_cache_bytes: int = option(
         256 << 20, "Memory for compiled grammars and parts of them, in bytes.", ge=1 << 20, le=1 << 36
     )

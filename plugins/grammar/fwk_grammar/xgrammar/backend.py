@@ -12,42 +12,43 @@ import xgrammar
 from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.types import GrammarRequest
-from fwk_grammar._common.closing import closed
-from fwk_grammar._common.keywords import check_keywords
+from fwk_grammar._common.keywords import Reading, readable
 from fwk_grammar._common.sources import SpecialTokens, choices_of, literal, read_json, schema_of, source_of
 from fwk_grammar.xgrammar import XGrammarOptions
 from fwk_grammar.xgrammar.calls import CallFormats
 
 MAX_WHITESPACE = 32
-ENFORCED = frozenset(
-    [
-        "type",
-        "enum",
-        "const",
-        "properties",
-        "required",
-        "additionalProperties",
-        "minProperties",
-        "maxProperties",
-        "items",
-        "prefixItems",
-        "minItems",
-        "maxItems",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "anyOf",
-        "oneOf",
-        "$ref",
-        "$defs",
-        "definitions",
-    ]
+READING = Reading(
+    "xgrammar",
+    frozenset(
+        [
+            "type",
+            "enum",
+            "const",
+            "properties",
+            "required",
+            "additionalProperties",
+            "minProperties",
+            "maxProperties",
+            "items",
+            "prefixItems",
+            "minItems",
+            "maxItems",
+            "minLength",
+            "maxLength",
+            "pattern",
+            "minimum",
+            "maximum",
+            "exclusiveMinimum",
+            "exclusiveMaximum",
+            "anyOf",
+            "oneOf",
+            "$ref",
+        ]
+    ),
+    tells_keys_apart=False,
 )
-"""Keywords of JSON schemas that XGrammar 0.2 enforces."""
+"""Of XGrammar 0.2."""
 
 MAX_MESSAGE = 300
 NO_TEXT = b"\xff"
@@ -120,9 +121,7 @@ class XGrammarBackend(GrammarBackend):
 
     def _checked(self, schema: dict[str, Any]) -> dict[str, Any]:
         """The schema as it is enforced. Raises ``InvalidRequest`` if it uses a keyword that is not."""
-        schema = schema if self._options.xgrammar_open_objects else closed(schema)
-        check_keywords(schema, ENFORCED, "xgrammar")
-        return schema
+        return readable(schema, READING)
 
 
 def _without_control_characters(pieces: list[bytes], num_words: int) -> np.ndarray:
