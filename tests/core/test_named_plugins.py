@@ -51,7 +51,7 @@ def test_every_plugin_by_name_is_used_or_refused(served: tuple[str, Path, Plugin
     for family in ORDER:
         option = FAMILIES[family].option
         for item in plugins.family(family) if family != "models" and option else ():
-            given = {option: item.name} | ({"enable_lora": True} if family == "lora" else {})
+            given: dict[str, Any] = {str(option): item.name, "enable_lora": family == "lora"}
             try:
                 config, model = opened(folder, plugins, **given)
                 found[item.key] = resolve(config, model, plugins)

@@ -158,9 +158,10 @@ class _Negotiation:
     def judge(self, family: str) -> Judgement:
         found = next(self._search({}), None)
         if found is not None:
-            model, error = self._displaced_model(found) or (found.get("models"), None)
-            chosen = found if error is None else {**found, "models": model}
-            return Judgement(self._selection(family, chosen), error)
+            displaced = self._displaced_model(found)
+            if displaced is None:
+                return Judgement(self._selection(family, found), None)
+            return Judgement(self._selection(family, {**found, "models": displaced[0]}), displaced[1])
         named = {asked: items[0] for asked, items in self._candidates.items() if self._wanted[asked] != AUTO}
         return Judgement(self._selection(family, {**self._deadlock[2], **named}), self._why_not())
 
