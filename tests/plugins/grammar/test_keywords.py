@@ -68,7 +68,7 @@ CASES: dict[str, list[Case]] = {
     "dependentSchemas": [({"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}}, [{}], [{"a": 1}])],
     "prefixItems": [
         ({"type": "array", "prefixItems": [{"type": "null"}, TEXT]}, [[None, "a"]], [[1], [None, 1]]),
-        ({"type": "array", "prefixItems": [{"type": "null"}], "additionalItems": False}, [[None, 2]], [[1]]),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "additionalItems": False}, [[None], [None, 2]], [[1]]),
         ({"type": "array", "prefixItems": [{"type": "null"}], "minItems": 2}, [[None, 2]], [[None]]),
         ({"type": "array", "prefixItems": [{"type": "null"}] * 2, "maxItems": 1}, [[None]], [[None, None]]),
     ],

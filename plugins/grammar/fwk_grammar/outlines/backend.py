@@ -47,6 +47,7 @@ READING = Reading(
         ]
     ),
     formats=frozenset(),
+    tells_keys_apart=False,  # it has no others
 )
 """Of outlines-core 0.2."""
 
