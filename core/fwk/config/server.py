@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
 
@@ -210,15 +208,6 @@ class ServerOptions(Options):
         ge=1,
         le=2**50,
     )
-
-    @field_validator("allowed_origins", mode="before")
-    @classmethod
-    def _as_json(cls, origins: object) -> object:
-        """vLLM takes a JSON list."""
-        if not isinstance(origins, str | list | tuple):
-            return origins
-        one = [origins] if isinstance(origins, str) else cast("Sequence[object]", origins)
-        return json.loads(str(one[0])) if len(one) == 1 and str(one[0]).startswith("[") else one
 
     @field_validator("allowed_origins")
     @classmethod

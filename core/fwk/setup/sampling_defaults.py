@@ -23,7 +23,7 @@ def sampling_defaults(options: ModelOptions, generation: Mapping[str, Any], voca
     found: dict[str, Any] = {}
     if options.sampling_defaults == "model":
         found = {name: generation[name] for name in FIELDS if generation.get(name) is not None}
-    found |= _preferred(options.preferred_sampling_params)
+    found |= preferred_sampling(options.preferred_sampling_params)
     try:
         msgspec.convert(found, SamplingParams).check(vocab_size)
     except (msgspec.ValidationError, InvalidRequest) as error:
@@ -34,7 +34,8 @@ def sampling_defaults(options: ModelOptions, generation: Mapping[str, Any], voca
     return found
 
 
-def _preferred(text: str) -> dict[str, Any]:
+def preferred_sampling(text: str) -> dict[str, Any]:
+    """By field, those of ``--preferred-sampling-params``."""
     try:
         value = json.loads(text)
     except ValueError as error:

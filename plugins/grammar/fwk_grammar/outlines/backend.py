@@ -87,7 +87,7 @@ class OutlinesBackend(GrammarBackend):
     def _of_schema(self, schema: dict[str, Any]) -> str:
         schema = closed(schema)
         check_keywords(schema, ENFORCED, "outlines")
-        return build_regex_from_schema(json.dumps(schema), self._options.outlines_whitespace_pattern)
+        return build_regex_from_schema(json.dumps(schema), self._options.constrained_json_whitespace_pattern)
 
 
 class OutlinesGrammar(Grammar):

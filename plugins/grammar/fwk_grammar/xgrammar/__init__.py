@@ -5,14 +5,13 @@ output. A JSON schema that uses a keyword XGrammar does not enforce is refused, 
 """
 
 from fwk import GrammarBackendSpec, Needs, Options, hookimpl, option
+from fwk_grammar._common.options import no_whitespace
 
 
 class XGrammarOptions(Options):
     """Options of ``grammar.xgrammar``."""
 
-    xgrammar_any_whitespace: bool = option(
-        True, "Allow whitespace between the parts of constrained JSON, up to 32 characters each."
-    )
+    constrained_json_disable_any_whitespace: bool = no_whitespace()
     xgrammar_open_objects: bool = option(
         False, "Let objects of a JSON schema without additionalProperties have other properties than it names."
     )

@@ -60,6 +60,7 @@ class XGrammarBackend(GrammarBackend):
     def __init__(self, context: GrammarContext) -> None:
         super().__init__(context)
         self._options = context.options or XGrammarOptions()
+        self._has_blanks = not self._options.constrained_json_disable_any_whitespace
         # Special tokens are no text: grammars name them by id. Empty ones could never come at all.
         special = context.special_ids | set(context.eos_token_ids)
         pieces = [NO_TEXT if i in special else bytes(piece) for i, piece in enumerate(context.token_bytes)]
@@ -95,8 +96,8 @@ class XGrammarBackend(GrammarBackend):
         if request.kind in ("json_object", "json_schema"):
             return compiler.compile_json_schema(
                 json.dumps(self._checked(schema_of(request))),
-                any_whitespace=self._options.xgrammar_any_whitespace,
-                max_whitespace_cnt=MAX_WHITESPACE if self._options.xgrammar_any_whitespace else None,
+                any_whitespace=self._has_blanks,
+                max_whitespace_cnt=MAX_WHITESPACE if self._has_blanks else None,
                 strict_mode=False,  # what is left open was meant to be
             )
         source = source_of(request)

@@ -24,6 +24,7 @@ from fwk_server._common.chat.sampling import (
     check_generate,
     check_scores,
     checked,
+    fitted,
     label_of,
     sampling_params,
     truncated,
@@ -110,17 +111,18 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
     check_generate(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = sampling_params(
         body,
         frontend.default_sampling,
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        max_tokens=wanted,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         extra=extra,
         grammar=constraint[0] if constraint is not None else tools.free if tools is not None else None,
     )
     item = GenerateInput(
         prompt_token_ids=token_ids,
-        sampling=sampling,
+        sampling=fitted(sampling, wanted is not None, frontend.card, len(token_ids)),
         n=body.n or 1,
         label=label_of(body, caller),
         priority=body.urgency(caller),
