@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,4 +112,7 @@ def what_is_wrong(details: Mapping[str, Any], given: str = "") -> str:
     """One of pydantic's errors as a sentence: what a validator of ours says as it is, others with what was given."""
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])
-    return f"{details['msg']}, not {given}" if given else str(details["msg"])
+    words = re.findall(r"'([^']*)'", str(details["msg"])) if details["type"] == "literal_error" else []
+    close = difflib.get_close_matches(str(details["input"]).lower(), words, 1)
+    said = f"{details['msg']}, not {given}" if given else str(details["msg"])
+    return f"{said} (did you mean {close[0]!r}?)" if close else said

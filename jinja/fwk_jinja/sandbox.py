@@ -1,7 +1,8 @@
 """The sandbox that chat templates run in: Jinja's own, and bounds on time, repetitions and lengths.
 
 Loops and calls look at the clock; operators, methods and filters that can make much of little are told no before they
-do. Templates come with models: whoever serves one need not have read them.
+do. Templates come with models: whoever serves one need not have read them. What they may name beyond Jinja is in
+``names``.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ from jinja2.filters import do_format
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
+from markupsafe import soft_str
 
 from fwk_jinja.errors import TemplateRefusal
-
-MAX_RENDERED = 32 * 2**20
-"""Characters a template may produce, at the end and on the way."""
+from fwk_jinja.names import FILTERS, GLOBALS, MAX_RENDERED, Generation
 
 MAX_SECONDS = 2.0
 """Of CPU time that a template may take."""
@@ -44,10 +44,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False)
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
         self._clock = threading.local()
-        del self.globals["lipsum"]
-        self.filters |= {name: _sized(self.filters[name]) for name in _SIZED}
+        self.globals |= GLOBALS
+        self.filters |= {**{name: _sized(self.filters[name]) for name in _SIZED}, **FILTERS}
         self.filters |= {"format": _format, " ticking": self._ticking, " joined": _joined}  # no template can name these
 
     def start(self) -> None:
@@ -148,8 +148,8 @@ def _check_form(form: str, values: tuple[Any, ...]) -> None:
         raise SecurityError("a width is too large")
 
 
-def _format(form: str, *values: Any, **named: Any) -> str:
-    _check_form(form, values)
+def _format(form: Any, *values: Any, **named: Any) -> str:
+    _check_form(soft_str(form), values)
     return do_format(form, *values, **named)
 
 

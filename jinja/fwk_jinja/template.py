@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 
 from fwk_jinja.errors import TemplateRefusal
-from fwk_jinja.sandbox import MAX_RENDERED, Sandbox
+from fwk_jinja.names import MAX_RENDERED
+from fwk_jinja.sandbox import Sandbox
 
 
 class BoundedTemplate:
     """With the functions that transformers gives chat templates. Raises ``TemplateRefusal`` if it does not compile."""
 
     def __init__(self, source: str) -> None:
-        self._sandbox = environment = Sandbox()
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = _strftime_now
+        self._sandbox = Sandbox()
         try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
+            self._template = self._sandbox.from_string(source)
+        except (TemplateError, SyntaxError, RecursionError, ValueError) as error:  # Python's, of what Jinja makes of it
             raise TemplateRefusal(f"does not compile: {error}") from None
 
     def render(self, variables: Mapping[str, Any]) -> str:
@@ -45,15 +41,3 @@ class BoundedTemplate:
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError):
             raise TemplateRefusal("cannot render these messages") from None
         return "".join(parts)
-
-
-def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)

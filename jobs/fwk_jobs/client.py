@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
+from typing import Protocol
 
 import msgspec
 
 from fwk_jobs.frames import Answer, Cancel, Job, read_frame, write_frame
 
 MAX_WAITING = 24
-"""Jobs that may be under way or wait at once; more are refused, to be tried again."""
+"""Jobs of a kind that may be under way or wait at once where the caller has no limit; more are refused."""
 
 
 WARM_UP_CPU_SECONDS = 10.0
@@ -38,13 +39,21 @@ class JobError(Exception):
         self.param = param
 
 
+class Turns(Protocol):
+    """Of threads: one that has none does not compute."""
+
+    def acquire(self) -> object: ...
+
+    def release(self) -> object: ...
+
+
 class Work:
     """What a thread does for one request. Other threads call off the job it waits for, or work while it waits.
 
     ``turns``: held by a thread of a pool while it computes.
     """
 
-    def __init__(self, turns: threading.Semaphore) -> None:
+    def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._lock = threading.Lock()
         self._action: Callable[[], None] | None = None
@@ -91,7 +100,7 @@ class JobProcess:
         self._send_lock = threading.Lock()  # held while writing to the process
         self._numbers = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
-        self._calls: dict[int, Future[Answer]] = {}
+        self._calls: dict[int, tuple[str, Future[Answer]]] = {}
         self._is_closed = False
 
     def warm_up(self, kind: str, body: bytes) -> Future[Answer]:
@@ -103,20 +112,22 @@ class JobProcess:
         future: Future[Answer] = Future()
         with self._lock:
             process = self._running()
-            self._calls[job.number] = future
+            self._calls[job.number] = kind, future
         self._send(process, msgspec.msgpack.encode(job))
         return future
 
-    def call(self, kind: str, body: bytes, *, cpu_seconds: float, max_bytes: int) -> bytes:
-        """The result of a job; waits for it. Raises ``JobError``."""
+    def call(
+        self, kind: str, body: bytes, *, cpu_seconds: float, max_bytes: int, max_waiting: int | None = MAX_WAITING
+    ) -> bytes:
+        """The result of a job; waits for it, with at most so many others of its kind. Raises ``JobError``."""
         work = current_work.get()
         job = Job(next(self._numbers), kind, body, cpu_seconds, max_bytes)
         future: Future[Answer] = Future()
         with self._lock:
-            if len(self._calls) >= MAX_WAITING:
+            if max_waiting is not None and sum(each == kind for each, _ in self._calls.values()) >= max_waiting:
                 raise JobError("busy")
             process = self._running()
-            self._calls[job.number] = future
+            self._calls[job.number] = kind, future
         self._send(process, msgspec.msgpack.encode(job))
         with work.waiting(lambda: self._cancel(job.number)) if work is not None else contextlib.nullcontext():
             answer = future.result()
@@ -170,9 +181,9 @@ class JobProcess:
         while (frame := read_frame(process.stdout.fileno())) is not None:
             answer = msgspec.msgpack.decode(frame, type=Answer)
             with self._lock:
-                future = self._calls.pop(answer.number, None)
-            if future is not None:
-                future.set_result(answer)
+                call = self._calls.pop(answer.number, None)
+            if call is not None:
+                call[1].set_result(answer)
         process.wait()
         with self._lock:
             if self._process is process:
@@ -180,5 +191,5 @@ class JobProcess:
             lost, self._calls = self._calls, {}
             process.stdin.close()
             process.stdout.close()
-        for number, future in lost.items():
+        for number, (_, future) in lost.items():
             future.set_result(Answer(number, "failed"))

@@ -87,7 +87,7 @@ class Case:
             "executor": run["executors"],
             "enable_lora": run["lora"] != "none",
             "json_model_override_args": f'{{"head_dim": {run["head_size"]}'
-            + (', "sliding_window": 16}' if self.has_window else "}"),
+            + (', "sliding_window": 16, "architectures": ["MistralForCausalLM"]}' if self.has_window else "}"),
         }
         if run["drafts"] != "none":
             options["speculative_algorithm"] = "ngram"

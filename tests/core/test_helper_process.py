@@ -23,6 +23,7 @@ from fwk.text.grammars import Grammars
 from fwk.types import GrammarRequest
 from fwk_jobs.client import JobError, JobProcess, Work, current_work
 from fwk_jobs.frames import Job
+from fwk_jobs.pool import WaitingPool
 
 
 @pytest.fixture
@@ -88,6 +89,43 @@ def test_a_cancelled_job_ends_and_its_turn_is_free_meanwhile(helper: JobProcess)
     thread.join(10)
     assert failures
     assert not process.children()
+
+
+def test_any_number_of_jobs_wait_and_few_threads_compute_meanwhile(helper: JobProcess) -> None:
+    """Where no limit is given; what waits for the process holds up nothing else."""
+    pool = WaitingPool(2, "test")
+    gate, running, most = threading.Event(), [0], [0]
+
+    def job() -> bytes:
+        current_work.set(Work(pool))
+        return helper.call("reverse", b"ab", cpu_seconds=5, max_bytes=64 << 20, max_waiting=None)
+
+    def compute() -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        assert gate.wait(20)
+        running[0] -= 1
+
+    jobs = [pool.submit(job) for _ in range(64)]
+    computed = [pool.submit(compute) for _ in range(6)]
+    gate.set()
+    assert [each.result(60) for each in jobs] == [b"ba"] * 64
+    assert [each.result(20) for each in computed] == [None] * 6
+    assert most[0] <= 2
+    pool.shutdown()
+    with pytest.raises(RuntimeError):
+        pool.submit(compute)
+
+
+def test_media_beyond_a_number_are_refused(helper: JobProcess) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        calls = [
+            threads.submit(helper.call, "sleep", b"", cpu_seconds=0.05, max_bytes=1 << 20, max_waiting=2)
+            for _ in range(4)
+        ]
+        told = [each.exception(60) for each in calls]
+    assert sum(isinstance(error, JobError) and error.status == "busy" for error in told) == 2
+    assert call(helper, "reverse") == b"cba", "another kind was never full"
 
 
 def test_it_starts_again_after_it_died_and_not_after_close(helper: JobProcess) -> None:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from fwk.config import Config, ModelOptions, ServerOptions
 from fwk.config.wire import to_plain
 from fwk.errors import ConfigError, PortTaken
+from fwk.plugins import build_config, discover
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
 from fwk.server.keys import Keys, read_keys
@@ -152,7 +153,7 @@ def test_no_secret_leaves_for_the_engine() -> None:
 
 
 def test_origins_are_origins() -> None:
-    assert ServerOptions(allowed_origins=['["*"]']).allowed_origins == ("*",)
+    assert build_config(discover(), {"allowed_origins": ['["*"]']}).server.allowed_origins == ("*",)
     ok = ("https://a.example.org", "http://localhost:3000")
     assert ServerOptions(allowed_origins=ok).allowed_origins == ok
     for wrong in ("a.example.org", "https://a.example.org/path", "ftp://x"):

@@ -85,6 +85,24 @@ def test_a_model_that_asks_what_nobody_offers_gives_way_to_the_next_one() -> Non
     ]
 
 
+def test_what_is_named_changes_the_model_plugin_in_no_way() -> None:
+    """The next plugin would compute the model otherwise, which nobody asked for."""
+    plugins = of(
+        model("native", 10, features=frozenset({"latent"})),
+        model("plain", 0),
+        attention("poor"),
+        attention("full", features=FULL),
+    )
+    with pytest.raises(PluginError) as error:
+        settle(plugins, {"attention": "poor"})
+    words = "attention backend 'poor' (acme) cannot be used: it lacks latent, which model 'native' asks for"
+    assert str(error.value) == words
+    judged = judge(plugins, {"models": "auto", "attention": "poor"}, Facts(architecture="Arch"), {}, "attention")
+    assert judged.error == words
+    assert settle(plugins, {"attention": "poor", "models": "plain"}).chosen["models"] == "plain"
+    assert settle(plugins, {"attention": "full"}).chosen["models"] == "native"
+
+
 def test_what_is_named_decides_over_what_is_automatic() -> None:
     plugins = of(
         ExecutorSpec(name="usual", load="a:b", rank=10),

@@ -48,6 +48,16 @@ def test_what_is_left_makes_room_for_the_output() -> None:
         prepared(30, max_tokens=20, long_truncation_mode="head")  # nothing would be left
 
 
+def test_the_answer_gives_way_as_sglangs_does() -> None:
+    """``--allow-auto-truncate``: the prompt stays whole, and only what leaves no room for a token is cut off it."""
+    for length, wanted, kept, made in ((15, 7, 15, 5), (15, 3, 15, 3), (30, 7, 19, 1), (15, None, 15, 5)):
+        item = GenerateInput(list(range(length)), SamplingParams(max_tokens=wanted, min_tokens=min(wanted or 0, 6)))
+        cut = limits(long_truncation_mode="answer")
+        found = prepare_input(item, None, **SIZES, limits=cut)  # type: ignore[arg-type]
+        assert (found.prompt_token_ids, found.sampling.max_tokens) == (list(range(kept)), made)
+        assert found.sampling.min_tokens <= made
+
+
 def test_long_prompts_are_refused_unless_told_otherwise() -> None:
     with pytest.raises(InvalidRequest, match=r"has 6 tokens; this server takes at most 5 \(--max-req-input-len\)"):
         prepared(6, max_req_input_len=5)

@@ -18,6 +18,7 @@ from fwk.text import ModelText
 from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
 from fwk.text.lengths import max_characters
+from fwk.text.model_text import _special_tokens
 from fwk.text.stop_strings import StopMatcher
 from fwk.text.vocabulary import Vocabulary, byte_of_char
 from fwk.types import SamplingParams, TokenEvent
@@ -287,7 +288,11 @@ def test_chat_templates() -> None:
     talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " well "}]
     assert template.render(talk) == "<user>hi</><assistant> well </><assistant>"
     continued = template.render(talk, add_generation_prompt=False, continue_final_message=True)
-    assert continued == "<user>hi</><assistant> well"
+    assert continued == "<user>hi</><assistant> well "
+    for text in ("s", "<", "user"):  # which the template writes behind it, too
+        talk = [{"role": "user", "content": text}]
+        continued = template.render(talk, add_generation_prompt=False, continue_final_message=True)
+        assert continued == f"<user>{text}"
     assert template.render(talk, kwargs={"messages": [], "add_generation_prompt": False}) == template.render(talk)
 
 
@@ -313,6 +318,13 @@ def test_chat_templates() -> None:
         "{{ 'x'|indent(1500000000, first=true) }}",
         "{{ [1]|batch(1500000000, 0)|list|length }}",
         "{{ lipsum(100000) }}",
+        "{{ messages|tojson(indent=100000000) }}",
+        "{{ range(2000)|list|tojson(separators=('x' * 50000, ':'))|length }}",
+        "{{ strftime_now('%0900000000d') }}",
+        "{{ strftime_now('%c' * 1000000) }}",
+        "{% set n = namespace(_x=1) %}",
+        "{% set n = namespace() %}{% set n.__class__ = 1 %}",
+        "{{ dict.update(messages[0], {'role': 'x'}) }}",
         "{{ ('x' * 100000).replace('x', 'y' * 100000)|length }}",
         "{{ ('x' * 100000).join('y' * 100000)|length }}",
         "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
@@ -360,6 +372,20 @@ def test_guards_change_no_output() -> None:
 def test_a_template_that_does_not_compile_stops_the_start() -> None:
     with pytest.raises(ModelLoadError, match="does not compile"):
         ChatTemplate("{% if %}", {})
+    with pytest.raises(ModelLoadError, match="does not compile"):
+        ChatTemplate("{% break %}", {})  # which Jinja lets through
+
+
+def test_templates_know_all_named_special_tokens() -> None:
+    config = {
+        "eos_token": {"content": "</s>"},
+        "cls_token": "<cls>",
+        "unk_token": None,
+        "extra_special_tokens": {"image_token": "<image>"},
+        "additional_special_tokens": ["<x>"],
+    }
+    assert _special_tokens(config) == {"eos_token": "</s>", "cls_token": "<cls>", "image_token": "<image>"}
+    assert _special_tokens({"extra_special_tokens": ["<x>"]}) == {}
 
 
 class _Checkpoint:

@@ -11,7 +11,7 @@ from tests.helpers.statistics import chi_squared
 
 from fwk.interfaces.sampling import SamplingContext, SamplingRows
 from fwk.interfaces.speculative import Acceptance
-from fwk.worker.acceptance import accepted, rejection_logits, uniform_draws
+from fwk.worker.acceptance import EXACT, accepted, rejection_logits, replaces_picks, uniform_draws
 from fwk.worker.draft_tree import DraftTree
 from fwk_sampling.torch_sampler.sampler import TorchSampler
 
@@ -61,20 +61,26 @@ def test_drawn_drafts_leave_the_targets_distribution(sharpness: float) -> None:
     ],
 )
 @pytest.mark.parametrize("draft", [0, 1, 2])
-def test_relaxed_acceptance_keeps_as_often_as_it_says(
+def test_thresholds_keep_as_often_as_they_say_and_all_that_exact_sampling_keeps(
     acceptance: Acceptance, expected: Callable[[float], float], draft: int
 ) -> None:
     p = np.array([0.6, 0.3, 0.1])
-    certain = torch.nn.functional.one_hot(torch.full((SAMPLES,), draft), 3).float()
-    draws = torch.from_numpy(uniform_draws(np.arange(SAMPLES, dtype=np.uint64), np.full(SAMPLES, 3)))
+    seeds, positions = np.arange(SAMPLES, dtype=np.uint64), np.full(SAMPLES, 3)
+    draws = torch.from_numpy(uniform_draws(seeds, positions))
     logits = torch.from_numpy(np.log(p)).float().expand(SAMPLES, -1)
-    rest = rejection_logits(logits, torch.full((SAMPLES,), draft), certain, draws, acceptance)
-    kept = (torch.softmax(rest, 1)[:, draft] == 1).numpy()
-    assert kept.mean() == pytest.approx(expected(p[draft]), abs=0.012)
-    if not kept.all():  # a rejected place has the others, in the target's proportions
-        others = np.delete(p, draft)
-        left = np.delete(torch.softmax(rest, 1).numpy()[~kept][0], draft)
-        assert left == pytest.approx(others / others.sum(), abs=1e-5)
+    drafts = torch.full((SAMPLES,), draft)
+    sampler = TorchSampler(SamplingContext(3, 1, torch.device("cpu"), ()))
+    picked = sampler.sample(logits, SamplingRows(np.zeros(SAMPLES, bool), seeds, positions, False))
+    wanted = p * (1 - expected(p[draft])) / (1 - p[draft])  # a rejected place: the target's proportions
+    wanted[draft] = expected(p[draft])
+    settled = torch.where(replaces_picks(logits, drafts, draws, acceptance), drafts, picked)
+    assert np.bincount(settled.numpy(), minlength=3) / SAMPLES == pytest.approx(wanted, abs=0.012)
+    for q in (torch.softmax(logits, 1), torch.tensor([0.2, 0.2, 0.6]).expand(SAMPLES, -1)):
+        exact, relaxed = (
+            rejection_logits(logits, drafts, q, draws, rule).softmax(1)[:, draft] == 1 for rule in (EXACT, acceptance)
+        )
+        assert bool((relaxed | ~exact).all())
+    assert not replaces_picks(logits, drafts, draws, EXACT).any()
 
 
 def test_draws_are_uniform_and_independent_of_place_and_seed() -> None:

@@ -93,6 +93,16 @@ def test_output_is_the_plain_one(folders: dict[str, Path], plain: fwk.LLM, name:
             assert stats.preemptions > 0
 
 
+def test_thresholds_keep_all_that_the_target_picks(folders: dict[str, Path]) -> None:
+    """A model that drafts for itself drafts its own picks: none is lost to a threshold."""
+    sampling = SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
+    for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
+        with drafter(folders, "same model", speculative_adaptive=False, **{name: 0.4}) as llm:
+            llm.generate(PROMPTS, sampling)
+            stats = llm.engine.stats()
+        assert stats.accepted_draft_tokens > 0.95 * stats.draft_tokens > 0, name
+
+
 def test_accepted_drafts_save_steps(folders: dict[str, Path], plain: fwk.LLM) -> None:
     sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
     with drafter(folders, "same model") as llm:

@@ -104,7 +104,7 @@ def test_forced_tokens_change_nothing_but_the_number_of_steps(
     found: list[list[tuple[list[int], int]]] = []
     steps: list[int] = []
     for off in (True, False):
-        options = JSON if backend == "llguidance" else {"xgrammar_any_whitespace": False}
+        options = JSON if backend == "llguidance" else {"constrained_json_disable_any_whitespace": True}
         llm = make(**options, grammar_backend=backend, executor=executor, disable_jump_forward=off)
         done = llm.generate(prompts, sampling)
         found.append([(one.token_ids, len(one.logprobs or [])) for one in done])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,16 +107,25 @@ def test_another_models_or_layouts_kv_is_not_found(tiny_folder: Path, tmp_path: 
         assert llm.engine.stats().restored_prompt_tokens == 0
 
 
-def test_changed_weights_are_another_model(tmp_path: Path, tiny_folder: Path) -> None:
-    folder = tmp_path / "model"
+def test_the_bytes_of_the_files_are_the_model(tmp_path: Path, tiny_folder: Path) -> None:
+    """Others of the same size and time are another one; the same are the same, wherever they lie."""
+    folder, size = tmp_path / "model", 2**20
     folder.mkdir()
     (folder / "config.json").write_bytes((tiny_folder / "config.json").read_bytes())
-    (folder / "weights").write_bytes(b"one")
+
+    def written(weights: bytes) -> None:
+        (folder / "weights").write_bytes(weights)
+        os.utime(folder / "weights", ns=(1, 1))
+
+    written(bytes(size))
     with engine(folder, tmp_path / "kv") as llm:
         outputs(llm)
-    (folder / "weights").write_bytes(b"two, longer")
+    copy = shutil.copytree(folder, tmp_path / "elsewhere", copy_function=shutil.copyfile)
+    written(bytes(size // 2) + b"1" + bytes(size // 2 - 1))
     with engine(folder, tmp_path / "kv") as llm:
         assert cached(llm)[0] == 0
+    with engine(copy, tmp_path / "kv") as llm:
+        assert cached(llm)[0] == 88
 
 
 def test_damaged_files_change_nothing(tiny_llm: Tiny, tiny_folder: Path, tmp_path: Path) -> None:

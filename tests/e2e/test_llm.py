@@ -251,7 +251,10 @@ class PoorPlugin:
     [
         ({"speculative_algorithm": "trees"}, "tree_mask"),
         ({"json_model_override_args": '{"architectures": ["Odd"]}', "model_impl": "odd"}, "latent, soft_cap"),
-        ({"json_model_override_args": '{"sliding_window": 64}'}, "sliding_window"),
+        (
+            {"json_model_override_args": '{"architectures": ["MistralForCausalLM"], "sliding_window": 64}'},
+            "sliding_window",
+        ),
         ({}, None),
     ],
 )

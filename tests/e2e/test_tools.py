@@ -108,7 +108,7 @@ async def test_plain_json_forces_what_a_format_and_its_backend_cannot_say_togeth
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
     options = ("--chat-template", str(template), "--tool-call-parser", "qwen3-coder", "--grammar-backend", "xgrammar")
-    server = spawn(*options, "--xgrammar-any-whitespace", "false")
+    server = spawn(*options, "--constrained-json-disable-any-whitespace")
     short = {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 3}, "minItems": 1, "maxItems": 2}
     schema = {"type": "object", "properties": {"words": short}, "required": ["words"], "additionalProperties": False}
     tools = [{"type": "function", "function": {"name": "say", "parameters": schema}}]

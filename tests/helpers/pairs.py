@@ -534,8 +534,9 @@ class Setting:
             asked: dict[str, Any] = {"sliding_window": 24, "use_sliding_window": True}
             if "MoE" not in self.kind:
                 asked["architectures"] = ["MistralForCausalLM"]
-            if "window groups" in self.kind:
-                asked["layer_types"] = HALF
+            if "window groups" in self.kind:  # Llama's shape, with kinds of layers
+                turns = {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1] * len(HALF)}
+                asked |= {"layer_types": HALF, **turns}
             found["json_model_override_args"] = json.dumps(asked)
         return found
 

@@ -13,6 +13,8 @@ from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, build_config, discover
 from fwk.plugins.options import called
+from fwk.plugins.peers import foreign
+from fwk.plugins.peers import note as note_on
 from fwk.process.kernel_caches import bound_kernel_caches
 from fwk.process.threads import configure_omp_env
 
@@ -33,7 +35,7 @@ def read_options(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, Config
     What the command's own arguments are comes back in the namespace.
     """
     plugins, given, namespace = read_given(parser, argv)
-    return plugins, build_config(plugins, given), namespace
+    return plugins, build_config(plugins, given, note), namespace
 
 
 def read_given(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, dict[str, Any], Any]:
@@ -45,30 +47,36 @@ def read_given(parser: Parser, argv: Sequence[str]) -> tuple[PluginSet, dict[str
     configure_omp_env(os.environ)  # before torch is imported
     bound_kernel_caches(os.environ)
     plugins = discover(_early(argv), warn=warn)
-    own = parser.own = frozenset(action.dest for action in parser._actions)
+    parser.own = frozenset(action.dest for action in parser._actions)
     parser.add_argument("--help-all", action=HelpAll, default=argparse.SUPPRESS, help="show every option and exit")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line wins")
     add_option_flags(parser, plugins)
-    namespace, unknown = parse(parser, argv)
+    return plugins, *given_options(parser, plugins, argv)
+
+
+def given_options(parser: Parser, plugins: PluginSet, argv: Sequence[str]) -> tuple[dict[str, Any], Any]:
+    """``read_given`` with a parser that has all flags; without the plugins."""
+    namespace, unknown, others = parse(parser, argv)
     file = getattr(namespace, "config", None) or os.environ.get("FWK_CONFIG")
     given: dict[str, Any] = read_config_file(file) if file else {}
-    line = {name: value for name, value in vars(namespace).items() if name not in own | {"config"}}
+    line = {name: value for name, value in vars(namespace).items() if name not in parser.own | {"config"}}
+    # Let the one place that knows every option say what is wrong with the first that is none.
+    wrong = {name: value for name, value in others.items() if note_on(name, value) is None}
+    wrong |= {word.partition("=")[0]: "true" for word in unknown[:1] if word.startswith("-")}
+    if wrong:
+        build_config(plugins, {**wrong, **given, **line})
     bare = getattr(namespace, "bare_model", None)
     if bare is not None and line.setdefault("model", bare) != bare:
         raise ConfigError(f"two models are given: {bare} and --model {line['model']}")
     if unknown:
-        # Let the one place that knows every option say what is wrong with the first of them.
-        if unknown[0].startswith("-"):
-            build_config(plugins, {unknown[0].partition("=")[0]: "true", **given, **line})
         parser.error(f"unexpected argument {unknown[0]!r}")
-    given |= line
+    given |= line | others
     names = called(plugins)
-    taken = {names[name].partition(" ")[0] for name in given if name in names}
-    variables = read_environment(parser, os.environ)
-    given |= {
-        name: value for name, value in variables.items() if name in names and names[name].partition(" ")[0] not in taken
-    }
-    return plugins, given, namespace
+    taken = {names.get(name, name).partition(" ")[0] for name in given}
+    for name, value in read_environment(parser, os.environ).items():
+        if (name in names or foreign(name)) and names.get(name, name).partition(" ")[0] not in taken:
+            given[name] = value
+    return given, namespace
 
 
 def _early(argv: Sequence[str]) -> list[str]:

@@ -18,6 +18,7 @@ from fwk.config import aliases_of, is_secret, stability_of, turned_by
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, option_owners
 from fwk.plugins.options import flag, normal, switches
+from fwk.plugins.peers import FALSE, TRUE, foreign
 
 ESSENTIAL = (
     "served_model_name", "dtype", "quantization", "context_length", "tensor_parallel_size", "attention_backend",
@@ -151,7 +152,9 @@ def _add(group: Any, name: str, field: FieldInfo, turns: Sequence[str]) -> None:
         group.add_argument(
             flag(normal(turn)),
             dest=normal(turn),
-            action="store_true",
+            action=_Once,
+            nargs="?",
+            const="true",
             default=argparse.SUPPRESS,
             help=argparse.SUPPRESS,
         )
@@ -178,16 +181,32 @@ def type_name(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Parse, taking underscores in flags for dashes; returns what was not understood too."""
-    return parser.parse_known_args([_dashed(word) for word in argv])
+def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], dict[str, str]]:
+    """Parse, taking underscores in flags for dashes; returns what was not understood too, and other servers' arguments.
 
-
-def _dashed(word: str) -> str:
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
+    A switch takes the next word only if that says true or false: what follows it is else the model.
+    """
+    words: list[str] = []
+    others: dict[str, str] = {}
+    left = list(argv)
+    while left:
+        name, equals, value = left.pop(0).partition("=")
+        if not name.startswith("--"):
+            words.append(name + equals + value)
+            continue
+        name = name.replace("_", "-")
+        action = parser.option_of(name)
+        other = foreign(name) if action is None else None
+        is_switch = action.nargs == "?" if action is not None else other is not None and other.is_switch
+        if not equals and left and (left[0].lower() in TRUE | FALSE if is_switch else other and left[0][:2] != "--"):
+            equals, value = "=", left.pop(0)
+        if is_switch and not equals:
+            equals, value = "=", "true"
+        if other is not None:
+            others[name] = value
+        else:
+            words.append(name + equals + value)
+    return (*parser.parse_known_args(words), others)
 
 
 def read_environment(parser: Parser, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -197,9 +216,12 @@ def read_environment(parser: Parser, environment: Mapping[str, str]) -> dict[str
     """
     found: dict[str, Any] = {}
     for name, value in environment.items():
-        action = parser.option_of(flag(normal(name.removeprefix(PREFIX).lower()))) if name.startswith(PREFIX) else None
+        option = normal(name.removeprefix(PREFIX).lower()) if name.startswith(PREFIX) else ""
+        action = parser.option_of(flag(option))
         if action is not None:
             found[action.dest] = value.split() if action.nargs == "+" else value
+        elif option and foreign(option) is not None:
+            found[option] = value
     return found
 
 

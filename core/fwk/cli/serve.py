@@ -22,14 +22,14 @@ def run(argv: Sequence[str]) -> int:
 
 def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]) -> int:
     with gc_paused():
-        from fwk.cli.common import read_given  # noqa: PLC0415 - after an engine was started
+        from fwk.cli.common import note, read_given  # noqa: PLC0415 - after an engine was started
         from fwk.cli.several import model_configs  # noqa: PLC0415
         from fwk.process.log import announcer, set_up_log  # noqa: PLC0415
         from fwk.process.progress import set_up_progress  # noqa: PLC0415
         from fwk.server.keys import read_keys  # noqa: PLC0415
 
         plugins, given, _ = read_given(_parser(), argv)
-        configs = model_configs(plugins, given)
+        configs = model_configs(plugins, given, note)
         config = configs[0]
         secrets = [*read_keys(config.server).secrets, config.server.ssl_keyfile_password]
         set_up_log(config.server.log_level, config.server.log_format, secrets=secrets)

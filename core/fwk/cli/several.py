@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from fwk.config import Config
@@ -24,23 +24,25 @@ def _is_common(option: str) -> bool:
     return not (option in OF_ONE_MODEL or "lora" in option or option.startswith("speculative"))
 
 
-def model_configs(plugins: PluginSet, given: Mapping[str, Any]) -> list[Config]:
-    """The configuration of each model, the first one's first. Raises ``ConfigError``."""
+def model_configs(
+    plugins: PluginSet, given: Mapping[str, Any], tell: Callable[[str], None] = lambda sentence: None
+) -> list[Config]:
+    """The configuration of each model, the first one's first. ``tell``: as for ``build_config``."""
     given = {normal(name): value for name, value in given.items()}
     entries = [_entry(one) for one in _list(given.pop(MODELS, []))]
     if entries and "model" not in given:
         given |= entries.pop(0)
-    first = build_config(plugins, given)
+    first = build_config(plugins, given, tell)
     entries += [_named(text) for text in first.server.also]
     names = {name: normal(told.partition(" ")[0]) for name, told in called(plugins).items()}
-    common = {name: value for name, value in given.items() if _is_common(names[name])}
+    common = {name: value for name, value in given.items() if name in names and _is_common(names[name])}
     if not entries and first.server.models_memory_limit is not None:
         raise ConfigError("--models-memory-limit is for several models: add --also NAME=MODEL, or leave it out")
     own = set(type(first.server).model_fields) | set(type(first.plugins).model_fields)
     for entry in entries:
         if wrong := sorted(name for name in entry if names.get(name) in own):
             raise ConfigError(f"--config: models: {wrong[0]} is for the whole server: write it outside the list")
-    return [first, *(build_config(plugins, {**common, **entry}) for entry in entries)]
+    return [first, *(build_config(plugins, {**common, **entry}, tell) for entry in entries)]
 
 
 def _list(value: object) -> list[Any]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+from pathlib import Path
 from typing import Literal
 
 from pydantic import field_validator, model_validator
 
 from fwk.config.options import Options, option
+
+INFILL_FORMATS = ("qwen_coder", "star_coder", "santa_coder", "deepseek_coder", "code_llama", "codestral", "glm")
+"""Names that ``--completion-template`` takes."""
 
 
 class ModelOptions(Options):
@@ -54,6 +59,7 @@ class ModelOptions(Options):
         "auto",
         "What the model is served for: generate, embed, classify, or another word that its plugin declares; auto: "
         "embed if the checkpoint says how vectors are made (modules.json), else what its best-ranked plugin is for.",
+        turns={"is-embedding": "embed", "use-reward-model": "classify"},
         stability="beta",
     )
     pooling_type: Literal["auto", "mean", "cls", "last", "token"] = option(
@@ -96,11 +102,12 @@ class ModelOptions(Options):
     max_req_input_len: int | None = option(
         None, "Longest prompt, in tokens (default: as long as one token can follow).", ge=1, le=2**24
     )
-    long_truncation_mode: Literal["none", "head", "center", "tail"] = option(
+    long_truncation_mode: Literal["none", "head", "center", "tail", "answer"] = option(
         "none",
         "What is done with prompts that are too long, alone or with max_tokens. none: refused; head, center, tail: the "
-        "beginning, the middle or the end is cut off, and usage counts what is left.",
-        turns={"allow-auto-truncate": "tail"},
+        "beginning, the middle or the end is cut off, and usage counts what is left; answer: the answer is shortened, "
+        "and the end of a prompt cut off only where it leaves no room for one token.",
+        turns={"allow-auto-truncate": "answer"},
     )
     enable_multimodal: bool = option(
         True,
@@ -139,6 +146,15 @@ class ModelOptions(Options):
         aliases=["override-generation-config"],
     )
     eos_id: tuple[int, ...] = option((), "Ids of tokens that end an answer, in addition to the model's own.")
+
+    @field_validator("completion_template")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name not in ("auto", *INFILL_FORMATS) and not Path(name).suffix and not Path(name).is_file():
+            close = difflib.get_close_matches(name, INFILL_FORMATS, 1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ValueError(f"{name!r} is neither a file nor one of auto, {', '.join(INFILL_FORMATS)}{hint}")
+        return name
 
     @field_validator("served_model_name", mode="before")
     @classmethod

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
 
@@ -93,6 +91,12 @@ class ServerOptions(Options):
         "auto",
         "Parser that splits thinking from the answer; auto: the one whose marks are in the chat template, "
         "none: thinking stays in the text.",
+    )
+    grammar_in_reasoning: bool = option(
+        False,
+        "Hold grammars from a chat's first token on, so that constrained answers have no thinking. By default a "
+        "grammar binds the answer behind the thinking that --reasoning-parser finds.",
+        aliases=["enable-in-reasoning"],
     )
     tokenizer_worker_num: int = option(
         2, "Threads that tokenise and render prompts, outside of the event loop and Python's lock.", ge=1, le=64
@@ -210,15 +214,6 @@ class ServerOptions(Options):
         ge=1,
         le=2**50,
     )
-
-    @field_validator("allowed_origins", mode="before")
-    @classmethod
-    def _as_json(cls, origins: object) -> object:
-        """vLLM takes a JSON list."""
-        if not isinstance(origins, str | list | tuple):
-            return origins
-        one = [origins] if isinstance(origins, str) else cast("Sequence[object]", origins)
-        return json.loads(str(one[0])) if len(one) == 1 and str(one[0]).startswith("[") else one
 
     @field_validator("allowed_origins")
     @classmethod

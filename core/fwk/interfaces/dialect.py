@@ -283,9 +283,13 @@ class Frontend(ABC):
     card: ModelCard
     text: TextTools
     default_sampling: Mapping[str, Any]
-    """Sampling fields of the model's generation_config, for requests that leave them out."""
+    """Sampling fields for requests that leave them out: the server's, else those of the model's generation_config."""
+    preferred_sampling: Mapping[str, Any] = {}
+    """Those of them that are the server's (``--preferred-sampling-params``), for APIs that ask no model."""
     grammar_kinds: frozenset[str] = frozenset()
     """Kinds of grammars that ``SamplingParams.grammar`` may have; empty: output cannot be constrained."""
+    grammar_in_reasoning: bool = False
+    """Whether a grammar holds from the first token on, so that a constrained answer has no thinking."""
 
     @abstractmethod
     async def run_blocking(self, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -429,6 +433,9 @@ class Dialect(ABC):
     requests: ClassVar[Mapping[str, type[BaseModel]]] = {}
     """Of each path that takes a body, the body's model. docs/limits.md is made from it: every number, text, list and
     object says its most in its JSON schema (``maximum``, ``maxLength``, ...), or in words under ``x-limit``."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Paths that other servers of the kind have and this one has not, each with what does it here: said with 404."""
 
     public_paths: ClassVar[tuple[str, ...]] = ()
     """Of its routes those that need no key: they hold nothing of the server's or a client's, as a page's files do."""

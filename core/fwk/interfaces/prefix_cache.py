@@ -240,6 +240,12 @@ class CacheTier(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTierSpec(Declaration):
-    """Declares a cache tier."""
+    """Declares a cache tier.
+
+    outlives_process: whether its entries may be read by another process, or a later one. Only then the ``identity`` of
+    its context has a hash of the model's files, for which the start may have to wait.
+    """
 
     family: ClassVar[str] = "cache_tiers"
+
+    outlives_process: bool = True

@@ -110,6 +110,7 @@ class LMHead:
     ) -> None:
         config = context.config
         self.tp, self.vocab_size = context.tp, config.vocab_size
+        embedding = None if embedding is not None and _is_another(context, prefix, embedding) else embedding
         stored = prefix if embedding is None else embedding.prefix
         form = context.quant.choose(prefix, stored=stored)
         self.is_float32 = context.float32_head is not None
@@ -136,6 +137,15 @@ class LMHead:
         hidden = hidden.float() if self.is_float32 else hidden
         logits = self.tp.all_gather(self.method.apply(self.head_weights, hidden, None), -1)
         return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
+
+
+def _is_another(context: ModelContext, prefix: str, embedding: VocabEmbedding) -> bool:
+    """Whether the checkpoint has a head with other numbers than the embedding that the config takes it for."""
+    prefixes, weights = (prefix, embedding.prefix), context.weights
+    if f"{prefix}.weight" not in weights.names() or not all(PLAIN in weights.layouts(name) for name in prefixes):
+        return False
+    size = (embedding.vocab_size, context.config.hidden_size)
+    return not torch.equal(*(weights.tensor(f"{name}.weight", size) for name in prefixes))
 
 
 def _tied_weights(context: ModelContext, method: QuantMethod, embedding: VocabEmbedding) -> Weights:

@@ -42,6 +42,7 @@ class Family:
     takes_all: every installed plugin takes part, so there is nothing to choose.
     pattern_option: a core option with values ``PATTERN=NAME``, which choose plugins for parts of the model.
     switch: the core option without which nothing of the family is used.
+    has_none: ``none`` does without a plugin of the family.
     serves: only a server has plugins of the family; ``fwk.LLM`` builds none.
     version: raise ``newest`` with the interface, and add an adapter for the version before.
     """
@@ -55,6 +56,7 @@ class Family:
     takes_all: bool = False
     pattern_option: str | None = None
     switch: str | None = None
+    has_none: bool = False
     serves: bool = False
     version: ApiVersion = field(default_factory=ApiVersion)
 
@@ -87,6 +89,7 @@ _ALL = [
         SpeculativeDecoderSpec,
         "speculative:SpeculativeDecoderSuite",
         "speculative_algorithm",
+        has_none=True,
         version=ApiVersion(2, {1: Adapter("0.4")}),
     ),
     Family(
@@ -103,10 +106,22 @@ _ALL = [
         "logits_processors:LogitsProcessorSuite",
         takes_all=True,
     ),
-    Family("grammar_backends", "grammar backend", GrammarBackendSpec, "grammar:GrammarBackendSuite", "grammar_backend"),
-    Family("tool_parsers", "tool parser", ToolParserSpec, "parsers:ToolParserSuite", "tool_call_parser"),
     Family(
-        "reasoning_parsers", "reasoning parser", ReasoningParserSpec, "parsers:ReasoningParserSuite", "reasoning_parser"
+        "grammar_backends",
+        "grammar backend",
+        GrammarBackendSpec,
+        "grammar:GrammarBackendSuite",
+        "grammar_backend",
+        has_none=True,
+    ),
+    Family("tool_parsers", "tool parser", ToolParserSpec, "parsers:ToolParserSuite", "tool_call_parser", has_none=True),
+    Family(
+        "reasoning_parsers",
+        "reasoning parser",
+        ReasoningParserSpec,
+        "parsers:ReasoningParserSuite",
+        "reasoning_parser",
+        has_none=True,
     ),
     Family("devices", "device", DeviceSpec, "devices:DeviceSuite", "device"),
     Family("executors", "executor", ExecutorSpec, "executors:ExecutorSuite", "executor"),

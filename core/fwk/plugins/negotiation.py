@@ -148,6 +148,8 @@ class _Negotiation:
         found = next(self._search({}), None)
         if found is None:
             raise PluginError(self._why_not())
+        if (displaced := self._displaced_model(found)) is not None:
+            raise PluginError(displaced[1])
         facts = self._facts_of(found)
         return Resolution(
             facts, {family: self._selection(family, found) for family in ORDER if family in self._candidates}
@@ -156,7 +158,10 @@ class _Negotiation:
     def judge(self, family: str) -> Judgement:
         found = next(self._search({}), None)
         if found is not None:
-            return Judgement(self._selection(family, found), None)
+            displaced = self._displaced_model(found)
+            if displaced is None:
+                return Judgement(self._selection(family, found), None)
+            return Judgement(self._selection(family, {**found, "models": displaced[0]}), displaced[1])
         named = {asked: items[0] for asked, items in self._candidates.items() if self._wanted[asked] != AUTO}
         return Judgement(self._selection(family, {**self._deadlock[2], **named}), self._why_not())
 
@@ -174,6 +179,23 @@ class _Negotiation:
             return
         for item in possible[left[0]]:
             yield from self._search({**chosen, left[0]: item})
+
+    def _displaced_model(self, found: Choices) -> tuple[Registered, str] | None:
+        """The model plugin that ``auto`` would take but for a plugin that was named, and why the two disagree.
+
+        Who names a backend means it to compute the model as it is, not as another plugin may do it, too.
+        """
+        if self._wanted.get("models") != AUTO:
+            return None
+        better = self._candidates["models"][: self._candidates["models"].index(found["models"])]
+        for model in better:
+            if model.declaration.refusal(self._facts) or self._undetermined(model):
+                continue
+            for family, item in found.items():
+                why = self._refusal(item, {"models": model}) if self._wanted[family] != AUTO else None
+                if why is not None:
+                    return model, _cannot(item, why)
+        return None
 
     def _fits(self, item: Registered, chosen: Choices) -> bool:
         return self._refusal(item, chosen) is None
@@ -239,7 +261,7 @@ class _Negotiation:
         _, family, chosen = self._deadlock
         items = self._candidates[family]
         if self._wanted[family] != AUTO:
-            return f"{_name(items[0])} ({items[0].package}) cannot be used: it {self._refusal(items[0], chosen)}"
+            return _cannot(items[0], self._refusal(items[0], chosen))
         meant = [item for item in items if item.declaration.is_meant_for(self._facts)]
         return none_possible(
             self._plugins, family, [Candidate(item, self._refusal(item, chosen)) for item in meant or items]
@@ -248,6 +270,10 @@ class _Negotiation:
 
 def _name(item: Registered) -> str:
     return f"{FAMILIES[item.family].noun} {item.name!r}"
+
+
+def _cannot(item: Registered, why: str | None) -> str:
+    return f"{_name(item)} ({item.package}) cannot be used: it {why}"
 
 
 def _listed(features: Iterable[str]) -> str:

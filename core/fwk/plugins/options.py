@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Mapping
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -28,8 +31,10 @@ from fwk.plugins.catalogue import read_catalogue
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family
 from fwk.plugins.lock import check_lock
-from fwk.plugins.peers import answer, meant
-from fwk.plugins.selection import is_enabled, static_choice
+from fwk.plugins.peers import FALSE, TRUE, foreign, meant, note
+from fwk.plugins.selection import AUTO, closest, find, is_enabled, own_name, static_choice
+
+_log = logging.getLogger(__name__)
 
 _CORE: dict[str, type[Options]] = {
     "model": ModelOptions,
@@ -60,6 +65,11 @@ class _Meaning:
     owners: tuple[OptionOwner, ...]
     constant: Any = None
     is_constant: bool = False
+
+    @property
+    def kind(self) -> Any:
+        """The option's type."""
+        return self.owners[0].model.model_fields[self.option].annotation
 
 
 def flag(option: str) -> str:
@@ -100,42 +110,123 @@ def called(plugins: PluginSet) -> dict[str, str]:
     }
 
 
-def build_config(plugins: PluginSet, given: Mapping[str, Any]) -> Config:
-    """Validate options given by any name they are known by. Raises ``ConfigError`` for the first that is wrong."""
+def build_config(plugins: PluginSet, given: Mapping[str, Any], tell: Callable[[str], None] = _log.info) -> Config:
+    """Validate options given by any name they are known by. Raises ``ConfigError`` for the first that is wrong.
+
+    tell: hears of other servers' arguments that are accepted because they ask for what is so anyway.
+    """
     meanings = _meanings(plugins)
     values: dict[str, dict[str, Any]] = {}
     named: dict[str, str] = {}
     for name, value in given.items():
         meaning = meanings.get(normal(name))
         if meaning is None:
-            raise ConfigError(_unknown(name, meanings, plugins, given))
+            accepted = note(name, value)
+            if accepted is None:
+                raise ConfigError(_unknown(name, meanings, plugins, given))
+            tell(accepted)
+            continue
+        written = _written(plugins, flag(normal(name)), value, meaning)
+        if written is None:
+            continue
         if named.get(meaning.option, flag(normal(name))) != flag(normal(name)):
             raise ConfigError(f"{flag(normal(name))} and {named[meaning.option]} both set {flag(meaning.option)}")
         named[meaning.option] = flag(normal(name))
-        if meaning.is_constant:
-            if value not in (True, "true", "True", "1", None):
-                raise ConfigError(f"{flag(normal(name))} takes no value")
-            value = meaning.constant
-        elif isinstance(value, str):
-            value = _named(plugins, meaning.option, value)
         for owner in meaning.owners:
-            values.setdefault(owner.key, {})[meaning.option] = value
+            values.setdefault(owner.key, {})[meaning.option] = written
     core = {title: _validated_core(model, values.pop(title, {})) for title, model in _CORE.items()}
     config = Config(**core, plugin_options=values)
     if config.plugins.plugins_lock is not None:
         check_lock(config.plugins.plugins_lock, plugins)
+    _check_names(config, plugins)
     _check_selected(config, plugins)
     return config
 
 
-def _named(plugins: PluginSet, option: str, value: str) -> str:
-    """A value as it is called here: a plugin's name in lower case, or another server's value as ours."""
+def _written(plugins: PluginSet, name: str, value: Any, meaning: _Meaning) -> Any:
+    """A value as the option takes it; None where nothing is said: by a YAML file's null, or a switch that is off."""
+    if meaning.is_constant:
+        return _constant(plugins, name, value, meaning)
+    if get_origin(meaning.kind) is tuple and isinstance(value, str | int | float | list | tuple):
+        return [_named(plugins, meaning, x) if isinstance(x, str) else x for x in _listed(value)]
+    if isinstance(value, str):
+        return _named(plugins, meaning, value)
+    return json.dumps(value) if isinstance(value, Mapping) else value  # JSON, as YAML writes it
+
+
+def _constant(plugins: PluginSet, name: str, value: Any, meaning: _Meaning) -> Any:
+    """What a switch sets its option to; None if it is off, unless leaving it out comes to the same as giving it."""
+    word = str(value).lower()
+    if value is None or word in TRUE:
+        return meaning.constant
+    if word not in FALSE:
+        raise ConfigError(f"{name} takes no value")
+    default = meaning.owners[0].model.model_fields[meaning.option].default
+    family = next((key for key, family in FAMILIES.items() if family.option == meaning.option), None)
+    if meaning.constant in (default, static_choice(plugins, family, default) if family is not None else default):
+        option = flag(meaning.option)
+        raise ConfigError(
+            f"{name} {value}: without it {option} is {meaning.constant}, too; give {option} another value"
+        )
+    return None
+
+
+def _listed(given: Any) -> Sequence[Any]:
+    """Several values, which may be one, or a JSON list of them."""
+    values = cast("Sequence[Any]", given) if isinstance(given, list | tuple) else [given]
+    if len(values) == 1 and str(values[0]).startswith("["):
+        with contextlib.suppress(ValueError):
+            return json.loads(values[0])
+    return values
+
+
+def _named(plugins: PluginSet, meaning: _Meaning, value: str) -> str:
+    """A value as it is called here: a plugin's name or a word in its own case, or another server's value as ours."""
+    option = meaning.option
     family = next((f for f in FAMILIES.values() if option == f.option or option in f.part_options), None)
-    names = {item.name for item in plugins.family(family.spec.family)} if family is not None else set[str]()
-    if value in names:
-        return value
-    whole = (family.option if family is not None else None) or option
-    return value.lower() if value.lower() in names else meant(whole, value, option)
+    if family is None:
+        literal = get_args(meaning.kind) if get_origin(meaning.kind) is Literal else ()
+        words = {str(word).lower(): str(word) for word in literal}
+        return words.get(value.lower()) or meant(option, value)
+    names = {item.name for item in plugins.family(family.spec.family)}
+    own = value if value in names else value.lower() if value.lower() in names else None
+    return own or own_name(plugins, family.spec.family, meant(family.option or option, value, option))
+
+
+def _check_names(config: Config, plugins: PluginSet) -> None:
+    """Raise for a name that nothing has: ``PluginError`` for a plugin's, ``ConfigError`` for a word they offer."""
+    for family in FAMILIES.values():
+        for option, name in _chosen_by(config, family):
+            if name != AUTO and not (name == "none" and family.has_none):
+                try:
+                    find(plugins, family.spec.family, name)
+                except PluginError as error:
+                    raise type(error)(f"{flag(option)}: {error}") from None
+    offered: dict[str, set[str]] = {"kv_cache_dtype": {AUTO}, "task": {AUTO, "generate"}}
+    for item in (*plugins.family("attention"), *plugins.family("models")):
+        offered["kv_cache_dtype"] |= set(getattr(item.declaration, "kv_dtypes", ()))
+        for architecture in getattr(item.declaration, "architectures", ()):
+            offered["task"] |= set(cast("Any", item.declaration).tasks_of(architecture))
+    for option, words in offered.items():
+        value = getattr(config.engine, option, None) or getattr(config.model, option)
+        if value not in words:
+            hint = closest(value, words)
+            raise ConfigError(
+                f"{flag(option)}: no installed plugin offers {value!r}{hint}; {', '.join(sorted(words))} are"
+            )
+
+
+def _chosen_by(config: Config, family: Family) -> Iterator[tuple[str, str]]:
+    """Options that choose from a family, and each name that they are given."""
+    for option in (*((family.option,) if family.option else ()), *family.part_options):
+        value = next(
+            getattr(part, option) for part in (config.engine, config.model, config.server) if hasattr(part, option)
+        )
+        yield from ((option, name) for name in ((value,) if isinstance(value, str) else value))
+    if family.pattern_option:
+        yield from (
+            (family.pattern_option, text.rpartition("=")[2]) for text in getattr(config.engine, family.pattern_option)
+        )
 
 
 def _check_selected(config: Config, plugins: PluginSet) -> None:
@@ -155,9 +246,8 @@ def _check_selected(config: Config, plugins: PluginSet) -> None:
             patterns = getattr(config.engine, family.pattern_option) if family.pattern_option else ()
             names_by_pattern = {text.rpartition("=")[2] for text in patterns}
             if not selected & {owner.item.name, "auto"} and not names & (selected | names_by_pattern):
-                how = (
-                    f"select it with {flag(family.option)} {owner.item.name}" if family.option else "nothing selects it"
-                )
+                able = " or ".join(sorted(names))
+                how = f"select it with {flag(family.option)} {able}" if family.option else "nothing selects it"
                 raise ConfigError(f"{first} belongs to {owner.key}, which is not selected: {how}, or leave {first} out")
         elif not is_enabled(owner.item.declaration, given):
             switches = owner.item.declaration.enabled_by
@@ -198,10 +288,11 @@ def _validated(model: type[Options], values: Mapping[str, Any]) -> Any:
         return model.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
-        name = flag(str(first["loc"][0])) if first["loc"] else model.__name__
+        name = f"{flag(str(first['loc'][0]))}: " if first["loc"] else ""
         field = model.model_fields.get(str(first["loc"][0])) if first["loc"] else None
         given = "what was given" if field is not None and is_secret(field) else repr(first["input"])
-        raise ConfigError(f"{name}: {what_is_wrong(first, given)}") from None
+        said = what_is_wrong(first, given)
+        raise ConfigError(said if said.startswith(name.strip(": ") or "--") else f"{name}{said}") from None
     except Exception as error:  # a plugin's own check that is broken
         flags = ", ".join(map(flag, values))
         raise PluginError(
@@ -249,9 +340,9 @@ def _unknown(name: str, meanings: Mapping[str, _Meaning], plugins: PluginSet, gi
     for package in read_catalogue(str(path)) if path is not None else ():
         if package.owns(flag(normal(name))):
             return f"{flag(normal(name))} belongs to {package.package}, which is not installed: {package.install}"
-    known = answer(name)
+    known = foreign(name)
     if known is not None:
-        return known
+        return known.answer()
     close = difflib.get_close_matches(normal(name), list(meanings), 1)
     hint = f" (did you mean {flag(close[0])}?)" if close else ""
     broken = f"; {len(plugins.broken)} installed plugins are broken, see 'fwk plugins list'" if plugins.broken else ""

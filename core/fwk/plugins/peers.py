@@ -1,7 +1,7 @@
 """Arguments of other servers: which work here, and a sentence for each that does not.
 
 The tables next to this module hold every argument of LightLLM's, SGLang's and RTP-LLM's argument pages, and vLLM's most
-used ones. ``docs/migrating.md`` is made from them, and an unknown flag is looked up there.
+used ones, as those pages type them. ``docs/migrating.md`` is made from them, and an unknown flag is looked up there.
 """
 
 from __future__ import annotations
@@ -15,28 +15,58 @@ from fwk.errors import ConfigError
 
 TABLES = Path(__file__).with_name("peers")
 VALUES = Path(__file__).with_name("peer_values.toml")
+TRUE, FALSE = frozenset(("true", "1", "yes", "on")), frozenset(("false", "0", "no", "off"))
+"""Words of a switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One of a server's arguments.
+
+    value: an example of what it is given, of that server's page; empty: it is a switch.
+    kind: ``works`` (accepted here, by this name or with it as another name of ours), ``so`` (what it asks for is always
+    so), ``says`` (not needed or not taken) or ``waits`` (for a plugin or hardware). what: the reason, or what for.
+    so: values by which one that is not taken asks for nothing that is not so.
+    """
+
+    product: str
+    name: str
+    value: str
+    kind: str
+    what: str = ""
+    so: tuple[str, ...] = ()
+
+    @property
+    def is_switch(self) -> bool:
+        return self.value.lower() in ("", "true", "false")
+
+    def answer(self) -> str:
+        """The sentence for one that does not work here."""
+        if self.kind == "waits":
+            return f"{self.name} ({self.product}) is known but not here yet: it waits for {self.what}"
+        if self.kind == "so":
+            return f"{self.name} ({self.product}) is true or false, and always true here: {self.what}"
+        return f"{self.name} ({self.product}) is not needed or not taken here: {self.what}"
+
+    def note(self, value: object) -> str | None:
+        """What to tell who gives it a value by which nothing is asked for that is not so; None for other values."""
+        word = str(value).lower()
+        if self.kind == "so" and word in TRUE:
+            return f"{self.name} ({self.product}) is so already: {self.what}"
+        if self.is_switch and word in FALSE:
+            return f"{self.name} {value} ({self.product}) is as if it were left out"
+        return f"{self.name} {value} ({self.product}) is so already" if word in self.so else None
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One server's arguments, as it writes them.
-
-    works: accepted here, by this name or with it as another name of ours. says and waits: what a user is told of each
-    that is not: why none is needed, or which plugin or hardware it waits for.
-    """
+    """One server's arguments, as it writes them."""
 
     product: str
-    works: tuple[str, ...]
-    says: dict[str, str]
-    waits: dict[str, str]
+    arguments: tuple[Argument, ...]
 
-    def answer(self, argument: str) -> str | None:
-        """The sentence for an argument that does not work here; None for those that do, or are not known."""
-        if argument in self.says:
-            return f"{argument} ({self.product}) is not needed or not taken here: {self.says[argument]}"
-        if argument in self.waits:
-            return f"{argument} ({self.product}) is known but not here yet: it waits for {self.waits[argument]}"
-        return None
+    def of(self, kind: str) -> list[Argument]:
+        return [argument for argument in self.arguments if argument.kind == kind]
 
 
 @functools.cache
@@ -45,14 +75,22 @@ def peers() -> tuple[Peer, ...]:
     return tuple(_read(path) for path in sorted(TABLES.glob("*.toml")))
 
 
-def answer(name: str) -> str | None:
-    """What to tell a user who gives another server's argument, in any spelling; None when it is nobody's."""
-    wanted = name.lstrip("-").replace("_", "-")
-    for peer in peers():
-        for argument in (*peer.says, *peer.waits):
-            if argument.lstrip("-").replace("_", "-") == wanted:
-                return peer.answer(argument)
-    return None
+@functools.cache
+def foreign(name: str) -> Argument | None:
+    """Another server's argument that is no option here, by its name in any spelling; None when it is nobody's."""
+    wanted = _plain(name)
+    found = [a for peer in peers() for a in peer.arguments if a.kind != "works" and _plain(a.name) == wanted]
+    return next((argument for argument in found if argument.name == name), found[0] if found else None)
+
+
+def note(name: str, value: object) -> str | None:
+    """``Argument.note`` for a name in any spelling; None when it is nobody's."""
+    argument = foreign(name)
+    return argument.note(value) if argument is not None else None
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("_", "-")
 
 
 @functools.cache
@@ -83,8 +121,15 @@ def meant(option: str, value: str, given: str = "") -> str:
 
 def _read(path: Path) -> Peer:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
-    said = {
-        kind: {argument: entry["what"] for entry in table.get(kind, ()) for argument in entry["arguments"]}
-        for kind in ("says", "waits")
-    }
-    return Peer(table["product"], tuple(table["works"]), said["says"], said["waits"])
+    product = table["product"]
+
+    def argument(typed: str, kind: str, what: str = "", so: tuple[str, ...] = ()) -> Argument:
+        name, _, value = typed.partition(" ")
+        return Argument(product, name, value, kind, what, so)
+
+    found = [argument(typed, "works") for typed in table["works"]]
+    for kind in ("so", "says", "waits"):
+        for entry in table.get(kind, ()):
+            so = tuple(entry.get("so", ()))
+            found += [argument(typed, kind, entry["what"], so) for typed in entry["arguments"]]
+    return Peer(product, tuple(found))

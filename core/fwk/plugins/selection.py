@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +71,31 @@ def find(plugins: PluginSet, family: str, name: str) -> Registered:
             raise PluginLoadError(broken.sentence())
     noun = FAMILIES[family].noun
     installed = [item.name for item in plugins.family(family)]
-    close = difflib.get_close_matches(name, installed, 1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    lost = "".join(f"; {broken.sentence()}" for broken in plugins.broken if not close)
+    hint = closest(name, installed)
+    lost = "".join(f"; {broken.sentence()}" for broken in plugins.broken if not hint)
     raise PluginError(f"unknown {noun} {name!r}{hint}; installed: {', '.join(installed) or 'none'}{lost}")
+
+
+def closest(word: str, words: Iterable[str]) -> str:
+    """A hint at the word that was probably meant; empty if there is none."""
+    close = difflib.get_close_matches(word, list(words), 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def own_name(plugins: PluginSet, family: str, requested: str) -> str:
+    """The name of the plugin that is called so, here or by another server; ``requested`` when there is none."""
+    items = ranked(plugins, family)
+    if any(item.name == requested for item in items):
+        return requested
+    wanted = _plain(requested)
+    for item in items:
+        if wanted in map(_plain, (item.name, *getattr(item.declaration, "also_called", ()))):
+            return item.name
+    return requested
+
+
+def _plain(name: str) -> str:
+    return "".join(char for char in name.lower() if char not in "-_.")
 
 
 def choose(plugins: PluginSet, family: str, requested: str, facts: Facts) -> Selection:

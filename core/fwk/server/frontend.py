@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +44,8 @@ from fwk.text.grammars import Grammars
 from fwk.text.media import check_media
 from fwk.types import AdapterInfo, GrammarRequest, KVSource, Request, SamplingParams, TokenEvent, cache_namespace
 from fwk.types.sampling import NOTHING_FOLLOWS, GrammarKind
-from fwk_jobs.client import MAX_WAITING, Work, current_work
+from fwk_jobs.client import Work, current_work
+from fwk_jobs.pool import WaitingPool
 
 DEFAULTS = ServerOptions()
 
@@ -96,12 +95,12 @@ class ServerFrontend(Frontend):
         self.note_weights: Callable[[str, str | None], ServedWeights | None] = lambda model, load_format: None
         self.remote_prefill: RemotePrefill | None = None  # what computes prompts in other servers
         self._stream_interval = options.stream_interval
+        self.grammar_in_reasoning = options.grammar_in_reasoning
         self.media_reader: MediaReader | None = None
         self.placer: Callable[[list[int], Sequence[MediaItem]], PlacedInput] | None = None
         client.on_stats = observers.step_finished
         client.on_engine_death = observers.engine_died
-        self._threads = ThreadPoolExecutor(options.tokenizer_worker_num + MAX_WAITING, thread_name_prefix="fwk-text")
-        self._turns = threading.Semaphore(options.tokenizer_worker_num)  # those that wait for the helper have none
+        self._threads = WaitingPool(options.tokenizer_worker_num, "fwk-text")
         self._processors = {item.name: item.declaration for item in plugins.family("logits_processors")}
 
     def prepare(self) -> None:
@@ -156,7 +155,7 @@ class ServerFrontend(Frontend):
             self._processors[item.name] = item.declaration
 
     async def run_blocking(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        loop, work = asyncio.get_running_loop(), Work(self._turns)
+        loop, work = asyncio.get_running_loop(), Work(self._threads)
         try:
             return await loop.run_in_executor(self._threads, partial(self._in_turn, work, function, *args, **kwargs))
         except asyncio.CancelledError:
@@ -165,8 +164,7 @@ class ServerFrontend(Frontend):
 
     def _in_turn(self, work: Work, function: Any, *args: Any, **kwargs: Any) -> Any:
         current_work.set(work)
-        with self._turns:
-            return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
     def check(self, item: GenerateInput) -> GenerateInput:
         trouble = self._client.trouble()

@@ -90,7 +90,7 @@ def vet_grammar(helper: JobProcess, cpu_seconds: float, backend: str, request: G
     """Have the helper compile a grammar. Raises ``InvalidRequest`` if it cannot, or not within the limits."""
     body = msgspec.msgpack.encode(GrammarJob(backend, request))
     try:
-        helper.call("grammar", body, cpu_seconds=cpu_seconds, max_bytes=MAX_GRAMMAR_BYTES)
+        helper.call("grammar", body, cpu_seconds=cpu_seconds, max_bytes=MAX_GRAMMAR_BYTES, max_waiting=None)
     except JobError as error:
         raise _told(error, "compiling the grammar", cpu_seconds, MAX_GRAMMAR_BYTES) from None
 

@@ -9,7 +9,7 @@ from fwk.config import Config
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.parser import ParserContext, ReasoningParserSpec, ToolParserSpec
 from fwk.plugins import Candidate, PluginFactory, PluginSet, Registered, Selection, choose, load_object
-from fwk.plugins.selection import AUTO, ranked
+from fwk.plugins.selection import AUTO, own_name, ranked
 
 
 class ParserChoice:
@@ -50,31 +50,13 @@ def select_parser(family: str, requested: str, plugins: PluginSet, template: str
     if requested == "none":
         return Selection(family, requested, None, [])
     if requested != AUTO:
-        return choose(plugins, family, own_name(family, requested, plugins), Facts())
+        return choose(plugins, family, own_name(plugins, family, requested), Facts())
     candidates = [_judged(item, template) for item in ranked(plugins, family)]
     chosen = next((candidate.item for candidate in candidates if candidate.refusal is None), None)
     if chosen is None:
         chosen = next((candidate.item for candidate in candidates if _is_fallback(candidate.item)), None)
         candidates = [candidate for candidate in candidates if candidate.item is not chosen]
     return Selection(family, requested, chosen, candidates)
-
-
-def own_name(family: str, requested: str, plugins: PluginSet) -> str:
-    """The name of the parser that is called so, here or by another server; ``requested`` when there is none."""
-    items = ranked(plugins, family)
-    if any(item.name == requested for item in items):
-        return requested
-    wanted = _plain(requested)
-    for item in items:
-        declaration = item.declaration
-        assert isinstance(declaration, ToolParserSpec | ReasoningParserSpec)
-        if wanted in map(_plain, (item.name, *declaration.also_called)):
-            return item.name
-    return requested
-
-
-def _plain(name: str) -> str:
-    return "".join(char for char in name.lower() if char not in "-_.")
 
 
 def _is_fallback(item: Registered) -> bool:

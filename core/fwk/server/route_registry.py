@@ -72,6 +72,9 @@ class RouteRegistry:
             for owner, dialect in self._dialects.items():
                 if any(route.matches(scope)[0] is match for route in self._owned[owner]):
                     return dialect.error_body(status, message, param, code)
+        if status == 404:
+            told = (dialect.elsewhere.get(scope.get("path", "")) for dialect in self._dialects.values())
+            message = next(filter(None, told), message)
         return openai_error(status, message, param, code)
 
     def _check(self, owner: str, routes: Sequence[BaseRoute]) -> None:

@@ -39,7 +39,7 @@ from fwk.server.route_registry import RouteRegistry
 from fwk.server.server_info import describe
 from fwk.server.switching import PluginSwitcher, ServerComponents
 from fwk.setup.checkpoint import OpenedModel, open_model
-from fwk.setup.sampling_defaults import sampling_defaults
+from fwk.setup.sampling_defaults import preferred_sampling, sampling_defaults
 from fwk.text import model_text
 from fwk.text.grammars import Grammars
 from fwk.text.media import PayloadFolder, media_limits, processor_item
@@ -239,6 +239,7 @@ class ServedModel:
         self.frontend = ServerFrontend(
             card, text, self.engines, plugins, self._observers, defaults, grammars, parsers, config.server
         )
+        self.frontend.preferred_sampling = preferred_sampling(config.model.preferred_sampling_params)
         self.frontend.weights, self.frontend.note_weights = _noted(opened), self._note_weights
         self._take_media(opened)
         if config.engine.enable_lora:

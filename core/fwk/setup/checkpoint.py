@@ -188,4 +188,7 @@ def _eos_ids(checkpoint: Checkpoint, model: ModelConfig, given: tuple[int, ...])
     ids = {*model.eos_token_ids, *given}
     more = checkpoint.generation_config().get("eos_token_id")
     ids.update(cast(list[int], more) if isinstance(more, list) else [more] if isinstance(more, int) else [])
+    if not ids:  # neither a file nor the user says it: the architecture's own
+        own: Any = model.raw.get("default_eos_token_id")
+        ids = set(cast(list[int], own) if isinstance(own, list) else [own] if isinstance(own, int) else [])
     return tuple(sorted(i for i in ids if 0 <= i < model.vocab_size))

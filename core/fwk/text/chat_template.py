@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from fwk.errors import InvalidRequest, ModelLoadError
 from fwk_jinja.errors import TemplateRefusal
 from fwk_jinja.template import BoundedTemplate
+
+_END = "\ue000end\ue001 "
+"""Put behind a message to find where it ends in the prompt; the space tells whether the template strips texts."""
 
 
 class ChatTemplate:
@@ -36,15 +39,12 @@ class ChatTemplate:
         with it.
         """
         messages = self._in_form(messages)
-        last = ""
         if continue_final_message:
             if add_generation_prompt:
                 raise InvalidRequest(
                     "continue_final_message and add_generation_prompt exclude one another", "continue_final_message"
                 )
-            last = _last_text(messages[-1].get("content")) if messages else None
-            if not isinstance(last, str) or not last.strip():
-                raise InvalidRequest("continue_final_message needs a last message with text", "messages")
+            messages = [*messages[:-1], _with_end(messages[-1] if messages else {})]
         variables = {
             **(kwargs or {}),
             **self._special,
@@ -54,12 +54,12 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         text = self._run(variables)
-        if continue_final_message:
-            end = text.rfind(last.strip())
-            if end < 0:
-                raise InvalidRequest("the chat template changes the last message: it cannot be continued", "messages")
-            text = text[: end + len(last.strip())]
-        return text
+        if not continue_final_message:
+            return text
+        before, mark, behind = text.rpartition(_END.strip())
+        if not mark:
+            raise InvalidRequest("the chat template changes the last message: it cannot be continued", "messages")
+        return before if behind.startswith(_END[-1]) else before.rstrip()  # the template strips its texts
 
     def shows_tools(self) -> bool:
         """Whether a tool given to it is in the prompt. A template that refuses the question is taken at its word."""
@@ -101,9 +101,13 @@ class ChatTemplate:
             raise InvalidRequest(f"the chat template {refusal}", "messages") from None
 
 
-def _last_text(content: Any) -> Any:
-    """The last text of a content in parts; any other as it is."""
-    if not isinstance(content, list):
-        return content
-    parts = cast("list[Mapping[str, Any]]", content)
-    return next((part.get("text") for part in reversed(parts) if part.get("type") == "text"), None)
+def _with_end(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with ``_END`` behind its last text."""
+    content = message.get("content")
+    parts = list(content) if isinstance(content, list) else [{"type": "text", "text": content}]
+    last = next((i for i in reversed(range(len(parts))) if parts[i].get("type") == "text"), None)
+    text = parts[last]["text"] if last is not None else None
+    if last is None or not isinstance(text, str) or not text.strip():
+        raise InvalidRequest("continue_final_message needs a last message with text", "messages")
+    parts[last] = {**parts[last], "text": text + _END}
+    return {**message, "content": parts if isinstance(content, list) else parts[last]["text"]}

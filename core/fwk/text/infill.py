@@ -145,8 +145,8 @@ def _read(chosen: str) -> InfillFormat:
         given = msgspec.json.decode(data, type=_File)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"--completion-template {chosen}: {error}") from None
-    if given.fim_position == "middle":
+    if given.fim_position.lower() == "middle":
         return InfillFormat(given.fim_begin_token, given.fim_middle_token, given.fim_end_token)
-    if given.fim_position == "end":
+    if given.fim_position.lower() == "end":
         return InfillFormat(given.fim_begin_token, given.fim_end_token, given.fim_middle_token)
     raise ConfigError(f"--completion-template {chosen}: fim_position must be middle or end")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -198,10 +199,12 @@ def _read(path: str) -> str:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and the like, as text; tokenizer_config.json has them as strings or as objects."""
+    """``bos_token`` and the like, and a model's own, as text; tokenizer_config.json has them as strings or objects."""
     found: dict[str, str] = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = config.get(name)
+    names = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+    standard = {name: config.get(name) for name in names}
+    named = [config.get(key) for key in ("extra_special_tokens", "model_specific_special_tokens")]
+    for name, value in ChainMap(standard, *(tokens for tokens in named if isinstance(tokens, dict))).items():
         if isinstance(value, Mapping):
             value = value.get("content")
         if isinstance(value, str):

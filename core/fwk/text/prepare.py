@@ -90,7 +90,7 @@ def prepare_input(
     Raises ``InvalidRequest``.
     """
     max_len = limits.bound(max_model_len - 1)
-    fits = min(max_len, max_model_len - max(item.sampling.max_tokens or 1, 1))
+    fits = min(max_len, max_model_len - max(limits.reserved(item.sampling.max_tokens), 1))
     if not item.media:  # of an image no half is left
         item = dataclasses.replace(item, prompt_token_ids=limits.shortened(item.prompt_token_ids, fits))
     length = len(item.prompt_token_ids)
@@ -109,6 +109,7 @@ def prepare_input(
     room = max_model_len - length
     if sampling.max_tokens is None:
         sampling = msgspec.structs.replace(sampling, max_tokens=max(room, sampling.min_tokens))
+    sampling = limits.shortened_answer(sampling, room)
     sampling.check(vocab_size)
     if (sampling.max_tokens or 0) > room:
         raise InvalidRequest(

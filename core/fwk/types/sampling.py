@@ -41,7 +41,16 @@ RANGES: dict[str, tuple[float, float]] = {
 
 
 GrammarKind = Literal[
-    "json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag", "calls", "free_calls"
+    "json_object",
+    "json_schema",
+    "regex",
+    "choice",
+    "ebnf",
+    "tagged",
+    "structural_tag",
+    "calls",
+    "free_calls",
+    "delayed",
 ]
 
 
@@ -67,6 +76,9 @@ class GrammarRequest(msgspec.Struct, frozen=True):
     - ``free_calls``: the same among other text, with ``"free"``: ``{"trigger": str, "never": [str, ...]}`` where any
       text may stand around calls, that continues as calls behind the trigger and has none of the other texts;
       ``{"unlike": regex, "never": [...]}`` where any text may stand instead of calls, that does not begin so.
+    - ``delayed``: another request, for what comes behind text that it does not bind, as JSON: ``{"kind": str,
+      "source": str, "opens": ids, "closes": [ids, ...], "follows": ids}``: tokens of the mark that opens such text
+      (empty: it is open), of those that close it, of what comes then (empty: white space).
     """
 
     kind: GrammarKind

@@ -1,4 +1,4 @@
-"""Which drafts are accepted: exact matches of a chain, and rejection sampling of drafts that were drawn."""
+"""Which drafts are accepted: exact matches of a chain, rejection sampling of drafts that were drawn, and thresholds."""
 
 from __future__ import annotations
 
@@ -61,6 +61,22 @@ def rejection_logits(
     rest = (p - q).clamp_(min=0)
     rest.masked_fill_(is_kept, 0).scatter_add_(1, column, is_kept.double())
     return rest.log_().float()
+
+
+def replaces_picks(logits: Tensor, drafts: Tensor, draws: Tensor, acceptance: Acceptance) -> Tensor:
+    """Which certain drafts are kept where the target's own pick is another token: [n] bool.
+
+    A draft of probability p is to be kept with min(1, p / scale), or always; the pick is it with probability p at
+    least, and more often where both were drawn with the same numbers. So of the other picks this share is replaced,
+    and no draft is lost that exact sampling keeps.
+
+    logits, drafts, draws: as in ``rejection_logits``.
+    """
+    p = torch.softmax(logits.double(), dim=-1).gather(1, drafts.unsqueeze(1)).squeeze(1)
+    wanted = (p / acceptance.scale).clamp_(max=1.0)
+    if acceptance.single < 1.0:
+        wanted.masked_fill_(p >= acceptance.single, 1.0)
+    return draws * (1.0 - p) < wanted - p
 
 
 def uniform_draws(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -47,6 +47,7 @@ from fwk.worker.inputs import InputBuffers
 from fwk.worker.kv_exchange import KVExchange, open_exchange
 from fwk.worker.media import EncoderCache, MediaInputs, NoMedia
 from fwk.worker.model_builder import ModelBuilder
+from fwk.worker.model_hash import ModelHash
 from fwk.worker.model_runner import ModelRunner
 from fwk.worker.observing import Runner, WorkerObservers
 from fwk.worker.packed import PackedRing
@@ -58,7 +59,7 @@ from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.staging import StagingRing
 from fwk.worker.states import StateStore
 from fwk.worker.step_sampler import StepSampler
-from fwk.worker.transfer import BlockStore, open_store
+from fwk.worker.transfer import BlockStore, needs_hash, open_store
 from fwk.worker.uploads import Uploads
 from fwk.worker.weight_update import WeightUpdate
 
@@ -110,6 +111,9 @@ class WorkerBuilder:
         self._factory = setup.factory
         self._group = group
         self._replica = replica
+        self._files = ModelHash(setup.opened.path)
+        if needs_hash(config, setup):
+            self._files.start()
         self._device = take_device(setup.device, setup.chosen_device.name, group, replica)
         if config.engine.cpu_threads is not None:
             torch.set_num_threads(config.engine.cpu_threads)
@@ -503,6 +507,7 @@ class WorkerBuilder:
             self._models.layers,
             self._group,
             num_blocks=num_blocks,
+            files=self._files,
             send=self._uploads.send,
         )
         if store is not None:
@@ -511,7 +516,7 @@ class WorkerBuilder:
 
     def _open_exchange(self) -> None:
         """Open the transport of K/V to other servers, if prefill and decode are in different ones."""
-        exchange = open_exchange(self._config, self._setup, self._chosen, self._models.layers, self._group)
+        exchange = open_exchange(self._config, self._setup, self._chosen, self._models.layers, self._group, self._files)
         if exchange is not None:
             self.parts.exchange = exchange
             self.parts.operations |= exchange.operations()

@@ -48,19 +48,17 @@ def kv_identity(
     chosen: dict[str, str],
     layers: list[AttentionLayer],
     tp: ParallelGroup,
+    files: str,
 ) -> bytes:
     """32 bytes that are the same exactly when nothing that K/V depend on is known to differ.
 
-    The weights are known by samples of the files' bytes, for reading them all would take longer than what a cache
-    saves; and by the files' times, for a change so small that no sample shows it. A copied model may be another one;
-    that costs misses, nothing else.
+    files: ``ModelHash`` of the model's; empty where K/V never leave the process.
     """
     facts = setup.facts
     remote = setup.opened.checkpoint.weights_identity()
     known: dict[str, Any] = {
-        "files": known_files(setup.opened.path),
+        "files": files,
         "weights": remote,
-        "revision": config.model.revision,
         "loader": setup.opened.loader,
         "config": dict(setup.opened.config.raw),
         "facts": [facts.host.device, facts.dtype, facts.kv_dtype, facts.block_size, sorted(facts.features)],
@@ -101,6 +99,7 @@ def kv_common(
     chosen: dict[str, str],
     layers: list[AttentionLayer],
     tp: ParallelGroup,
+    files: str,
 ) -> dict[str, str]:
     """What two servers must have in common for one's K/V to be the other's, by the words that a message calls it by.
 
@@ -115,7 +114,7 @@ def kv_common(
     caches = [layer for layer in layers if layer.kv_cache is not None]
     found: dict[str, object] = {
         "the version of fwk": installed_version("fwk"),
-        "the model (what its files hold)": contents(opened.path),
+        "the model (what its files hold)": files,
         "the weights' identity": opened.checkpoint.weights_identity(),
         "the device": facts.host.device,
         "the model's dtype": facts.dtype,

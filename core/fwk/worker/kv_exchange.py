@@ -18,6 +18,7 @@ from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins.selection import choose
 from fwk.setup.resolve import ModelSetup
 from fwk.worker.identity import kv_common
+from fwk.worker.model_hash import ModelHash
 
 
 class KVExchange:
@@ -58,7 +59,12 @@ class KVExchange:
 
 
 def open_exchange(
-    config: Config, setup: ModelSetup, chosen: dict[str, str], layers: list[AttentionLayer], tp: ParallelGroup
+    config: Config,
+    setup: ModelSetup,
+    chosen: dict[str, str],
+    layers: list[AttentionLayer],
+    tp: ParallelGroup,
+    files: ModelHash,
 ) -> KVExchange | None:
     """The transport of a worker whose KV cache is allocated, where prefill and decode are in different servers.
 
@@ -74,7 +80,7 @@ def open_exchange(
     caches = [layer.kv_cache for layer in layers if layer.kv_cache is not None]
     if not caches:
         raise ConfigError(f"--disaggregation-mode {options.disaggregation_mode}: {setup.opened.name} keeps no K/V")
-    common = kv_common(config, plugins, setup, chosen, layers, tp)
+    common = kv_common(config, plugins, setup, chosen, layers, tp, files.result())
     context = partial(
         KVTransferContext,
         kv_caches=caches,

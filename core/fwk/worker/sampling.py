@@ -14,7 +14,7 @@ from fwk.errors import BlameSequence, one_line_traceback
 from fwk.interfaces.device import Upload
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingRows
 from fwk.types import NewSequence
-from fwk.worker.acceptance import EXACT, rejection_logits, uniform_draws
+from fwk.worker.acceptance import EXACT, rejection_logits, replaces_picks, uniform_draws
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.step_rows import StepRows
 
@@ -225,7 +225,9 @@ class SamplingPipeline:
         unfinished: np.ndarray | None = None
         if self._last and not all_greedy:
             unfinished = np.where(is_greedy, -1, rows.slots)
+        kept: tuple[Tensor, Tensor, Tensor] | None = None
         if rows.drawn and not all_greedy:
+            kept = self._keep_certain(logits, rows, is_greedy)
             logits, settled = self._settle_drawn(logits, rows, is_greedy)
             if unfinished is not None:
                 unfinished[settled] = -1
@@ -233,6 +235,10 @@ class SamplingPipeline:
             is_greedy, choices.seeds, rows.num_tokens, all_greedy, unfinished, rows.num_fewer, rows.most_fewer
         )
         picked = self._sampler.sample(logits, how)
+        if kept is not None:
+            index, drafts, is_kept = kept
+            own = picked.index_select(0, index)
+            picked = picked.index_copy(0, index, torch.where(is_kept & (own >= 0), drafts, own))
         for is_empty, cause in refusals:
             picked = torch.where(is_empty & (picked == -1), self._code(cause), picked)
         return picked
@@ -284,18 +290,39 @@ class SamplingPipeline:
         Returns the logits with what is left to pick from in the rows of such drafts, and these rows: all processors
         have run for them.
         """
-        keys = list(zip(rows.slots.tolist(), rows.num_tokens.tolist(), strict=True))
-        at = [i for i, key in enumerate(keys) if key in rows.drawn and not is_greedy[i]]
+        found = [(i, draft, q) for i, draft, q in _drafts_of(rows, is_greedy) if q is not None]
+        at = [i for i, _, _ in found]
         if not at:
             return logits, at
-        found = [rows.drawn[keys[i]] for i in at]
-        drafts = self.send(np.array([draft for draft, _ in found]))
-        proposal = torch.stack([q for _, q in found])
-        draws = uniform_draws(self._table.seeds[rows.slots[at]], rows.num_tokens[at])
-        index = self.send(np.array(at))
-        own = self._process(self._last, logits.index_select(0, index), rows.take(np.array(at), index))
-        rest = rejection_logits(own, drafts, proposal, self.send(draws), self.acceptance)
+        index, drafts, own, draws = self._of_drafts(logits, rows, at, [draft for _, draft, _ in found])
+        proposal = torch.stack([q for _, _, q in found])
+        rest = rejection_logits(own, drafts, proposal, draws, self.acceptance)
         return logits.float().index_copy(0, index, rest), at
+
+    def _keep_certain(
+        self, logits: Tensor, rows: StepRows, is_greedy: np.ndarray
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Rows of certain drafts, these, and whether each stands whatever is picked; None: there are none."""
+        found = [(i, draft) for i, draft, q in _drafts_of(rows, is_greedy) if q is None]
+        if not found:
+            return None
+        index, drafts, own, draws = self._of_drafts(logits, rows, [i for i, _ in found], [draft for _, draft in found])
+        return index, drafts, replaces_picks(own, drafts, draws, self.acceptance)
+
+    def _of_drafts(
+        self, logits: Tensor, rows: StepRows, at: list[int], tokens: list[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The rows ``at``, their drafts, their logits after all processors, and a number drawn for each."""
+        index, drafts = self.send(np.array(at)), self.send(np.array(tokens))
+        own = self._process(self._last, logits.index_select(0, index), rows.take(np.array(at), index))
+        draws = uniform_draws(self._table.seeds[rows.slots[at]], rows.num_tokens[at])
+        return index, drafts, own, self.send(draws)
+
+
+def _drafts_of(rows: StepRows, is_greedy: np.ndarray) -> list[tuple[int, int, Tensor | None]]:
+    """Row, draft and the distribution it was drawn from, of sampled rows whose drafts do not just have to match."""
+    keys = zip(rows.slots.tolist(), rows.num_tokens.tolist(), strict=True)
+    return [(i, *rows.drawn[key]) for i, key in enumerate(keys) if key in rows.drawn and not is_greedy[i]]
 
 
 def _has_ends(processor: LogitsProcessor) -> bool:

@@ -19,8 +19,9 @@ class StepRows:
     sequences: np.ndarray  # [num_rows] int64: place in the batch
     slots: np.ndarray  # [num_rows] int64
     num_tokens: np.ndarray  # [num_rows] int64: tokens before the position the logits are for
-    drawn: Mapping[tuple[int, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
-    """(slot, num_tokens) of a row -> the draft at that place and the distribution [vocab_size] it was drawn from."""
+    drawn: Mapping[tuple[int, int], tuple[int, torch.Tensor | None]] = field(default_factory=dict)
+    """(slot, num_tokens) of a row -> the draft at that place and the distribution [vocab_size] it was drawn from; None:
+    it was certain, and a threshold may keep it."""
     slots_on_device: torch.Tensor | None = None  # where the device is not the host
     wants_prompt_logprobs: bool = False  # of at least one sequence of the step
     wants_hidden: bool = False  # hidden states, for the reply to at least one

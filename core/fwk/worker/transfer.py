@@ -17,10 +17,12 @@ from fwk.config import Config
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.device import Device, Event, NoEvent, Upload
 from fwk.interfaces.parallel import ParallelGroup
-from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
+from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext, CacheTierSpec
+from fwk.plugins import Registered
 from fwk.plugins.selection import choose_tiers
 from fwk.setup.resolve import ModelSetup
 from fwk.worker.identity import kv_identity
+from fwk.worker.model_hash import ModelHash
 from fwk.worker.prefetching import Prefetcher
 
 log = logging.getLogger(__name__)
@@ -254,6 +256,21 @@ class BlockStore:
             log.warning("cache tier %s failed, serving continues without what it lacks: %r", name, error)
 
 
+def tiers_of(config: Config, setup: ModelSetup) -> list[Registered]:
+    """The cache tiers of a run."""
+    plugins = setup.factory.plugins
+    return choose_tiers(plugins, setup.factory.item("cache"), config.engine.cache_tiers, setup.facts)
+
+
+def _outlives(item: Registered) -> bool:
+    return isinstance(item.declaration, CacheTierSpec) and item.declaration.outlives_process
+
+
+def needs_hash(config: Config, setup: ModelSetup) -> bool:
+    """Whether K/V are kept or sent where those of another model may be."""
+    return config.engine.disaggregation_mode != "null" or any(map(_outlives, tiers_of(config, setup)))
+
+
 def open_store(
     config: Config,
     setup: ModelSetup,
@@ -262,13 +279,14 @@ def open_store(
     tp: ParallelGroup,
     *,
     num_blocks: int,
+    files: ModelHash,
     send: Upload = torch.from_numpy,
 ) -> BlockStore | None:
     """The tiers of a worker whose KV cache is allocated, when the prefix cache of the run uses any; names them in
     ``chosen``. Raises ``ConfigError`` when one cannot work.
     """
     factory = setup.factory
-    items = choose_tiers(factory.plugins, factory.item("cache"), config.engine.cache_tiers, setup.facts)
+    items = tiers_of(config, setup)
     if not items:
         return None
     caches = [layer.kv_cache for layer in layers if layer.kv_cache is not None]
@@ -276,7 +294,9 @@ def open_store(
         CacheTierContext,
         num_blocks=num_blocks,
         block_bytes=sum(cache[0].numel() * cache.itemsize for cache in caches),
-        identity=kv_identity(config, factory.plugins, setup, chosen, layers, tp),
+        identity=kv_identity(
+            config, factory.plugins, setup, chosen, layers, tp, files.result() if any(map(_outlives, items)) else ""
+        ),
         device=setup.facts.host.device,
     )
     chosen["cache_tiers"] = ", ".join(item.name for item in items)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from fwk.errors import BlameSequence
 from fwk.types import Batch, ScheduledSequence
@@ -46,7 +45,7 @@ class Verifier:
 
         failed: slots without a result and why; more are added. trees: the drafts that are trees, by slot.
         """
-        rows = self._with_drawn(batch, rows, logits)
+        rows = self._with_drawn(batch, rows)
         if trees:
             picked = self._sample_chains(rows, logits, failed, trees)
         else:
@@ -77,7 +76,7 @@ class Verifier:
         A row of a tree's draft is one for what follows the path to it. Where processors read the text, the paths to
         the leaves are written into the table in turn, those of all trees side by side.
         """
-        rows = self._with_drawn(batch, rows, logits)
+        rows = self._with_drawn(batch, rows)
         if not trees:
             return self._sampling.pick(logits, rows, failed)
         _stand_at_depths(rows, trees, self._table)
@@ -127,8 +126,8 @@ class Verifier:
         tree.path = path
         return tokens, [row, *(row + 1 + draft for draft in path)]
 
-    def _with_drawn(self, batch: Batch, rows: StepRows, logits: Tensor) -> StepRows:
-        drawn = self._drawn(batch, logits) if rows.has_drafts else {}
+    def _with_drawn(self, batch: Batch, rows: StepRows) -> StepRows:
+        drawn = self._drawn(batch) if rows.has_drafts else {}
         return dataclasses.replace(rows, drawn=drawn) if drawn else rows
 
     def _sample_chains(
@@ -194,20 +193,17 @@ class Verifier:
                     path.append(child)
         return found
 
-    def _drawn(self, batch: Batch, logits: Tensor) -> dict[tuple[int, int], tuple[int, Tensor]]:
-        """Drafts that were drawn, by slot and by the number of tokens before them."""
-        found: dict[tuple[int, int], tuple[int, Tensor]] = {}
+    def _drawn(self, batch: Batch) -> dict[tuple[int, int], tuple[int, Tensor | None]]:
+        """Drafts that were drawn, and certain ones that thresholds keep, by slot and by the tokens before them."""
+        found: dict[tuple[int, int], tuple[int, Tensor | None]] = {}
         for scheduled in batch.sequences:
             if not scheduled.draft_token_ids:
                 continue
             proposal = self._drafting.drawn(scheduled.slot)
-            if proposal is None and self._drafting.is_relaxed(scheduled.slot):  # certain drafts, kept by probability
-                certain = self._sampling.send(np.array(scheduled.draft_token_ids))
-                proposal = one_hot(certain, logits.shape[-1]).float()
-            if proposal is not None:
+            if proposal is not None or self._drafting.is_relaxed(scheduled.slot):
                 start = int(self._table.num_tokens[scheduled.slot])
                 for i, draft in enumerate(scheduled.draft_token_ids):
-                    found[scheduled.slot, start + i] = (draft, proposal[i])
+                    found[scheduled.slot, start + i] = (draft, None if proposal is None else proposal[i])
         return found
 
 

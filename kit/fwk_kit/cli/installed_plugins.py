@@ -129,11 +129,11 @@ def _config(plugins: PluginSet, arguments: Any) -> Config:
 
     parser = Parser("fwk plugins why --with", add_help=False, allow_abbrev=False)
     add_option_flags(parser, plugins)
-    namespace, unknown = parse(parser, arguments.given)
+    namespace, unknown, others = parse(parser, arguments.given)
     if unknown:
         build_config(plugins, {unknown[0].partition("=")[0]: "true"})
         parser.error(f"unexpected argument {unknown[0]!r}")
-    given = {"dtype": arguments.dtype, "device": arguments.device, "model": "", **vars(namespace)}
+    given = {"dtype": arguments.dtype, "device": arguments.device, "model": "", **vars(namespace), **others}
     if arguments.model is not None:
         given["model"] = arguments.model
     return build_config(plugins, given)

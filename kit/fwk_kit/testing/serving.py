@@ -29,9 +29,10 @@ TINY: dict[str, Any] = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
+    "eos_token_id": None,
     "dtype": "float32",
 }
-"""config.json of the tiny model."""
+"""config.json of the tiny model: it has no token that ends an answer."""
 
 MIXTURE: dict[str, Any] = {
     **TINY,

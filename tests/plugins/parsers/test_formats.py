@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import time
 from typing import Any
 
@@ -14,6 +16,7 @@ from fwk.errors import PluginError
 from fwk.interfaces.parser import Parsed, ParserContext, ToolParser
 from fwk.plugins import discover, load_object
 from fwk.server.parsers import select_parser
+from fwk_kit.testing.parsers import told
 from fwk_parsers._common.python_calls import read_python_call
 from fwk_parsers._common.typed import typed
 from fwk_parsers.harmony.channels import HarmonyChannels
@@ -136,20 +139,135 @@ TOOLS = [{"name": "add", "parameters": {"type": "object"}}, {"name": "say"}]
 NAMES = sorted(item.name for item in discover().family("tool_parsers"))
 
 
+PIECES = [
+    "</tool_call>", "<tool_call>", "</function>", "<function=f>", "<parameter=a>", "</parameter>", "\n",
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</invoke>", '<invoke name="f">',
+    '<parameter name="a">', "</seed:tool_call>", "</minimax:tool_call>", "<｜DSML｜parameter",
+    "</｜DSML｜parameter>", "</｜DSML｜invoke>", "12", "true", "null", "None", "1.0", '"', "'", "\\", "{", "}",
+    "[", "]", "(", ")", ",", "=", "é", "🙂", " ", "a", "\t", "\u2028", "\x00", "<|call|>", "[TOOL_CALLS]",
+    "[ARGS]", "```", "\r\n", "<", "<|tool_call_end|>", "*", "<|message|>", "</TOOLCALL>",
+]  # fmt: skip
+"""What texts are made of that are hard to tell from the marks around them."""
+
+SCHEMA = {
+    "type": "object",
+    "$defs": {"text": {"type": "string"}},
+    "properties": {
+        "a": {"type": "string"},
+        "b": {"$ref": "#/$defs/text"},
+        "c": {"allOf": [{"$ref": "#/$defs/text"}]},
+        "d": {"type": ["integer", "null"]},
+        "e-f": {"anyOf": [{"type": "string"}, {"type": "number"}]},
+        "g": {"enum": ["1", 2, "null", None]},
+    },
+}
+
+
+def text_of(rng: random.Random) -> str:
+    return "".join(rng.choice(PIECES) for _ in range(rng.choice([0, 1, 1, 2, 3, 6])))
+
+
+def value_of(rng: random.Random, depth: int = 0) -> Any:
+    match rng.randrange(9 if depth < 3 else 6):
+        case 0 | 1:
+            return text_of(rng)
+        case 2:
+            return rng.choice([0, 1, -5, 10**20, 0.5, 230.0, -1e-7, 1e22])
+        case 3:
+            return rng.choice([True, False, None])
+        case 4 | 5:
+            return rng.choice(["5", "null", "true", "", "\n", "\nx\n", "[1]", '"q"', "{}"])
+        case 6 | 7:
+            return [value_of(rng, depth + 1) for _ in range(rng.randrange(4))]
+        case _:
+            return {name_of(rng): value_of(rng, depth + 1) for _ in range(rng.randrange(4))}
+
+
+def name_of(rng: random.Random) -> str:
+    return rng.choice(["a", "b", "c", "d", "e-f", "g", "h i", "", ">", "ü", text_of(rng)])
+
+
+def is_same(left: Any, right: Any) -> bool:
+    """Equal, in the same order, and no boolean for a number."""
+    return left == right and re.sub(r"\.0\b", "", json.dumps(left)) == re.sub(r"\.0\b", "", json.dumps(right))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_parser_reads_what_it_writes(name: str) -> None:
     """``write_call`` stands in prompts of templates that show no calls: the model will imitate it."""
     make: Any = load_object(discover().by_family["tool_parsers"][name])
-    parser: ToolParser = make(ParserContext(tools=TOOLS))
-    arguments = {"a": 1, "b": "x\ny", "c": [True, None, {"d": 'Grüße "<b>"'}]}
-    text = parser.write_call("add", arguments)
-    assert "FUNCTION" in parser.instructions()
-    assert "add" in parser.instructions()
-    found = [parser.feed(text), parser.finish()]
-    calls = [delta for parsed in found for delta in parsed.tool_calls]
-    assert "".join(parsed.content for parsed in found) == ""
-    assert [delta.name for delta in calls if delta.name] == ["add"]
-    assert json.loads("".join(delta.arguments for delta in calls)) == arguments
+    assert all(part in make(ParserContext(tools=TOOLS)).instructions() for part in ("FUNCTION", "add"))
+    plain = make(ParserContext(tools=TOOLS)).write_call("add", {"a": 1, "b": "x\ny"})
+    assert "u003c" not in plain
+    for seed in range(120):
+        rng = random.Random(seed)
+        context = ParserContext([{"name": "f", "parameters": SCHEMA} if seed % 2 else {"name": "f"}])
+        arguments = {name_of(rng): value_of(rng) for _ in range(rng.randrange(4))}
+        text = make(context).write_call("f", arguments)
+        cuts = sorted(rng.randint(0, len(text)) for _ in range(5))
+        parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        for pieces in ([text], parts, text):
+            parser: ToolParser = make(context)
+            content, _, calls = told([*map(parser.feed, pieces), parser.finish()])
+            assert content == "", (seed, text)
+            assert [call for call, _ in calls] == ["f"], (seed, text)
+            assert is_same(json.loads(calls[0][1]), arguments), (seed, text, calls)
+
+
+FRAMES = {
+    "qwen3-coder": "<tool_call>\n<function=f>\n{}</function>\n</tool_call>",
+    "seed-oss": "<seed:tool_call>\n<function=f>\n{}</function>\n</seed:tool_call>",
+    "glm-4.5": "<tool_call>f\n{}</tool_call>",
+    "minimax-m2": '<minimax:tool_call>\n<invoke name="f">\n{}</invoke>\n</minimax:tool_call>',
+}
+ARGUMENT = {
+    "qwen3-coder": "<parameter={0}>\n{1}\n</parameter>\n",
+    "seed-oss": "<parameter={0}>{1}</parameter>\n",
+    "glm-4.5": "<arg_key>{0}</arg_key>\n<arg_value>{1}</arg_value>\n",
+    "minimax-m2": '<parameter name="{0}">{1}</parameter>\n',
+}
+WRITTEN: list[tuple[str, Any, Any]] = [
+    ("\n\nx\n\n", {"type": "string"}, "\n\nx\n\n"),
+    ("\n", {"type": "string"}, "\n"),
+    ("a </tool_call> b", {"type": "string"}, "a </tool_call> b"),
+    (
+        "</function>\n</tool_call>\n<tool_call>\n<function=f>",
+        {},
+        "</function>\n</tool_call>\n<tool_call>\n<function=f>",
+    ),
+    ("</invoke></minimax:tool_call></seed:tool_call>", {}, "</invoke></minimax:tool_call></seed:tool_call>"),
+    ("a </parameter> </arg_value> b", {"type": "string"}, "a </parameter> </arg_value> b"),
+    ("230.0", {"type": "integer"}, 230),
+    ("230.0", {"type": "number"}, 230.0),
+    ("5", {"$ref": "#/$defs/text"}, "5"),
+    ("5", {"allOf": [{"$ref": "#/$defs/text"}]}, "5"),
+    ("", {"type": "integer"}, None),
+    ("", {"type": "string"}, ""),
+    ("{'x': [1, True]}", {"type": "object"}, {"x": [1, True]}),
+]
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_values_are_read_as_they_are_written(name: str) -> None:
+    make: Any = load_object(discover().by_family["tool_parsers"][name])
+    for written, schema, value in WRITTEN:
+        parameters = {"type": "object", "properties": {"x": schema}, "$defs": {"text": {"type": "string"}}}
+        argument = ARGUMENT[name].format("x", written)
+        text = FRAMES[name].format(argument + ARGUMENT[name].format("y", "1"))
+        for pieces in ([text], text):
+            parser: ToolParser = make(ParserContext([{"name": "f", "parameters": parameters}]))
+            content, _, calls = told([*map(parser.feed, pieces), parser.finish()])
+            wanted = {"y": 1} if value is None else {"x": value, "y": 1}
+            assert (content, [call for call, _ in calls]) == ("", ["f"]), text
+            assert json.dumps(json.loads(calls[0][1])) == json.dumps(wanted), text  # an integer is no float
+
+
+def test_no_arguments_may_be_written_as_null() -> None:
+    for arguments in ("null", '""', '"null"', "{}"):
+        text = f'<tool_call>\n{{"name": "say", "arguments": {arguments}}}\n</tool_call>'
+        for pieces in ([text], text):
+            parser = HermesParser(ParserContext(tools=TOOLS))
+            assert told([*map(parser.feed, pieces), parser.finish()]) == ("", "", [("say", "{}")]), text
 
 
 def test_harmony_calls_pass_through_the_reasoning_parser() -> None:
@@ -187,6 +305,14 @@ def test_harmony_goes_on_in_the_channel_the_prompt_began() -> None:
         ("null", {"type": "string"}, "null"),
         ("12", {"type": ["string", "null"]}, "12"),
         ("12", {"anyOf": [{"type": "string"}, {"type": "integer"}]}, 12),
+        ("12", {"enum": ["12", 3]}, "12"),
+        ("3", {"enum": ["12", 3]}, 3),
+        ("3", {"type": "string", "nullable": True}, "3"),
+        ("null", {"type": "string", "nullable": True}, None),
+        ("5", {"oneOf": [{"$ref": "#"}]}, 5),
+        ("[2.0]", {"type": "array", "items": {"type": "integer"}}, [2]),
+        ("TRUE", {"type": "boolean"}, True),
+        ("007", {"type": "integer"}, 7),
         ('"a"', {"anyOf": [{"type": "string"}, {"type": "null"}]}, '"a"'),
         ("1", {"enum": ["1", "2"]}, "1"),
         ('["a"]', {"type": "array"}, ["a"]),

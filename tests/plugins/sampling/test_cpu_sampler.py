@@ -60,6 +60,8 @@ def kept_mass(row: np.ndarray, wanted: Wanted) -> np.ndarray:
         mass[y < y[order[max(last, 0)]]] = 0
     if wanted.min_p > 0:
         mass[y < math.log(wanted.min_p)] = 0
+    if wanted.temperature < 1e-5 or wanted.top_k == 1 or np.exp(y).sum() * wanted.top_p <= 1:
+        mass[np.arange(len(y)) != y.argmax()] = 0  # room for one, of equals the first
     return mass
 
 

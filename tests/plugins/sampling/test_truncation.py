@@ -109,6 +109,13 @@ def kept_by_definition(row: list[float], fields: dict[str, Any]) -> set[int]:
     return kept
 
 
+def has_room_for_one(row: list[float], fields: dict[str, Any]) -> bool:
+    """Whether the first of the most likely tokens is all that the limits ask for."""
+    top, k = max(row), fields["top_k"] or len(row)
+    total = sum(math.exp(x - top) for x in row if sum(y > x for y in row) < k)
+    return k == 1 < len(row) or (fields["top_p"] < 1.0 and fields["top_p"] * total <= 1.0)
+
+
 ONE_ROW = LogitsView(np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1, np.int64), np.zeros((1, 4), np.int32))
 # Halves, so that ties abound; the odd shares below leave no sum near an edge by accident.
 TIED = st.lists(st.one_of(st.integers(-6, 6).map(lambda n: n / 2), st.just(-INF)), min_size=2, max_size=40).filter(
@@ -125,10 +132,12 @@ TIED = st.lists(st.one_of(st.integers(-6, 6).map(lambda n: n / 2), st.just(-INF)
 )
 def test_ties_share_one_fate(row: list[float], top_k: int, top_p: float, min_p: float) -> None:
     fields = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    expected = kept_by_definition(row, fields) if top_k < len(row) else kept_by_definition(row, fields | {"top_k": 0})
+    of_row = fields if top_k < len(row) else fields | {"top_k": 0}
+    kept = kept_by_definition(row, of_row)
     # Once as it is, and once strewn over a vocabulary large enough for the search that sorts only a few.
     for vocab_size in (len(row), 8192):
         places = [(i * 997) % vocab_size if vocab_size > len(row) else i for i in range(len(row))]
+        expected = {min(kept, key=lambda i: places[i])} if has_room_for_one(row, of_row) else kept
         logits = torch.full((1, vocab_size), -INF)
         logits[0, places] = torch.tensor(row)
         limits = limits_of(fields, vocab_size)
@@ -159,8 +168,10 @@ def test_rows_with_few_possible_tokens(apply: Any) -> None:
 
 def test_a_plateau_of_equal_logits_stays_whole(apply: Any) -> None:
     logits = torch.zeros(1, 20_000)
-    for fields in ({"top_k": 5}, {"top_p": 0.5}, {"top_k": 700}, {"min_p": 1.0}):
+    for fields in ({"top_k": 5}, {"top_p": 0.5}, {"top_k": 700}, {"min_p": 0.99}):
         assert apply(Truncation, logits, [fields]).isfinite().all()
+    for fields in ({"top_k": 1}, {"top_p": 1e-5}, {"min_p": 1.0}):  # which have room for one
+        assert apply(Truncation, logits, [fields]).isfinite().nonzero().tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize("fields", LIMITS, ids=str)

@@ -8,6 +8,8 @@ import re
 import pytest
 
 from fwk.interfaces.dialect import Dialect, DialectContext
+from fwk.server.stream_interval import DeltaBuffer
+from fwk.types import GrammarRequest
 from fwk_server.tgi import TGIOptions
 from fwk_server.tgi.dialect import TGIDialect
 
@@ -40,6 +42,35 @@ async def test_the_stream_is_lightllms(client):
     assert "".join(frame["token"]["text"] for frame in frames) == TEXT
     assert [frame["finished"] for frame in frames] == [False] * (LEN - 1) + [True]
     assert (frames[-1]["finish_reason"], frames[-1]["token"]["count_output_tokens"]) == ("stop", LEN)
+
+
+async def test_a_stream_with_an_interval_has_every_token(client, frontend, monkeypatch):
+    """Three tokens an event: those of whole characters have their own text, else the last has all."""
+    whole = frontend.generate
+
+    async def gathered(item):
+        buffer = DeltaBuffer(3)
+        async for deltas in whole(item):
+            if ready := buffer.ready(deltas):
+                yield ready
+
+    monkeypatch.setattr(frontend, "generate", gathered)
+    reply = await client.post("/generate_stream", json={"inputs": "Hi", "parameters": {}})
+    frames = [json.loads(event.removeprefix("data:")) for event in reply.text.split("\n\n") if event]
+    assert [frame["token"]["id"] for frame in frames][:LEN] == list(TEXT.encode())
+    assert "".join(frame["token"]["text"] for frame in frames) == TEXT
+    assert [frame["token"]["count_output_tokens"] for frame in frames][:LEN] == list(range(1, LEN + 1))
+    assert [frame["finished"] for frame in frames] == [False] * (len(frames) - 1) + [True]
+
+
+async def test_its_names_and_what_its_operator_prefers(client, frontend):
+    frontend.grammar_kinds = frozenset({"regex"})
+    frontend.preferred_sampling = frontend.default_sampling = {"temperature": 0.7, "max_tokens": 3}
+    await client.post("/generate", json={"inputs": "Hi", "parameters": {"regular_constraint": "a+"}})
+    sampling = frontend.items[-1].sampling
+    assert (sampling.grammar, sampling.temperature, sampling.max_tokens) == (GrammarRequest("regex", "a+"), 0.7, 3)
+    await client.post("/generate", json={"inputs": "Hi", "parameters": {"do_sample": False}})
+    assert frontend.items[-1].sampling.temperature == 0
 
 
 @pytest.mark.parametrize(

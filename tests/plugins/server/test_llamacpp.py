@@ -10,10 +10,12 @@ from fastapi import FastAPI
 
 from fwk.config import ServerOptions
 from fwk.interfaces.dialect import DialectContext, Infill
+from fwk.interfaces.parser import ParserContext
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
 from fwk.server.keys import Keys
 from fwk_kit.testing.fake_frontend import BOS, deltas_of
+from fwk_parsers.hermes.parser import HermesParser
 from fwk_server.llamacpp.dialect import LlamaCppDialect
 
 TEXT = "Grüße 0 🙂!"
@@ -191,6 +193,17 @@ async def test_wrong_bodies_are_refused_with_a_sentence(post, frontend, path, fi
 
 
 async def test_templates_and_props(post, client, frontend):
-    assert "Hi" in (await post("/apply-template", messages=[{"role": "user", "content": "Hi"}]))["prompt"]
+    messages = [{"role": "user", "content": "Hi"}]
+    assert "Hi" in (await post("/apply-template", messages=messages))["prompt"]
+    tools = [{"type": "function", "function": {"name": "get_weather"}}]
+    frontend.tool_parser = lambda tools, tail="", is_forced=False: HermesParser(ParserContext(tools, tail))
+    await post("/apply-template", messages=messages, tools=tools)
+    assert frontend.text.seen.tools == tools
+    frontend.text.shows_tools = False
+    assert "get_weather" in (await post("/apply-template", messages=messages, tools=tools))["prompt"]
+    assert (
+        "get_weather"
+        not in (await post("/apply-template", messages=messages, tools=tools, tool_choice="none"))["prompt"]
+    )
     props = (await client.get("/props")).json()
     assert props["default_generation_settings"]["n_ctx"] == frontend.card.max_model_len

@@ -38,8 +38,9 @@ ARGUMENTS = ['{"city": "Köln 🙂"}', "{}"]
 
 @pytest.fixture
 def able(frontend):
-    """The frontend with a grammar backend and parsers; its model says TEXT."""
+    """The frontend with a grammar backend and parsers, and grammars from the first token on; its model says TEXT."""
     frontend.grammar_kinds = KINDS
+    frontend.grammar_in_reasoning = True
     frontend.tool_parser = lambda tools, tail="", is_forced=False: HermesParser(ParserContext(tools, tail))
     frontend.reasoning_parser = lambda tail="": ThinkParser(ParserContext((), tail))
     return frontend
@@ -205,6 +206,34 @@ async def test_a_template_may_open_the_thinking(api, able, says):
     message = (await api.chat(response_format={"type": "json_object"}))["choices"][0]["message"]
     assert message["content"] == '{"a": 1}'
     assert "reasoning_content" not in message
+
+
+async def test_a_grammar_binds_the_answer_behind_the_thinking(api, able, says):
+    able.grammar_in_reasoning, able.grammar_kinds = False, KINDS | {"delayed"}
+    tool = {"type": "function", "function": {"name": "add"}}
+    format_ = {"response_format": {"type": "json_object"}}
+    call = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    for body, kind, text in (
+        (format_, "json_object", '{"a": 1}'),
+        ({"tools": [tool], "tool_choice": "required"}, "tagged", call),
+    ):
+        says(f"<think>\nHm.\n</think>\n\n{text}")
+        message = (await api.chat(**body))["choices"][0]["message"]
+        assert message["reasoning_content"] == "Hm."
+        assert message["content"] == (text if kind == "json_object" else None)
+        grammar = able.items[-1].sampling.grammar
+        assert grammar.kind == "delayed"
+        source = json.loads(grammar.source)
+        assert ("add" in source.pop("source")) == (kind == "tagged")
+        marks = {"opens": list(b"<think>"), "closes": [list(b"</think>")], "follows": []}
+        assert source == {"kind": kind, **marks}
+    for tail, opens in (("<think>\n", []), ("<think>\n\n</think>\n\n", None)):
+        able.text.render_chat = lambda messages, tail=tail, **_: f"<bos>[assistant]{tail}"
+        says("Hm.</think>\n{}" if opens == [] else "{}")
+        message = (await api.chat(**format_))["choices"][0]["message"]
+        assert message["content"] == "{}"
+        grammar = able.items[-1].sampling.grammar
+        assert (json.loads(grammar.source)["opens"] if grammar.kind == "delayed" else None) == opens
 
 
 async def test_logprobs_and_ids_go_with_parsed_text(api, says):

@@ -17,8 +17,10 @@ from fwk.interfaces.dialect import DialectContext
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
 from fwk.server.keys import Keys
+from fwk.types import GrammarRequest
 from fwk_server.openai.dialect import OpenAIDialect
 from fwk_server.tgi.dialect import TGIDialect
+from fwk_server.tgi.elsewhere import ROUTES
 
 TEXT = "Grüße 0 🙂!"  # what the scripted frontend says
 LEN = len(TEXT.encode())
@@ -121,6 +123,28 @@ async def test_the_hub_client_reads_the_info(base_url):
     assert (info["model_id"], info["max_total_tokens"], info["max_input_tokens"]) == ("tiny", 4096, 4095)
 
 
+OF_SEEDS = (
+    "/get_model_name /tokens /healthz /health /get_server_info /server_info /flush_cache /parse_function_call "
+    "/separate_reasoning /encode /get_model_info /generate /generate_stream /abort_request /get_load /token_load "
+    "/update_weights_from_tensor /release_memory_occupation /start_profile /load_lora_adapter /open_session "
+    "/configure_logging /worker_status /tokenizer/encode /reset_prefix_cache /pause /invocations /v1/audio/speech"
+)
+
+
+async def test_paths_of_other_servers_are_served_or_say_what_does_it_here(app, client):
+    served = {route.path for route in app.routes}
+    assert not served & ROUTES.keys()
+    for path in OF_SEEDS.split():
+        assert path in served | ROUTES.keys(), path
+    for path, said in ROUTES.items():
+        for method in ("GET", "POST"):
+            reply = await client.request(method, path)
+            assert (reply.status_code, reply.json()["error"]["message"]) == (404, said)
+        assert said.startswith(f"{path} is not served here: ")
+    assert (await client.get("/no_such_path")).json()["error"]["message"] == "Not Found"
+    assert (await client.get("/get_model_name")).json() == {"model_name": "tiny"}
+
+
 # Parameters.
 
 
@@ -135,6 +159,38 @@ async def test_output_is_greedy_unless_a_request_says_otherwise(post, frontend):
         assert sampling(frontend).seed is not None
     await post(temperature=1.0)
     assert sampling(frontend).temperature == 0.0
+
+
+async def test_output_is_as_the_operator_prefers_it(post, frontend):
+    frontend.preferred_sampling = {"temperature": 0.7, "max_tokens": 7, "min_p": 0.1, "top_p": 1.0}
+    await post()
+    found = sampling(frontend)
+    assert (found.temperature, found.max_tokens, found.min_p, found.top_p) == (0.7, 7, 0.1, 1.0)
+    await post(do_sample=False, max_new_tokens=9)
+    assert (sampling(frontend).temperature, sampling(frontend).max_tokens) == (0.0, 9)
+    await post(max_new_tokens=None, temperature=1.5)
+    assert (sampling(frontend).temperature, sampling(frontend).max_tokens) == (1.5, None)
+
+
+async def test_grammars_are_the_engines(post, frontend):
+    frontend.grammar_kinds = frozenset({"json_schema", "regex"})
+    schema = {"type": "object"}
+    for value in (
+        {"type": "json", "value": schema},
+        {"type": "json", "value": '{"type":"object"}'},
+        {"type": "json_schema", "value": {"name": "it", "schema": schema}},
+    ):
+        await post(grammar=value)
+        assert sampling(frontend).grammar == GrammarRequest("json_schema", '{"type":"object"}')
+    await post(grammar={"type": "regex", "value": "a+"})
+    assert sampling(frontend).grammar == GrammarRequest("regex", "a+")
+    frontend.grammar_kinds = frozenset()
+    assert "no grammar backend" in (await post(grammar={"type": "regex", "value": "a"}, status=422))["error"]
+
+
+async def test_what_other_apis_have_is_refused_only_where_it_asks_for_something(post, frontend):
+    await post(n=1, presence_penalty=0, echo=False, regular_constraint="", user="me", model="tiny", my_own=3)
+    assert len(frontend.items) == 1
 
 
 async def test_parameters_reach_the_engine(post, frontend):
@@ -280,7 +336,13 @@ async def test_fields_of_logits_processors(post, frontend):
         ({"watermark": True}, "`watermark` needs a logits processor"),
         ({"typical_p": 0.5}, "`typical_p` needs a logits processor"),
         ({"typical_p": 1.0}, "`typical_p` must be > 0.0 and < 1.0"),
-        ({"grammar": {"type": "regex", "value": "a"}}, "grammar is not supported"),
+        ({"grammar": {"type": "xml", "value": "a"}}, "`grammar.type` must be json, json_schema or regex, not 'xml'"),
+        ({"grammar": {"type": "regex", "value": {}}}, "grammar.value must be a string"),
+        ({"grammar": {"type": "json", "value": 3}}, "grammar.value must be a JSON schema"),
+        ({"regular_constraint": "a+"}, "`regular_constraint` is no parameter of this API: give grammar"),
+        ({"guided_json": {"type": "object"}}, "`guided_json` is no parameter of this API: give grammar"),
+        ({"min_p": 0.1}, "`min_p` is no parameter of this API: /v1/completions reads it"),
+        ({"max_tokens": 3}, "`max_tokens` is no parameter of this API"),
         ({"adapter_id": "a"}, "`adapter_id` is not supported"),
         ({"do_sample": "yes"}, "parameters.do_sample"),
     ],

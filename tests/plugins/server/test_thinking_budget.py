@@ -55,9 +55,11 @@ async def test_no_limit_asks_nothing(api, thinks):
 
 
 async def test_a_constrained_answer_keeps_every_budget(api, thinks):
-    thinks.grammar_kinds = frozenset({"json_object"})
-    await api.chat(thinking_token_budget=3, response_format={"type": "json_object"})
-    assert "thinking_token_budget" not in thinks.items[-1].sampling.extra
+    thinks.grammar_kinds = frozenset({"json_object", "delayed"})
+    for thinks.grammar_in_reasoning in (False, True):
+        await api.chat(thinking_token_budget=3, response_format={"type": "json_object"})
+        has_budget = "thinking_token_budget" in thinks.items[-1].sampling.extra
+        assert has_budget is not thinks.grammar_in_reasoning  # which leaves no thinking
 
 
 async def test_what_cannot_be_kept_is_refused(api, thinks, frontend):

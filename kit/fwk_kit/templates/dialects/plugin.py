@@ -57,7 +57,7 @@ class MineDialect(Dialect):
             first = error.errors()[0]
             raise InvalidRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         ids = self.context.frontend.text.encode(body.prompt, parse_special=False)
-        sampling = SamplingParams(max_tokens=body.max_tokens, **self.context.frontend.default_sampling)
+        sampling = SamplingParams(**{**self.context.frontend.default_sampling, "max_tokens": body.max_tokens})
         return body, self.context.frontend.check(GenerateInput(ids, sampling))
 
     async def _whole(self, item: GenerateInput) -> str:

@@ -27,6 +27,7 @@ def cache_tiers() -> list[CacheTierSpec]:
             name="host",
             load="fwk_cache.host.tier:HostTier",
             options=HostOptions,
+            outlives_process=False,
             summary="host memory; forgotten when the server stops",
         )
     ]

@@ -6,19 +6,14 @@ schema that uses a keyword llguidance does not enforce is refused, not read with
 """
 
 from fwk import GrammarBackendSpec, Needs, Options, hookimpl, option
+from fwk_grammar._common.options import no_whitespace, whitespace_pattern
 
 
 class LLGuidanceOptions(Options):
     """Options of ``grammar.llguidance``."""
 
-    constrained_json_whitespace_pattern: str = option(
-        r"[ \t\n\r]{0,32}",
-        "Regular expression of the whitespace between the parts of constrained JSON. Bounded by default, for a model "
-        "may go on with blanks for ever.",
-    )
-    constrained_json_disable_any_whitespace: bool = option(
-        False, "Allow no whitespace between the parts of constrained JSON: shorter output."
-    )
+    constrained_json_whitespace_pattern: str = whitespace_pattern()
+    constrained_json_disable_any_whitespace: bool = no_whitespace()
     constrained_json_open_objects: bool = option(
         False,
         "Let the objects of a JSON schema that lists properties have others as well unless the schema forbids it, as "
@@ -32,7 +27,7 @@ def grammar_backends() -> list[GrammarBackendSpec]:
         GrammarBackendSpec(
             name="llguidance",
             load="fwk_grammar.llguidance.backend:LLGuidanceBackend",
-            needs=Needs(packages=("llguidance>=1.3,<2",)),
+            needs=Needs(packages=("llguidance>=1.6,<2",)),
             kinds=frozenset(
                 {
                     "json_object",
@@ -44,6 +39,7 @@ def grammar_backends() -> list[GrammarBackendSpec]:
                     "structural_tag",
                     "calls",
                     "free_calls",
+                    "delayed",
                 }
             ),
             rank=10,

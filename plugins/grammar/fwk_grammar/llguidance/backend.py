@@ -12,6 +12,7 @@ import numpy as np
 from fwk.errors import FwkError, InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.types import GrammarRequest
+from fwk_grammar._common.delayed import compile_delayed
 from fwk_grammar._common.sources import SpecialTokens
 from fwk_grammar.llguidance import LLGuidanceOptions
 from fwk_grammar.llguidance.sources import notation
@@ -43,6 +44,8 @@ class LLGuidanceBackend(GrammarBackend):
         self._special = SpecialTokens(context)
 
     def compile(self, request: GrammarRequest) -> Grammar:
+        if request.kind == "delayed":
+            return compile_delayed(self, request)
         matcher = LLMatcher(
             self._tokenizer, notation(request, self._options, self._special), log_level=0, limits=LIMITS
         )
@@ -164,4 +167,5 @@ def _sentence(message: str) -> str:
     """The lines of a message that say something; the others draw arrows."""
     lines = [line.strip() for line in message.splitlines()]
     told = [lines[0], *(line for line in lines[1:] if line.startswith("error:"))] if lines else ["unknown error"]
-    return " ".join(told)[:MAX_MESSAGE].rstrip()
+    text = " ".join(told).replace("patternProperty regexes", "'patternProperties'").replace("Resource '", "'$ref' to '")
+    return text[:MAX_MESSAGE].rstrip()

@@ -7,19 +7,34 @@ from typing import Any
 
 from fwk.errors import InvalidRequest
 from fwk.types import GrammarRequest
-from fwk_grammar._common.closing import closed
+from fwk_grammar._common.keywords import BINDING, Reading, has_named_and_free_keys, readable
 from fwk_grammar._common.sources import SpecialTokens, choices_of, literal, read_json, schema_of, source_of
 from fwk_grammar.llguidance import LLGuidanceOptions
 from fwk_grammar.llguidance.calls import calls_in_lark
 from llguidance import LLMatcher, grammar_from
 
+READING = Reading(
+    "llguidance",
+    BINDING
+    - {"not", "if", "then", "else", "$dynamicRef", "$recursiveRef", "dependencies", "dependentRequired"}
+    - {"dependentSchemas", "propertyNames", "contains", "minContains", "maxContains", "uniqueItems"}
+    - {"unevaluatedItems", "unevaluatedProperties"},
+    merges=True,
+    is_exact=False,
+    formats=frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]),
+    remedy="",
+)
+"""Of llguidance 1.6 and later."""
+
+_ESCAPES = 'nrbtf"\\'
+"""All but ``u``: with them each key is written one way."""
+
 
 def notation(request: GrammarRequest, options: LLGuidanceOptions, special: SpecialTokens) -> str:
     """What ``LLMatcher`` compiles. Raises ``InvalidRequest`` for what cannot even be read."""
     if request.kind in ("json_object", "json_schema"):
-        schema = schema_of(request)
-        schema = schema if options.constrained_json_open_objects else closed(schema)
-        return LLMatcher.grammar_from_json_schema(schema, overrides=_settings(options))
+        schema = readable(schema_of(request), READING, options.constrained_json_open_objects)
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_settings(schema, options))
     source = source_of(request)
     if request.kind == "regex":
         return LLMatcher.grammar_from_regex(source)
@@ -39,11 +54,17 @@ def notation(request: GrammarRequest, options: LLGuidanceOptions, special: Speci
         raise InvalidRequest(f"the grammar cannot be read: {error}") from None
 
 
-def _settings(options: LLGuidanceOptions) -> Any:
-    """Stand above what a schema says of itself (``x-guidance``); ``lenient`` would skip keywords it cannot enforce."""
+def _settings(schema: dict[str, Any], options: LLGuidanceOptions) -> Any:
+    """Stand above what a schema says of itself (``x-guidance``); ``lenient`` would skip keywords it cannot enforce.
+
+    Where keys are free but some, ``{"\\u0061": 1}`` would pass for another key than ``a``.
+    """
+    found: dict[str, Any] = {"lenient": False}
+    if has_named_and_free_keys(schema):
+        found["json_allowed_escapes"] = _ESCAPES
     if options.constrained_json_disable_any_whitespace:
-        return {"lenient": False, "whitespace_flexible": False}
-    return {"lenient": False, "whitespace_pattern": options.constrained_json_whitespace_pattern}
+        return found | {"whitespace_flexible": False}
+    return found | {"whitespace_pattern": options.constrained_json_whitespace_pattern}
 
 
 def _tagged(source: dict[str, Any], options: LLGuidanceOptions) -> str:
@@ -73,8 +94,8 @@ def _structural_tag(source: dict[str, Any], options: LLGuidanceOptions) -> str:
 
 def _enforced(schema: dict[str, Any], options: LLGuidanceOptions) -> str:
     """A schema as it stands in Lark."""
-    schema = schema if options.constrained_json_open_objects else closed(schema)
-    return json.dumps({**schema, "x-guidance": _settings(options)})
+    schema = readable(schema, READING, options.constrained_json_open_objects)
+    return json.dumps({**schema, "x-guidance": _settings(schema, options)})
 
 
 def _quoted(text: str) -> str:

@@ -5,15 +5,14 @@ outlines-core does not enforce. An automaton is built for the whole
 vocabulary when a grammar is compiled: slow to compile, then nothing but a table to look up.
 """
 
-from fwk import GrammarBackendSpec, Needs, Options, hookimpl, option
+from fwk import GrammarBackendSpec, Needs, Options, hookimpl
+from fwk_grammar._common.options import whitespace_pattern
 
 
 class OutlinesOptions(Options):
     """Options of ``grammar.outlines``."""
 
-    outlines_whitespace_pattern: str = option(
-        r"[ \n\t]{0,32}", "Regular expression of the whitespace between the parts of constrained JSON."
-    )
+    constrained_json_whitespace_pattern: str = whitespace_pattern()
 
 
 @hookimpl
@@ -23,7 +22,7 @@ def grammar_backends() -> list[GrammarBackendSpec]:
             name="outlines",
             load="fwk_grammar.outlines.backend:OutlinesBackend",
             needs=Needs(packages=("outlines-core>=0.2.11,<0.3",)),
-            kinds=frozenset({"json_schema", "regex", "choice", "tagged"}),
+            kinds=frozenset({"json_schema", "regex", "choice", "tagged", "delayed"}),
             rank=1,
             options=OutlinesOptions,
             summary="JSON schema, regex, choice and forced tool calls by outlines-core's automata",

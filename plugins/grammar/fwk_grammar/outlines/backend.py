@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -12,35 +13,44 @@ from outlines_core.json_schema import build_regex_from_schema  # pyright: ignore
 from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.types import GrammarRequest
-from fwk_grammar._common.closing import closed
-from fwk_grammar._common.keywords import check_keywords
+from fwk_grammar._common.delayed import compile_delayed
+from fwk_grammar._common.keywords import Reading, parts, readable, tokens_of
 from fwk_grammar._common.sources import choices_of, literal, read_json, schema_of, source_of
 from fwk_grammar.outlines import OutlinesOptions
 
 MAX_MESSAGE = 300
-ENFORCED = frozenset(
-    [
-        "type",
-        "enum",
-        "const",
-        "properties",
-        "required",
-        "additionalProperties",
-        "items",
-        "prefixItems",
-        "minItems",
-        "maxItems",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "anyOf",
-        "oneOf",
-        "$ref",
-        "$defs",
-        "definitions",
-    ]
+_UNSAFE = ['"', "\\", *map(chr, range(32)), "\x7f"]
+"""Characters that JSON strings have escaped."""
+
+_ODD = frozenset(f"\\{letter}" for letter in "bBAZkpP123456789")
+"""Escapes that match no character, or one by a property."""
+
+READING = Reading(
+    "outlines",
+    frozenset(
+        [
+            "type",
+            "enum",
+            "const",
+            "properties",
+            "required",
+            "additionalProperties",
+            "items",
+            "prefixItems",
+            "minItems",
+            "maxItems",
+            "minLength",
+            "maxLength",
+            "pattern",
+            "anyOf",
+            "oneOf",
+            "$ref",
+        ]
+    ),
+    formats=frozenset(),
+    tells_keys_apart=False,  # it has no others
 )
-"""Keywords of JSON schemas that outlines-core 0.2 enforces."""
+"""Of outlines-core 0.2."""
 
 
 class OutlinesBackend(GrammarBackend):
@@ -58,6 +68,8 @@ class OutlinesBackend(GrammarBackend):
         self._vocabulary = Vocabulary(self._end_id, by_bytes)
 
     def compile(self, request: GrammarRequest) -> Grammar:
+        if request.kind == "delayed":
+            return compile_delayed(self, request)
         try:
             index = Index(self._pattern(request), self._vocabulary)
         except InvalidRequest:
@@ -85,9 +97,40 @@ class OutlinesBackend(GrammarBackend):
         return source
 
     def _of_schema(self, schema: dict[str, Any]) -> str:
-        schema = closed(schema)
-        check_keywords(schema, ENFORCED, "outlines")
-        return build_regex_from_schema(json.dumps(schema), self._options.outlines_whitespace_pattern)
+        schema = readable(schema, READING)
+        for part in parts(schema):
+            _check(part)
+        return build_regex_from_schema(json.dumps(schema), self._options.constrained_json_whitespace_pattern)
+
+
+def _check(part: dict[str, Any]) -> None:
+    """Refuse what outlines-core writes into an automaton as it stands, and what it leaves out."""
+    number = next((keyword for keyword in ("minItems", "maxItems") if keyword in part), None)
+    if "prefixItems" in part and number is not None:
+        raise READING.refused(f"{number!r} beside 'prefixItems'")
+    if "pattern" in part and not is_json_safe(part["pattern"]):
+        raise READING.refused(
+            f"the 'pattern' {part['pattern']!r}", "anchor it with ^ and $, and leave out what matches quotes"
+        )
+    for name in part.get("properties", {}):
+        if json.dumps(name, ensure_ascii=False) != f'"{name}"':
+            raise READING.refused(f"the name {name!r} in 'properties'", "use one without quotes and control characters")
+
+
+def is_json_safe(pattern: str) -> bool:
+    """Whether a pattern matches whole strings, none of which needs an escape in JSON."""
+    if not (pattern.startswith("^") and pattern.endswith("$")):
+        return False
+    for token in tokens_of(pattern[1:-1]):
+        if token in (*"()|*+?{}", "(?:"):
+            continue
+        try:
+            is_unsafe = token[:2] in _ODD or any(re.fullmatch(token, char) for char in _UNSAFE)
+        except re.error:
+            return False
+        if is_unsafe:
+            return False
+    return True
 
 
 class OutlinesGrammar(Grammar):

@@ -5,17 +5,13 @@ output. A JSON schema that uses a keyword XGrammar does not enforce is refused, 
 """
 
 from fwk import GrammarBackendSpec, Needs, Options, hookimpl, option
+from fwk_grammar._common.options import no_whitespace
 
 
 class XGrammarOptions(Options):
     """Options of ``grammar.xgrammar``."""
 
-    xgrammar_any_whitespace: bool = option(
-        True, "Allow whitespace between the parts of constrained JSON, up to 32 characters each."
-    )
-    xgrammar_open_objects: bool = option(
-        False, "Let objects of a JSON schema without additionalProperties have other properties than it names."
-    )
+    constrained_json_disable_any_whitespace: bool = no_whitespace()
     xgrammar_cache_bytes: int = option(
         256 << 20, "Memory for compiled grammars and parts of them, in bytes.", ge=1 << 20, le=1 << 36
     )
@@ -29,7 +25,17 @@ def grammar_backends() -> list[GrammarBackendSpec]:
             load="fwk_grammar.xgrammar.backend:XGrammarBackend",
             needs=Needs(packages=("xgrammar>=0.2,<0.3",)),
             kinds=frozenset(
-                {"json_object", "json_schema", "regex", "choice", "ebnf", "tagged", "structural_tag", "calls"}
+                {
+                    "json_object",
+                    "json_schema",
+                    "regex",
+                    "choice",
+                    "ebnf",
+                    "tagged",
+                    "structural_tag",
+                    "calls",
+                    "delayed",
+                }
             ),
             rank=5,
             options=XGrammarOptions,

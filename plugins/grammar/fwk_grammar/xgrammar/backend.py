@@ -12,42 +12,44 @@ import xgrammar
 from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.types import GrammarRequest
-from fwk_grammar._common.closing import closed
-from fwk_grammar._common.keywords import check_keywords
+from fwk_grammar._common.delayed import compile_delayed
+from fwk_grammar._common.keywords import Reading, readable
 from fwk_grammar._common.sources import SpecialTokens, choices_of, literal, read_json, schema_of, source_of
 from fwk_grammar.xgrammar import XGrammarOptions
 from fwk_grammar.xgrammar.calls import CallFormats
 
 MAX_WHITESPACE = 32
-ENFORCED = frozenset(
-    [
-        "type",
-        "enum",
-        "const",
-        "properties",
-        "required",
-        "additionalProperties",
-        "minProperties",
-        "maxProperties",
-        "items",
-        "prefixItems",
-        "minItems",
-        "maxItems",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "anyOf",
-        "oneOf",
-        "$ref",
-        "$defs",
-        "definitions",
-    ]
+READING = Reading(
+    "xgrammar",
+    frozenset(
+        [
+            "type",
+            "enum",
+            "const",
+            "properties",
+            "required",
+            "additionalProperties",
+            "minProperties",
+            "maxProperties",
+            "items",
+            "prefixItems",
+            "minItems",
+            "maxItems",
+            "minLength",
+            "maxLength",
+            "pattern",
+            "minimum",
+            "maximum",
+            "exclusiveMinimum",
+            "exclusiveMaximum",
+            "anyOf",
+            "oneOf",
+            "$ref",
+        ]
+    ),
+    tells_keys_apart=False,
 )
-"""Keywords of JSON schemas that XGrammar 0.2 enforces."""
+"""Of XGrammar 0.2."""
 
 MAX_MESSAGE = 300
 NO_TEXT = b"\xff"
@@ -60,6 +62,7 @@ class XGrammarBackend(GrammarBackend):
     def __init__(self, context: GrammarContext) -> None:
         super().__init__(context)
         self._options = context.options or XGrammarOptions()
+        self._has_blanks = not self._options.constrained_json_disable_any_whitespace
         # Special tokens are no text: grammars name them by id. Empty ones could never come at all.
         special = context.special_ids | set(context.eos_token_ids)
         pieces = [NO_TEXT if i in special else bytes(piece) for i, piece in enumerate(context.token_bytes)]
@@ -77,6 +80,8 @@ class XGrammarBackend(GrammarBackend):
         )
 
     def compile(self, request: GrammarRequest) -> Grammar:
+        if request.kind == "delayed":
+            return compile_delayed(self, request)
         try:
             compiled = self._compiled(request)
             is_json = request.kind in ("json_object", "json_schema", "tagged", "structural_tag", "calls")
@@ -95,8 +100,8 @@ class XGrammarBackend(GrammarBackend):
         if request.kind in ("json_object", "json_schema"):
             return compiler.compile_json_schema(
                 json.dumps(self._checked(schema_of(request))),
-                any_whitespace=self._options.xgrammar_any_whitespace,
-                max_whitespace_cnt=MAX_WHITESPACE if self._options.xgrammar_any_whitespace else None,
+                any_whitespace=self._has_blanks,
+                max_whitespace_cnt=MAX_WHITESPACE if self._has_blanks else None,
                 strict_mode=False,  # what is left open was meant to be
             )
         source = source_of(request)
@@ -120,9 +125,7 @@ class XGrammarBackend(GrammarBackend):
 
     def _checked(self, schema: dict[str, Any]) -> dict[str, Any]:
         """The schema as it is enforced. Raises ``InvalidRequest`` if it uses a keyword that is not."""
-        schema = schema if self._options.xgrammar_open_objects else closed(schema)
-        check_keywords(schema, ENFORCED, "xgrammar")
-        return schema
+        return readable(schema, READING)
 
 
 def _without_control_characters(pieces: list[bytes], num_words: int) -> np.ndarray:

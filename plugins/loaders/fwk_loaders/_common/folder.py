@@ -5,6 +5,8 @@ The folder is not trusted: nothing in it is executed (``auto_map`` is ignored), 
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAX_TOKENIZER_BYTES = 128 * 2**20
+DECODER_STARTS = ("decoder_start_token_id", "forced_bos_token_id")
+"""Fields of generation_config.json that config.json has in older checkpoints."""
 MAX_TEMPLATE_BYTES = 4 * 2**20
 
 
@@ -35,11 +39,38 @@ class ModelFolder:
         stored = self._optional("hf_quant_config.json").get("quantization")
         if isinstance(stored, dict) and not found.get("quantization_config"):
             found["quantization_config"] = {"quant_method": "modelopt", **stored}
-        return found
+        generation = self._optional("generation_config.json")
+        return found | {name: generation[name] for name in DECODER_STARTS if generation.get(name) is not None}
 
     def generation_config(self) -> dict[str, Any]:
-        """generation_config.json; empty when there is none."""
-        return self._optional("generation_config.json")
+        """generation_config.json, with the tokenizer's ``eos_token`` among what ends an answer."""
+        found, token_id = self._optional("generation_config.json"), self._end_token
+        if token_id is not None:
+            given = found.get("eos_token_id")
+            ids = given if isinstance(given, list) else [] if given is None else [given]
+            found["eos_token_id"] = [*ids, *([] if token_id in ids else [token_id])]
+        return found
+
+    @cached_property
+    def _end_token(self) -> int | None:
+        """The id of ``eos_token``: mostly it is among the added tokens, which are found without the vocabulary."""
+        config = self.tokenizer_config()
+        token, listed = config.get("eos_token"), config.get("added_tokens_decoder")
+        if not isinstance(token, str):
+            return None
+        for token_id, item in (listed if isinstance(listed, dict) else {}).items():
+            if isinstance(item, dict) and item.get("content") == token and str(token_id).isdecimal():
+                return int(token_id)
+        if not self.has_tokenizer():
+            return None
+        text = read_bytes(self.path / "tokenizer.json", MAX_TOKENIZER_BYTES).decode(errors="replace")
+        found = re.search(r'"added_tokens"\s*:\s*(?=\[)', text)
+        try:
+            added = json.JSONDecoder().raw_decode(text, found.end())[0] if found else []
+        except (ValueError, RecursionError):
+            added = []
+        ids = [item.get("id") for item in added if isinstance(item, dict) and item.get("content") == token]
+        return ids[0] if ids and isinstance(ids[0], int) else self.tokenizer().token_to_id(token)
 
     def processor_config(self) -> dict[str, Any]:
         """preprocessor_config.json, and processor_config.json with the fields of its parts; empty without either."""
@@ -70,8 +101,10 @@ class ModelFolder:
             raise ModelLoadError(f"{path}: not a tokeniser ({error}); fetch the file again") from error
 
     def tokenizer_config(self) -> dict[str, Any]:
-        """tokenizer_config.json with special tokens as plain text; empty when there is none."""
+        """tokenizer_config.json with special tokens as plain text, or as special_tokens_map.json alone has them."""
         config = self._optional("tokenizer_config.json")
+        for name, value in self._optional("special_tokens_map.json").items():
+            config.setdefault(name, value)
         for name, value in config.items():
             if name.endswith("_token") and isinstance(value, dict) and isinstance(value.get("content"), str):
                 config[name] = value["content"]

@@ -62,9 +62,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         layer_names=SANDWICH_NAMES,
         config={"hidden_activation": "gelu_pytorch_tanh"},
     ),
-    "gemma": Architecture(
-        "GemmaForCausalLM", "gemma", norm_offset=1.0, config={"hidden_activation": "gelu_pytorch_tanh"}
-    ),
+    "gemma": Architecture("GemmaForCausalLM", "gemma", norm_offset=1.0, config={"hidden_act": "gelu_pytorch_tanh"}),
     "gemma2": Architecture(
         "Gemma2ForCausalLM",
         "gemma2",

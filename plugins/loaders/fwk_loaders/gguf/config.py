@@ -15,6 +15,8 @@ from fwk_loaders.gguf.metadata import Metadata
 from fwk_loaders.gguf.recurrent import GRANITE_HYBRID_EXPERTS
 
 _MAX_LAYERS = 2**16 - 1
+WINDOWED = ("llama", "gemma2", "gemma3", "cohere2", "gpt-oss", "olmo2", "phi3", "starcoder2")
+"""Architectures some of whose layers may have a window."""
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 CONTROL = 3
 """Token type of tokens that steer the model and are no text."""
@@ -93,8 +95,13 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
         config["moe_intermediate_size"] = metadata.integer(
             ".expert_feed_forward_length", config["intermediate_size"], low=1
         )
-    if metadata.has(".attention.sliding_window"):
+    if metadata.architecture in WINDOWED and metadata.has(".attention.sliding_window"):
         config["sliding_window"] = metadata.integer(".attention.sliding_window") or None
+        if config["sliding_window"] and config["architectures"] == ["LlamaForCausalLM"]:  # has no windows by itself
+            config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    elif metadata.architecture != "gemma2":  # which has one even if the file does not say so
+        config["sliding_window"] = None
+    config["eos_token_id"] = None
     for name in ("bos", "eos"):
         token_id = special_id(metadata, name)
         if token_id is not None:
@@ -146,7 +153,22 @@ def read_generation_config(metadata: Metadata) -> dict[str, Any]:
     eos = list(dict.fromkeys(token_id for token_id in found if token_id is not None))
     config: dict[str, Any] = {"eos_token_id": eos} if eos else {}
     bos, pad = special_id(metadata, "bos"), special_id(metadata, "padding")
-    return config | ({} if bos is None else {"bos_token_id": bos}) | ({} if pad is None else {"pad_token_id": pad})
+    config |= {} if bos is None else {"bos_token_id": bos}
+    return config | ({} if pad is None else {"pad_token_id": pad}) | _sampling(metadata)
+
+
+SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+"""``general.sampling.``: what llama.cpp calls otherwise than transformers."""
+
+
+def _sampling(metadata: Metadata) -> dict[str, Any]:
+    """What the file recommends, by the names of generation_config.json."""
+    start, found = "general.sampling.", metadata.file.metadata
+    given = {key.removeprefix(start): value for key, value in found.items() if key.startswith(start)}
+    return {
+        SAMPLING.get(name, name): metadata.number(start + name) if type(value) is float else value
+        for name, value in given.items()
+    }
 
 
 def _vocab_size(metadata: Metadata) -> int:
@@ -184,7 +206,9 @@ def _rope_scaling(metadata: Metadata, head_dim: int) -> dict[str, Any] | None:
     if kind != "yarn":
         return {"rope_type": "linear", "factor": factor}
     original = metadata.integer(".rope.scaling.original_context_length", low=1)
-    return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    betas = {name: f".rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}
+    found = {name: metadata.number(key) for name, key in betas.items() if metadata.has(key)}
+    return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **found}
 
 
 def _llama3_scaling(metadata: Metadata, head_dim: int) -> dict[str, Any]:

@@ -23,25 +23,29 @@ _SIGMOID = 2
 """Of ``.expert_gating_func``."""
 
 
-def _kinds(num_layers: int, pattern: int) -> list[str]:
-    """Each ``pattern``-th layer sees everything."""
-    return ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(num_layers)]
+def _kinds(metadata: Metadata, config: Config, pattern: int) -> list[str]:
+    """Each ``pattern``-th layer sees everything, unless the file says otherwise."""
+    key, count = ".attention.sliding_window_pattern", config["num_hidden_layers"]
+    windows = metadata.flags(key, count)
+    if windows is None:
+        every = metadata.integer(key, pattern, low=1)
+        windows = [(layer + 1) % every != 0 for layer in range(count)]
+    return ["sliding_attention" if has_window else "full_attention" for has_window in windows]
 
 
 def _gemma2(metadata: Metadata, config: Config) -> Config:
     is_largest = config["num_hidden_layers"] == _GEMMA2_27B_LAYERS
-    return {"query_pre_attn_scalar": _even_share(config) if is_largest else config["head_dim"]}
+    scalar = _even_share(config) if is_largest else config["head_dim"]
+    return {"query_pre_attn_scalar": scalar, "layer_types": _kinds(metadata, config, 2)}
 
 
 def _gemma3(metadata: Metadata, config: Config) -> Config:
     """Five layers with a sliding window, then one without; the 27B model scales queries by another size."""
-    pattern = metadata.integer(".attention.sliding_window_pattern", 6, low=1)
     is_largest = config["num_hidden_layers"] == _GEMMA3_27B_LAYERS
     return {
         "rope_local_base_freq": metadata.number(".rope.freq_base_swa", 10_000.0),
         "query_pre_attn_scalar": _even_share(config) if is_largest else config["head_dim"],
-        "sliding_window_pattern": pattern,
-        "layer_types": _kinds(config["num_hidden_layers"], pattern),
+        "layer_types": _kinds(metadata, config, 6),
     }
 
 
@@ -53,8 +57,13 @@ def _olmo2(metadata: Metadata, config: Config) -> Config:
     """OLMo 3 goes by the name of OLMo 2, and has windows: in three layers, then one without."""
     if not config.get("sliding_window"):
         return {}
-    kinds = _kinds(config["num_hidden_layers"], _OLMO3_PATTERN)
-    return {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "layer_types": kinds}
+    kinds, theta = _kinds(metadata, config, _OLMO3_PATTERN), config["rope_theta"]
+    ropes = {
+        "full_attention": {**(config["rope_scaling"] or {"rope_type": "default"}), "rope_theta": theta},
+        "sliding_attention": {"rope_type": "default", "rope_theta": theta},
+    }
+    names = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
+    return names | {"layer_types": kinds, "rope_parameters": ropes, "rope_scaling": None}
 
 
 def _cohere(metadata: Metadata, config: Config) -> Config:
@@ -62,8 +71,7 @@ def _cohere(metadata: Metadata, config: Config) -> Config:
 
 
 def _cohere2(metadata: Metadata, config: Config) -> Config:
-    pattern = metadata.integer(".attention.sliding_window_pattern", 4, low=1)
-    return {"layer_types": _kinds(config["num_hidden_layers"], pattern)}
+    return {"layer_types": _kinds(metadata, config, 4)}
 
 
 def _baichuan(metadata: Metadata, config: Config) -> Config:
@@ -94,10 +102,10 @@ def _gpt_oss(metadata: Metadata, config: Config) -> Config:
     """A window in every second layer, the first one included; angles of YaRN that are not rounded to whole ones."""
     scaling = config["rope_scaling"]
     return {
-        "layer_types": _kinds(config["num_hidden_layers"], 2),
+        "layer_types": _kinds(metadata, config, 2),
         "intermediate_size": config["moe_intermediate_size"],
         "num_local_experts": config["num_experts"],
-        "rope_scaling": scaling and {**scaling, "truncate": False},
+        "rope_scaling": {**scaling, "truncate": False} if scaling else {"rope_type": "default"},
     }
 
 
@@ -154,6 +162,8 @@ def _phi3(metadata: Metadata, config: Config) -> Config:
             )
         stored = np.frombuffer(metadata.file.buffer, "<f4", info.shape[0], info.start)
         scaling[f"{name}_factor"] = [float(x) for x in stored]
+    if metadata.has(".rope.scaling.attn_factor"):
+        scaling["attention_factor"] = metadata.number(".rope.scaling.attn_factor")
     return {"rope_scaling": scaling, "original_max_position_embeddings": original}
 
 
@@ -161,6 +171,8 @@ def _gptneox(metadata: Metadata, config: Config) -> Config:
     return {
         "attention_bias": "blk.0.attn_qkv.bias" in metadata.file.tensors,
         "use_parallel_residual": metadata.flag(".use_parallel_residual", True),
+        "rotary_pct": config["partial_rotary_factor"],
+        "rotary_emb_base": config["rope_theta"],
     }
 
 
@@ -169,6 +181,7 @@ def _falcon(metadata: Metadata, config: Config) -> Config:
     heads, num_norms = config["num_key_value_heads"], 1 + ("blk.0.attn_norm_2.weight" in metadata.file.tensors)
     return {
         "bias": "blk.0.attn_qkv.bias" in metadata.file.tensors,
+        "ffn_hidden_size": config["intermediate_size"],
         "alibi": False,
         "multi_query": heads == 1,
         "new_decoder_architecture": heads > 1,

@@ -11,6 +11,7 @@ from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint, Loader, WeightSource
 from fwk_loaders._common.json_file import read_json
 from fwk_loaders.gguf.config import architecture_of, read_config, read_generation_config
+from fwk_loaders.gguf.keys import check_keys
 from fwk_loaders.gguf.metadata import Metadata
 from fwk_loaders.gguf.reader import MAGIC, GGUFFile
 
@@ -60,7 +61,9 @@ class GGUFCheckpoint(Checkpoint):
 
     @cached_property
     def _config(self) -> dict[str, Any]:
-        return read_config(self._metadata)
+        config = read_config(self._metadata)
+        check_keys(self._metadata, config)
+        return config
 
     def config(self) -> Mapping[str, Any]:
         """config.json, from the metadata."""

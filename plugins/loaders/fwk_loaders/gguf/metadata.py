@@ -12,10 +12,14 @@ from fwk_loaders.gguf.reader import GGUFFile, StoredArray
 
 
 class Metadata:
-    """The metadata of one file. Keys that start with a dot belong to the architecture (``.block_count``)."""
+    """The metadata of one file. Keys that start with a dot belong to the architecture (``.block_count``).
+
+    read: the full names of those whose values were asked for.
+    """
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
+        self.read: set[str] = set()
         self.architecture = self.string("general.architecture")
 
     def integer(self, key: str, default: int | None = None, low: int = 0, high: int = 2**31 - 1) -> int:
@@ -33,6 +37,16 @@ class Metadata:
         found = self.file.numbers(self._full(key))[:count]
         if len(found) < count or not all(type(number) is int and 0 <= number <= high for number in found):
             raise self.wrong(key, f"{count} whole numbers from 0 to {high}", found)
+        return found
+
+    def flags(self, key: str, count: int) -> list[bool] | None:
+        """A boolean for each of ``count`` layers; None where the file holds no list."""
+        if not isinstance(self.file.metadata.get(self._full(key)), StoredArray):
+            return None
+        self.read.add(self._full(key))
+        found = [bool(x) for x in self.file.numbers(self._full(key))[:count]]
+        if len(found) < count:
+            raise self.wrong(key, f"a value for each of {count} layers", found)
         return found
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -69,6 +83,7 @@ class Metadata:
 
     def _get(self, key: str, default: Any) -> Any:
         full = self._full(key)
+        self.read.add(full)
         value = self.file.metadata.get(full, default)
         if value is None:
             raise ModelLoadError(f"{self.file.path}: {full} is missing; the file was converted incompletely")

@@ -24,6 +24,8 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 2**20
 MAX_WEIGHT_BYTES = 16 * 2**30
+DEFAULT = 8
+"""PEFT's ``r`` and ``lora_alpha`` where a file says nothing."""
 MAX_MATCHING = 2**24
 """Characters of a setting's patterns, times modules: each is matched with each."""
 
@@ -154,7 +156,7 @@ def _matrices(config: Mapping[str, Any], prefix: str, pair: Mapping[str, Tensor]
 
 def _setting(config: Mapping[str, Any], name: str, pattern_name: str, prefix: str) -> float:
     """A number of the configuration, or what the first pattern that matches the module says instead."""
-    value = config.get(name)
+    value = config.get(name, DEFAULT)
     patterns = config.get(pattern_name) or {}
     if not isinstance(patterns, dict):
         raise ModelLoadError(f"{CONFIG}: {pattern_name} must be an object")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from fwk.errors import ModelLoadError
+from fwk_models._common.config import completed, with_rope
 
-_LLAMA = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-}
+LLAMA: dict[str, Any] = {
+    "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+    "eos_token_id": 2, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
 """What transformers' Llama has where a config does not say."""
 
 
@@ -28,10 +25,13 @@ def language_model(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**outer, **text, "architectures": raw.get("architectures")}
 
 
-def llama_with_images(raw: Mapping[str, Any], name: str, **defaults: Any) -> Mapping[str, Any]:
+def llama_with_images(
+    raw: Mapping[str, Any], name: str, eyes: Mapping[str, Any], *, asks_text: bool = False
+) -> Mapping[str, Any]:
     """The config of a model that takes images, as that of its Llama with ``vision_config`` and all else around it.
 
-    name: the plugin's. defaults: in place of Llama's. Raises ``ModelLoadError`` for another text model.
+    name: the plugin's. eyes: ``vision_config`` where it does not say. asks_text: the text model's config may say
+    that its head is the embedding. Raises ``ModelLoadError`` for another text model.
     """
     text, vision = raw.get("text_config"), raw.get("vision_config")
     if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
@@ -40,5 +40,6 @@ def llama_with_images(raw: Mapping[str, Any], name: str, **defaults: Any) -> Map
     if kind != "llama":
         raise ModelLoadError(f"config.json: text_config's 'model_type' is {kind!r}; {name} computes 'llama'")
     outer = {key: raw[key] for key in ("architectures", "eos_token_id", "dtype") if raw.get(key) is not None}
-    tied = raw.get("tie_word_embeddings", False)
-    return {**_LLAMA, **defaults, **raw, **text, "tie_word_embeddings": tied, **outer}
+    llama = with_rope(completed(dict(cast("Mapping[str, Any]", text)), LLAMA))
+    tied = bool(raw.get("tie_word_embeddings")) or (asks_text and bool(llama["tie_word_embeddings"]))
+    return {**raw, **llama, "vision_config": {**eyes, **vision}, "tie_word_embeddings": tied, **outer}

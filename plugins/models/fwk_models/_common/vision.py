@@ -23,10 +23,10 @@ def whole(context: ModelContext) -> ModelContext:
 
 
 class Sizes:
-    """The fields of ``vision_config``. defaults: those of transformers' configuration."""
+    """The fields of ``vision_config``, which is complete."""
 
-    def __init__(self, raw: Mapping[str, Any], **defaults: Any) -> None:
-        vision = defaults | cast("dict[str, Any]", raw["vision_config"])
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        vision = cast("dict[str, Any]", raw["vision_config"])
 
         def integer(name: str) -> int:
             value = vision.get(name)

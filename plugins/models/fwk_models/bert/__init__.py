@@ -1,27 +1,51 @@
 """BERT encoders: MiniLM, BGE, E5, GTE and other models of embeddings, cross-encoders, ColBERT."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from fwk import ModelSpec, hookimpl
 from fwk.errors import ModelLoadError
 from fwk.types import ModelConfig, PoolingConfig
+from fwk_models._common.config import Config, ConfiguredSpec
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "BertModel": {
+        "vocab_size": 30_522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072, "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12, "tie_word_embeddings": True,
+    },
+    "RobertaModel": {
+        "vocab_size": 50_265, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072, "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12, "tie_word_embeddings": True, "pad_token_id": 1, "eos_token_id": 2,
+    },
+    "XLMRobertaModel": {
+        "vocab_size": 30_522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072, "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12, "tie_word_embeddings": True, "pad_token_id": 1, "eos_token_id": 2,
+    },
+}  # fmt: skip
+"""What transformers' configuration classes have where a file says nothing."""
+DEFAULTS |= {
+    "BertForSequenceClassification": DEFAULTS["BertModel"],
+    "HF_ColBERT": DEFAULTS["BertModel"],
+    "RobertaForSequenceClassification": DEFAULTS["RobertaModel"],
+    "XLMRobertaForSequenceClassification": DEFAULTS["XLMRobertaModel"],
+}
 
 
-class RobertaSpec(ModelSpec):
+class RobertaSpec(ConfiguredSpec):
     """Positions are counted from behind the padding token's id on."""
 
-    def normalised(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        offset = int(raw.get("pad_token_id", 1)) + 1
-        longest = raw.get("max_position_embeddings", 514)
+    def derived(self, config: Config, architecture: str) -> Config:
+        offset, longest = int(config.get("pad_token_id") or 0) + 1, config["max_position_embeddings"]
         if not isinstance(longest, int) or longest <= offset:
             raise ModelLoadError(
                 f"config.json: 'max_position_embeddings' must be above {offset} (pad_token_id + 1), not {longest!r}"
             )
-        return {**raw, "position_offset": offset, "max_position_embeddings": longest - offset}
+        return {**config, "position_offset": offset, "max_position_embeddings": longest - offset}
 
 
-class ColBERTSpec(ModelSpec):
+class ColBERTSpec(ConfiguredSpec):
     """A vector of ``dim`` numbers for each token."""
 
     def vector_size(self, config: ModelConfig) -> int:
@@ -35,17 +59,19 @@ class ColBERTSpec(ModelSpec):
 def models() -> list[ModelSpec]:
     load = "fwk_models.bert.model:"
     return [
-        ModelSpec(
+        ConfiguredSpec(
             name="bert",
             load=load + "Bert",
             architectures=("BertModel",),
+            defaults=DEFAULTS,
             task="embed",
             summary="Encoder with learned positions and layer norms behind each sum; makes embeddings.",
         ),
-        ModelSpec(
+        ConfiguredSpec(
             name="bert_classifier",
             load=load + "BertClassifier",
             architectures=("BertForSequenceClassification",),
+            defaults=DEFAULTS,
             task="classify",
             summary="BERT with a classifier over the first token: cross-encoders that rerank.",
         ),
@@ -53,6 +79,7 @@ def models() -> list[ModelSpec]:
             name="roberta",
             load=load + "Bert",
             architectures=("RobertaModel", "XLMRobertaModel"),
+            defaults=DEFAULTS,
             task="embed",
             summary="BERT's shape with positions from behind the padding token's id on; makes embeddings.",
         ),
@@ -60,6 +87,7 @@ def models() -> list[ModelSpec]:
             name="roberta_classifier",
             load=load + "RobertaClassifier",
             architectures=("RobertaForSequenceClassification", "XLMRobertaForSequenceClassification"),
+            defaults=DEFAULTS,
             task="classify",
             summary="RoBERTa with a classifier over the first token: BGE's rerankers and others.",
         ),
@@ -67,6 +95,7 @@ def models() -> list[ModelSpec]:
             name="colbert",
             load=load + "ColBERT",
             architectures=("HF_ColBERT",),
+            defaults=DEFAULTS,
             task="embed",
             summary="BERT with a short vector for each token, compared by the largest products (late interaction).",
         ),

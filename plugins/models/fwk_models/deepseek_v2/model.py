@@ -24,7 +24,8 @@ class DeepseekV2(Decoder):
     """The decoder with latent attention, and experts behind the first dense layers."""
 
     def make_rotary(self, context: ModelContext) -> RotaryEmbedding:
-        return RotaryEmbedding(context, context.config.integer("qk_rope_head_dim"), is_interleaved=True)
+        is_interleaved = bool(context.config.raw.get("rope_interleave", True))
+        return RotaryEmbedding(context, context.config.integer("qk_rope_head_dim"), is_interleaved=is_interleaved)
 
     def make_layer(self, context: ModelContext, index: int) -> DecoderLayer:
         config = context.config

@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IMAGE_ROOTS = ("model.vision_model.", "model.connector.")
-DEFAULTS = {
-    "hidden_size": 1152,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-}
 MAX_TILES = 8
 """Tiles encoded at once: more take more memory, and are no faster. One, where numbers may not depend on others."""
 
@@ -60,7 +49,7 @@ class ImageEncoder:
 
     def __init__(self, context: ModelContext) -> None:
         context = whole(context)
-        sizes = self.sizes = Sizes(context.config.raw, **DEFAULTS)
+        sizes = self.sizes = Sizes(context.config.raw)
         self.scale = context.config.integer("scale_factor", 2)
         place, prefix = (context.device, context.dtype), "model.vision_model"
         name = f"{prefix}.embeddings.patch_embedding"

@@ -7,12 +7,18 @@ from fwk import ModelSpec, hookimpl
 from fwk.errors import ModelLoadError
 from fwk_models._common.nested import llama_with_images
 
+EYES: dict[str, Any] = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
+}  # fmt: skip
+"""What transformers' class of ``vision_config`` has where a file says nothing."""
+
 
 class LlavaSpec(ModelSpec):
     """``ModelSpec`` for a config whose text model's is nested."""
 
     def normalised(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        found = llama_with_images(raw, "llava")
+        found = llama_with_images(raw, "llava", EYES, asks_text=True)
         kind = found["vision_config"].get("model_type", "clip_vision_model")
         if kind != "clip_vision_model":
             raise ModelLoadError(

@@ -17,17 +17,6 @@ from fwk_models._common.vision import EncoderLayer, Sizes, whole
 if TYPE_CHECKING:
     from torch import Tensor
 
-DEFAULTS = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 336,
-    "patch_size": 14,
-    "hidden_act": "quick_gelu",
-    "layer_norm_eps": 1e-5,
-}
 MAX_IMAGES = 8
 """Images encoded at once. One, where numbers may not depend on others."""
 
@@ -66,7 +55,7 @@ class ImageEncoder:
         """outer: what names begin with."""
         context = whole(context)
         weights, raw = context.weights, context.config.raw
-        sizes = self.sizes = Sizes(raw, **DEFAULTS)
+        sizes = self.sizes = Sizes(raw)
         prefix = f"{outer}vision_tower"
         prefix += ".vision_model" if weights.has(f"{prefix}.vision_model.pre_layrnorm.weight") else ""
         place = (context.device, context.dtype)

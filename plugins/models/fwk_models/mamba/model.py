@@ -25,7 +25,7 @@ class Mamba(Model):
         config, raw = context.config, context.config.raw
         eps = float(raw.get("layer_norm_epsilon", 1e-5))
         self.sizes = MambaSizes(
-            config.integer("intermediate_size", config.integer("expand", 2) * config.hidden_size),
+            config.intermediate_size,
             config.integer("state_size", 16),
             step_rank(config, "time_step_rank"),
             config.integer("conv_kernel", 4, low=2),

@@ -1,17 +1,25 @@
 """Mamba-2 and Codestral Mamba: no attention, and a state of one size however long a sequence is."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from fwk import ModelSpec, hookimpl
+from fwk_models._common.config import Config, ConfiguredSpec
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "Mamba2ForCausalLM": {
+        "num_heads": 128, "head_dim": 64, "vocab_size": 32_768, "hidden_size": 4096, "state_size": 128,
+        "num_hidden_layers": 64, "layer_norm_epsilon": 1e-5, "eos_token_id": 2, "conv_kernel": 4, "n_groups": 8,
+        "use_bias": False, "use_conv_bias": True, "hidden_act": "silu", "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+"""What transformers' configuration classes have where a file says nothing."""
 
 
-class Mamba2Spec(ModelSpec):
+class Mamba2Spec(ConfiguredSpec):
     """Its config has no attention heads and no limit of positions."""
 
-    def normalised(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        heads = {"num_attention_heads": raw.get("num_heads", 128), "head_dim": raw.get("head_dim", 64)}
-        return {"max_position_embeddings": 2**20, **raw, **heads}
+    def derived(self, config: Config, architecture: str) -> Config:
+        return {"max_position_embeddings": 2**20, **config, "num_attention_heads": config["num_heads"]}
 
 
 @hookimpl
@@ -21,6 +29,8 @@ def models() -> list[ModelSpec]:
             name="mamba2",
             load="fwk_models.mamba2.model:Mamba2",
             architectures=("Mamba2ForCausalLM",),
+            defaults=DEFAULTS,
+            only={"hidden_act": ("silu", "swish")},
             is_recurrent=True,
             summary="State spaces instead of attention: memory does not grow with the sequence.",
         )

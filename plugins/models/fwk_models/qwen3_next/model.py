@@ -18,4 +18,6 @@ class Qwen3Next(GatedHybrid):
 
     def mlp(self, context: ModelContext, prefix: str, index: int) -> Apply:
         has_experts = context.config.num_experts and is_sparse(context.config, index)
-        return gated_shared_experts(context, prefix, normalises=True) if has_experts else GatedMLP(context, prefix)
+        if not has_experts:
+            return GatedMLP(context, prefix)
+        return gated_shared_experts(context, prefix, normalises=bool(context.config.raw["norm_topk_prob"]))

@@ -56,7 +56,7 @@ class T5(EncoderDecoder):
         self.norm = RMSNorm(context, "decoder.final_layer_norm", config.hidden_size, config.rms_norm_eps)
         self.cross = [layer.cross.attention for layer in self.decoder]
         is_tied = config.tie_word_embeddings
-        self.scale = config.hidden_size**-0.5 if raw.get("scale_decoder_outputs", is_tied) else 1.0
+        self.scale = config.hidden_size**-0.5 if raw["scale_decoder_outputs"] else 1.0
         self.head = LMHead(context, "lm_head", self.embedding if is_tied else None, is_final=True)
         unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
         for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", unused):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from fwk.types import GrammarRequest
-from fwk_parsers._common.typed import types_of
+from fwk_parsers._common.typed import resolved, types_of
 
 Part = dict[str, Any]
 Call = list[Part]
@@ -124,6 +124,7 @@ def properties_of(tool: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bo
 
 def plain_text(schema: Mapping[str, Any], marks: Collection[str]) -> Part | None:
     """The part for an argument that is written without quotes; None for one that is written as JSON."""
+    schema = resolved(schema)
     types = types_of(schema)
     if "string" not in types:
         return None

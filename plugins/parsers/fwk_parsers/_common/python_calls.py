@@ -16,7 +16,7 @@ _IN_STRING = {quote: re.compile(rf"[^{quote}\\]*(?:\\.[^{quote}\\]*)*", re.DOTAL
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>[rb]{0,2}(?:"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'))"""
     r"|(?P<number>[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
-    r"|(?P<word>[A-Za-z_][\w.]*)|(?P<sign>[()\[\]{},:=])|(?P<end>\Z))",
+    r"|(?P<word>[A-Za-z_][\w.]*)|(?P<sign>\*\*|[()\[\]{},:=])|(?P<end>\Z))",
     re.DOTALL,
 )
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
@@ -72,6 +72,15 @@ def read_python_call(text: str) -> tuple[str, str] | None:
         return None
 
 
+def read_python_value(text: str) -> Any:
+    """A literal. Raises ``ValueError``."""
+    reader = _Reader(text)
+    value = reader.literal()
+    if not reader.is_done:
+        raise ValueError("text behind the literal")
+    return value
+
+
 class _Reader:
     """A recursive descent over tokens. Everything raises ``ValueError`` where the text is no call."""
 
@@ -86,15 +95,26 @@ class _Reader:
         self._take("sign", "(")
         arguments: dict[str, Any] = {}
         while not self._is_at(")"):
-            key = self._take("word")
-            self._take("sign", "=")
-            arguments[key] = self._read(0)
+            if self._is_at("**"):
+                self._next()
+                arguments |= self._mapping(0)
+            else:
+                key = self._take("word")
+                self._take("sign", "=")
+                arguments[key] = self._read(0)
             if not self._is_at(")"):
                 self._take("sign", ",")
         self._next()
         if self._kind != "end":
             raise ValueError("text behind the call")
         return name, as_json(arguments)
+
+    def literal(self) -> Any:
+        return self._read(0)
+
+    @property
+    def is_done(self) -> bool:
+        return self._kind == "end"
 
     def _read(self, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -125,7 +145,7 @@ class _Reader:
         return found
 
     def _mapping(self, depth: int) -> dict[str, Any]:
-        self._next()
+        self._take("sign", "{")
         found: dict[str, Any] = {}
         while not self._is_at("}"):
             key = self._read(depth + 1)

@@ -72,8 +72,10 @@ def read_call(text: str) -> tuple[str, str] | None:
     try:
         call = json.loads(text)
         name = call.get("name")
-        arguments = call.get("arguments", call.get("parameters", {}))
-        if isinstance(arguments, str):
+        arguments = call.get("arguments", call.get("parameters"))
+        if arguments is None or arguments in ("", "null"):
+            text, arguments = "{}", {}
+        elif isinstance(arguments, str):
             text, arguments = arguments, json.loads(arguments)
         else:
             text = as_json(arguments)

@@ -8,9 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fwk_parsers._common.marked import Block, MarkBlock
 from fwk_parsers._common.parameters import ParameterCalls
-from fwk_parsers._common.typed import typed
+from fwk_parsers._common.typed import coerced, typed
 
 _INVOKE, _INVOKE_END = "<｜DSML｜invoke", "</｜DSML｜invoke>"
 _SECTION, _SECTION_END = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
@@ -25,23 +24,18 @@ class DeepSeekV32Parser(ParameterCalls):
     can_start_alone = True
     closes = (_SECTION_END,)
     head = re.compile(r'<｜DSML｜invoke\s+name="(?P<name>[^">\n]+)"\s*>')
+    parameter_begin = "<｜DSML｜parameter"
     parameter = re.compile(
         r'<｜DSML｜parameter\s+name="(?P<name>[^">\n]+)"(?:\s+string="(?P<is_string>true|false)")?\s*>'
     )
     parameter_end = "</｜DSML｜parameter>"
     ends = (_INVOKE_END,)
 
-    def _start(self, rest: str) -> Block:
-        return MarkBlock((_INVOKE_END,), self.closes)
-
-    def _value(self, start: re.Match[str], text: str, schema: Any) -> Any:
+    def _value(self, start: re.Match[str], text: str, schema: Any, root: Any) -> Any:
         is_string = start.group("is_string")
         if is_string is None:
-            return typed(text, schema)
-        return text if is_string == "true" else typed(text, None)
-
-    def _trimmed(self, value: str) -> str:
-        return value
+            return typed(text, schema, root)
+        return text if is_string == "true" else coerced(typed(text, None), schema, root)
 
     def _frame(self) -> dict[str, str]:
         return {"begin": f"{_SECTION}\n", "separator": "\n", "end": f"\n{_SECTION_END}"}

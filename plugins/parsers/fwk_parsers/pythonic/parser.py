@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from fwk_parsers._common.call_grammar import Call, UnwritableSchema, json_value, properties_of, regex, text
@@ -71,8 +72,12 @@ class PythonicParser(MarkedCalls):
         return super()._free() if not self.is_open_first else {"unlike": _FIRST_CALL, "never": list(self.opens)}
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        values = ", ".join(f"{key}={_python(value)}" for key, value in arguments.items())
-        return f"{self.brackets[0]}{name}({values}){self.brackets[1]}"
+        items = list(arguments.items())
+        named = list(takewhile(lambda item: _WORD.fullmatch(item[0]), items))
+        values = [f"{key}={_python(value)}" for key, value in named]
+        if others := dict(items[len(named) :]):  # what is no name in Python, and all behind it
+            values.append(f"**{others!r}")
+        return f"{self.brackets[0]}{name}({', '.join(values)}){self.brackets[1]}"
 
 
 class LfmParser(PythonicParser):

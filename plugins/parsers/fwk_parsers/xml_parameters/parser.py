@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from fwk_parsers._common.marked import Block, MarkBlock
 from fwk_parsers._common.parameters import ParameterCalls
 
 
@@ -16,13 +15,12 @@ class QwenCoderParser(ParameterCalls):
     starts = ("<function=",)
     can_start_alone = True
     closes = ("</tool_call>",)
+    margin = "\n"
     head = re.compile(r"<function=(?P<name>[^>\n]+)>")
+    parameter_begin = "<parameter="
     parameter = re.compile(r"<parameter=(?P<name>[^>\n]+)>")
     parameter_end = "</parameter>"
     ends = ("</function>",)
-
-    def _start(self, rest: str) -> Block:
-        return MarkBlock(self.ends, self.closes)
 
     def _frame(self) -> dict[str, str]:
         return {"begin": f"{self.opens[0]}\n", "separator": f"\n{self._reopening()}", "end": f"\n{self.closes[0]}"}
@@ -35,10 +33,10 @@ class QwenCoderParser(ParameterCalls):
         return f"<function={name}>\n", "</function>"
 
     def _around_argument(self, name: str, *, is_string: bool) -> tuple[str, str]:
-        return f"<parameter={name}>\n", f"\n{self.parameter_end}\n"
+        return f"<parameter={name}>{self.margin}", f"{self.margin}{self.parameter_end}\n"
 
     def _written(self, name: str, values: Mapping[str, str], strings: set[str]) -> str:
-        lines = [f"<parameter={key}>\n{value}\n</parameter>" for key, value in values.items()]
+        lines = [f"<parameter={key}>{self.margin}{value}{self.margin}</parameter>" for key, value in values.items()]
         return "\n".join([self.opens[0], f"<function={name}>", *lines, "</function>", self.closes[0]])
 
 
@@ -48,6 +46,7 @@ class SeedParser(QwenCoderParser):
     reads_special = True
     opens = ("<seed:tool_call>",)
     closes = ("</seed:tool_call>",)
+    margin = ""
 
 
 class MiniMaxParser(QwenCoderParser):
@@ -58,6 +57,8 @@ class MiniMaxParser(QwenCoderParser):
     starts = ("<invoke name=",)
     can_start_alone = False
     closes = ("</minimax:tool_call>",)
+    margin = ""
+    parameter_begin = "<parameter name="
     head = re.compile(r'<invoke name=(?P<quote>"?)(?P<name>[^">\n]+)(?P=quote)>')
     parameter = re.compile(r'<parameter name=(?P<quote>"?)(?P<name>[^">\n]+)(?P=quote)>')
     ends = ("</invoke>",)
@@ -83,14 +84,12 @@ class GlmParser(ParameterCalls):
     opens = ("<tool_call>",)
     closes = ("</tool_call>",)
     head = re.compile(r"\s*(?P<name>[\w.-]+)")
+    parameter_begin = "<arg_key>"
     parameter = re.compile(r"<arg_key>(?P<name>[^<]*)</arg_key>\s*<arg_value>")
     parameter_end = "</arg_value>"
 
     def _begins(self, rest: str) -> bool:
         return not self._has_call and self.head.match(rest) is not None
-
-    def _start(self, rest: str) -> Block:
-        return MarkBlock((), self.closes)
 
     def _frame(self) -> dict[str, str]:
         close, open_ = self.closes[0], self.opens[0]

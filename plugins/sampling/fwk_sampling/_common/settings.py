@@ -25,7 +25,12 @@ FINISHED = (0.0, 1.0, 1.0, -math.inf, 0)
 """Settings of a row that processors have dealt with: only the draw is left."""
 
 LOWEST_TEMPERATURE = 1e-5
-"""Below it the most likely token always wins anyway, and the division could overflow."""
+"""Below it the most likely token wins, of equals the first: there the division could overflow."""
+
+
+def leaves_one(params: SamplingParams) -> bool:
+    """Whether the temperature leaves no choice; a dynamic one counts from it, and leaves some."""
+    return params.temperature < LOWEST_TEMPERATURE and not params.extra.get("dynatemp_range")
 
 
 class SlotSettings:
@@ -39,7 +44,7 @@ class SlotSettings:
         """A sequence takes ``slot``."""
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0
         min_logit = math.log(params.min_p) if params.min_p > 0 else -math.inf
-        temperature = max(params.temperature, LOWEST_TEMPERATURE)
+        temperature = 0.0 if leaves_one(params) else max(params.temperature, LOWEST_TEMPERATURE)
         self._settings[slot] = (0.0, temperature, min(params.top_p, 1.0), min_logit, top_k)
 
     def of(self, rows: SamplingRows) -> np.ndarray:

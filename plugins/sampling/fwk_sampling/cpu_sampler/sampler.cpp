@@ -65,11 +65,13 @@ class Row {
     int64_t pick(const T* logits, int64_t n, const Settings& wanted) {
         x = logits, count = n, settings = &wanted;
         if (!scan()) return -1;
-        if (wanted.temperature == 0) return first_of_largest();
+        if (wanted.temperature == 0 || wanted.top_k == 1 || wanted.min_logit >= 0) return first_of_largest();
         scale = LOG2_E / wanted.temperature;
         lowest = wanted.min_logit * LOG2_E;
         if (wanted.top_k > 0 && wanted.top_k < n) return pick_of(largest(wanted.top_k));
-        return pick_of_all(wanted.top_p < 1 ? nucleus_end() : MINUS_INF);
+        is_alone = false;
+        const float end = wanted.top_p < 1 ? nucleus_end() : MINUS_INF;
+        return is_alone ? first_of_largest() : pick_of_all(end);
     }
 
   private:
@@ -78,6 +80,7 @@ class Row {
     const Settings* settings;
     float top;     // the largest logit
     float scale;   // from logits to binary logarithms of weights
+    bool is_alone;  // the nucleus has room for one entry
     float lowest;  // binary logarithm of the least weight that is kept, the largest being 1
     std::vector<float> maxima, ranked, weights;
     std::vector<Entry> entries;
@@ -192,6 +195,7 @@ class Row {
     int64_t pick_of(int64_t n) {
         double total = 0;
         for (int64_t i = 0; i < n; i++) total += entries[i].weight;
+        if (settings->top_p < 1 && entries[0].weight >= total * settings->top_p) return entries[0].id;  // enough alone
         if (settings->top_p < 1) n = num_held(n, total * settings->top_p, 0);
         while (n > 1 && (entries[n - 1].value - top) * scale < lowest) n--;
         std::sort(entries.begin(), entries.begin() + n, [](const Entry& a, const Entry& b) { return a.id < b.id; });
@@ -221,6 +225,8 @@ class Row {
             total += reduce_add(sum);
         }
         const double share = total * settings->top_p;
+        is_alone = share <= 1;  // the weight of the largest
+        if (is_alone) return top;
         // Entries from ``high`` on hold less than the share, those from ``low`` on at least as much (but for what is
         // too small to count).
         float low = std::max(top - 64 / scale, LOWEST), high = std::nextafter(top, -MINUS_INF);

@@ -54,6 +54,22 @@ class Cutoff:
                 return max(lowest, largest[last])
         return max(lowest, self._large_nucleus(row, top, top_p, kth))
 
+    def other_largest(
+        self, row: np.ndarray, lowest: np.float32, top_k: int, top_p: float, min_logit: float
+    ) -> np.ndarray:
+        """Of equals of the largest entry all but the first, where the limits have room for one: [n] places.
+
+        lowest: what ``lowest_kept`` says.
+        """
+        top = row.max()
+        largest = np.flatnonzero(row == top) if lowest >= top else np.empty(0, np.int64)
+        if len(largest) < 2 or top_k == 1 or min_logit >= 0.0:
+            return largest[1:]
+        if top_p * len(largest) > 1.0:  # one of them is not enough of all
+            return largest[:0]
+        self._weigh(row, top, np.partition(row, len(row) - top_k)[len(row) - top_k] if top_k else np.float32(-np.inf))
+        return largest[1:] if top_p < 1.0 and top_p * float(self._mass.sum()) <= 1.0 else largest[:0]
+
     def _weigh(self, row: np.ndarray, top: np.float32, kth: np.float32) -> None:
         """Set the scratch to exp(logit - top), and to 0 for entries below ``kth``."""
         np.subtract(row, top, out=self._mass)

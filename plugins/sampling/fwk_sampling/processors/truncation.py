@@ -48,7 +48,8 @@ class Truncation(LogitsProcessor):
     - ``min_p``: of these, those at least ``min_p`` times as likely as the most likely one (Nguyen et al. 2024).
 
     Equal logits share one fate: entries that tie with the last one kept are kept too, so the outcome is a matter of
-    the logits alone and never of a sort's whim. The most likely token always stays. Greedy rows are left alone.
+    the logits alone and never of a sort's whim. Limits that leave room for one token (top_k 1, min_p 1, a top_p that
+    the most likely one holds alone) leave one, of equals the first. Greedy rows are left alone.
 
     Each limit is a cutoff on the logits and the highest one decides. A row that holds NaN or +inf is left as it is:
     the sampler refuses it.
@@ -86,6 +87,8 @@ class Truncation(LogitsProcessor):
         with np.errstate(over="ignore"):  # logits further apart than float32 reaches differ by inf
             for row, k, p, min_logit in zip(rows.tolist(), *(x.tolist() for x in limits), strict=True):
                 lowest = self._cutoff.lowest_kept(table[row], k, p, min_logit)
+                others = self._cutoff.other_largest(table[row], lowest, k, p, min_logit)
+                table[row, others] = -np.inf
                 # threshold_ keeps what is strictly greater (and NaN), in one pass at memory speed.
                 torch.threshold_(logits[row], float(np.nextafter(lowest, np.float32(-np.inf))), -math.inf)
         return logits
@@ -116,5 +119,8 @@ def truncate_batch(
     num_kept = (upto - mass < p * upto[:, -1:]).sum(1, keepdim=True).clamp_(min=1)
     lowest_p = ordered.gather(1, num_kept - 1).masked_fill_(p >= 1.0, -math.inf)
     lowest = torch.maximum(torch.maximum(lowest, lowest_p), ordered[:, :1] + min_logits)
-    logits[index] = asked.masked_fill_(asked < lowest, -math.inf)
+    is_one = (k == 1) | (min_logits >= 0.0) | ((p < 1.0) & (num_kept == 1))
+    others = torch.arange(asked.shape[1], device=asked.device) != asked.argmax(1, keepdim=True)
+    is_cut = (asked < lowest) | (is_one & others & torch.isfinite(ordered[:, :1]))
+    logits[index] = asked.masked_fill_(is_cut, -math.inf)
     return logits

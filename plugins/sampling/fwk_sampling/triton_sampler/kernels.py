@@ -165,15 +165,17 @@ def pick_rows(
             source = scaled + row * vocab_size
             top_p, top_k = tl.load(of_row + 2), tl.load(of_row + 4)
             lowest = top * 0.0 - float("inf")
+            is_one = (top_k == 1.0) | (tl.load(of_row + 3) >= 0.0)  # there is room for the first of the largest
             if top_k > 0.0:
                 lowest = cutoff(source, vocab_size, top, top - SPAN, top_k, lowest, False, WIDTH)
             if top_p < 1.0:
                 share = tl.maximum(top_p * total_mass(source, vocab_size, top, lowest, WIDTH).to(tl.float64), 1.0)
+                is_one = is_one | (share <= 1099511627776.0)
                 lowest = cutoff(source, vocab_size, top, top - 2.0, share, tl.maximum(lowest, top - SPAN), True, WIDTH)
             lowest = tl.maximum(lowest, top + tl.load(of_row + 3).to(tl.float32))
             total = total_mass(source, vocab_size, top, lowest, WIDTH)
             target = tl.minimum((tl.load(of_row) * total.to(tl.float64)).to(tl.int64), total - 1)
-            token = place_of_draw(source, vocab_size, top, lowest, target, WIDTH)
+            token = tl.where(is_one, token, place_of_draw(source, vocab_size, top, lowest, target, WIDTH))
     tl.store(picked + row, tl.where(is_usable, token, -1))
 
 

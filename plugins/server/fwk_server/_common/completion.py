@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import Frontend, GenerateInput, Infill, ModelCard
+from fwk.interfaces.dialect import Frontend, GenerateInput, Infill
 from fwk.types import SamplingParams
 from fwk.types.sampling import MAX_TOKEN_IDS
 from fwk_server._common.beams import with_beams
@@ -23,6 +23,7 @@ from fwk_server._common.chat.sampling import (
     check_generate,
     check_scores,
     checked,
+    fitted,
     label_of,
     sampling_params,
     truncated,
@@ -98,7 +99,7 @@ def prepare(
     items = [
         GenerateInput(
             prompt_token_ids=prompt.token_ids,
-            sampling=_fitted(sampling, body, frontend.card, len(prompt.token_ids)),
+            sampling=fitted(sampling, body.max_tokens is not None, frontend.card, len(prompt.token_ids)),
             n=body.n or 1,
             priority=body.urgency(caller),
             service=body.service(caller),
@@ -159,21 +160,13 @@ def _sampling(
     return sampling_params(
         body,
         frontend.default_sampling,
-        max_tokens=default_max_tokens if body.max_tokens is None else body.max_tokens or 1,
+        max_tokens=frontend.default_sampling.get("max_tokens", default_max_tokens)
+        if body.max_tokens is None
+        else body.max_tokens or 1,
         logprobs=body.logprobs,
         prompt_logprobs=scored,
         extra=processor_extra(frontend.processor_params, raw) or None,
     )
-
-
-def _fitted(sampling: SamplingParams, body: CompletionRequest, card: ModelCard, prompt_len: int) -> SamplingParams:
-    """A default is no wish: it shrinks to what fits behind a long prompt."""
-    room = card.max_model_len - prompt_len
-    if body.max_tokens is not None or sampling.max_tokens is None or room >= sampling.max_tokens:
-        return sampling
-    if card.shortens_prompts and sampling.max_tokens < card.max_model_len:
-        return sampling  # the prompt makes room
-    return msgspec.structs.replace(sampling, max_tokens=max(room, 1))
 
 
 def check(call: CompletionCall, frontend: Frontend) -> CompletionCall:

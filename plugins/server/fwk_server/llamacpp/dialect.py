@@ -16,6 +16,7 @@ from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.dialect import ChatDialect
 from fwk_server._common.chat.media import MediaParts
 from fwk_server._common.chat.messages import read_messages, template_kwargs
+from fwk_server._common.chat.tools import read_tools, with_tools
 from fwk_server._common.documented import EVENTS, Reply
 from fwk_server._common.replies import EventStream, json_response, reply, unless_gone
 from fwk_server.llamacpp.reply import complete, events, settings
@@ -126,13 +127,17 @@ class LlamaCppDialect(ChatDialect):
         return await reply(request, complete(asked, self.frontend))
 
     def _rendered(self, data: bytes) -> dict[str, Any]:
-        given = validate(TemplateBody, body.parse(data))
+        raw = body.parse(data)
+        given = validate(TemplateBody, raw)
         if given.continue_final_message and given.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
+        messages = read_messages(given.messages, MediaParts(self.frontend))
+        messages, tools = with_tools(messages, read_tools(raw, self.frontend), self.frontend)
         text = self.frontend.text.render_chat(
-            read_messages(given.messages, MediaParts(self.frontend)),
+            messages,
+            tools=tools,
             add_generation_prompt=given.add_generation_prompt is not False and not given.continue_final_message,
             continue_final_message=bool(given.continue_final_message),
             kwargs=template_kwargs(given),

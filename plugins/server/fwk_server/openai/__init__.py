@@ -19,8 +19,8 @@ constrains the output to calls, in the model's own format where that can be said
 ``auto``, calls of tools with ``strict: true`` are valid wherever the tool parser and the grammar backend can see to it
 (all formats of ours, with llguidance); calls of other tools are what the model makes of them. With
 a ``response_format`` and ``tool_choice`` ``auto`` the output is a call or keeps to the schema. Where the chat template
-shows the model no tools, a system message does. A constrained answer has no thinking: the grammar holds from the first
-token.
+shows the model no tools, a system message does. The grammar of a model that thinks binds what comes behind its
+thinking, or with ``--grammar-in-reasoning`` the output from the first token on, which then has no thinking.
 
 Two values leave OpenAI's published schema, where OpenAI's service leaves it too and clients rely on it: a completion's
 ``finish_reason`` is null in the chunks before its last, and the first token of an echoed prompt, which nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -12,7 +13,7 @@ from typing import Any, BinaryIO
 
 from starlette.exceptions import HTTPException
 
-from fwk.errors import InvalidRequest
+from fwk.errors import ConfigError, InvalidRequest
 from fwk_server._common.body import shown
 
 MAX_NAME = 255
@@ -53,11 +54,23 @@ class StoredFile:
         }
 
 
+def _made(folder: Path) -> str:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return str(folder)
+        why = "nothing can be written there"
+    except OSError as error:
+        why = str(error.strerror)
+    raise ConfigError(f"--files-dir {folder}: {why}")
+
+
 class FileStore:
     """At most ``max_bytes`` of files, in a folder of their own below ``parent``; None: where temporary files go."""
 
     def __init__(self, parent: str | None, max_bytes: int) -> None:
-        self._parent = parent
+        """Raises ``ConfigError`` for a folder that cannot be had."""
+        self._parent = parent if parent is None else _made(Path(parent).expanduser())
         self._folder: Path | None = None
         self._max_bytes = max_bytes
         self._num_bytes = 0

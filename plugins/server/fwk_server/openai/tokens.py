@@ -15,6 +15,7 @@ from fwk_server._common.chat.messages import chat_ids, read_messages
 from fwk_server._common.chat.models import MAX_DETOKENIZED, DetokenizeRequest, TokenizeRequest
 from fwk_server._common.chat.other_names import refuse_unsupported
 from fwk_server._common.chat.served import adapter_of
+from fwk_server._common.chat.tools import read_tools, with_tools
 from fwk_server._common.logprobs import TokenTexts
 
 
@@ -31,8 +32,8 @@ def tokenize(raw: Mapping[str, Any], frontend: Frontend, caller: Caller, *, toke
         ids = frontend.text.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
         media = MediaParts(frontend)
-        messages = read_messages(body.messages, media)
-        ids = media.place(chat_ids(frontend.text, body, messages, bool(body.add_special_tokens))).token_ids
+        messages, tools = with_tools(read_messages(body.messages, media), read_tools(raw, frontend), frontend)
+        ids = media.place(chat_ids(frontend.text, body, messages, bool(body.add_special_tokens), tools)).token_ids
     reply: dict[str, Any] = {"count": len(ids), "max_model_len": frontend.card.max_model_len, "tokens": ids}
     if body.return_token_strs:
         reply["token_strs"] = [tokens.string(token_id) for token_id in ids]

@@ -9,8 +9,9 @@ SGLang's own API is on the same path: a body of ``/generate`` with ``text`` or `
 read and answered as SGLang does (``text`` and ``meta_info``, whole texts in a stream, 128 tokens by default), with the
 server's own sampling defaults.
 
-``typical_p`` and ``watermark`` are logits processors. Refused: ``grammar`` and ``adapter_id``. /tokenize is the OpenAI
-dialect's.
+``grammar`` is a JSON schema or a regular expression. ``typical_p`` and ``watermark`` are logits processors. Refused:
+``adapter_id``, and parameters that other servers' APIs have. /tokenize is the OpenAI dialect's. Paths of LightLLM,
+SGLang, vLLM and RTP-LLM that this server has under another name are answered with it (``elsewhere.py``).
 """
 
 from typing import Literal

@@ -30,6 +30,7 @@ from fwk_server._common.replies import (
     unless_gone,
 )
 from fwk_server.tgi import lightllm, remote_weights, sglang, weights
+from fwk_server.tgi.elsewhere import ROUTES
 from fwk_server.tgi.reply import complete, events
 from fwk_server.tgi.request import Call, GenerateRequest, NotJSON, checked, prepare
 
@@ -67,6 +68,12 @@ class NativeInfo(Reply):
 
     model_path: str
     is_generation: bool
+
+
+class ModelName(Reply):
+    """What the model is called, in LightLLM's words."""
+
+    model_name: str
 
 
 class UpdateBody(Reply):
@@ -107,6 +114,7 @@ class TGIDialect(Dialect):
         "/update_weights_from_disk": weights.UpdateRequest,
     }
     invalid_status = 422
+    elsewhere = ROUTES
     request_notes = body.NOTES
 
     def __init__(self, context: DialectContext) -> None:
@@ -128,6 +136,8 @@ class TGIDialect(Dialect):
         asked = documented(NativeInfo, Failure, works=False)
         for path in ("/get_model_info", "/model_info"):
             app.add_api_route(path, self.model_info, methods=["GET"], response_model=None, responses=asked)
+        named = documented(ModelName, Failure, works=False)
+        app.add_api_route("/get_model_name", self.model_name, methods=["GET"], response_model=None, responses=named)
 
     def admin_routes(self, app: FastAPI) -> None:
         content = {"application/json": {"schema": weights.UpdateRequest.model_json_schema()}}
@@ -258,6 +268,10 @@ class TGIDialect(Dialect):
                 "weight_version": self._weight_version,
             }
         )
+
+    async def model_name(self) -> Response:
+        """What the model is called, in LightLLM's words."""
+        return json_response({"model_name": self._frontend.card.name})
 
     async def update_weights(self, request: Request) -> Response:
         """Serve the weights of another checkpoint, as SGLang does. For administrators."""

@@ -25,9 +25,7 @@ LOWEST = -9999.0
 
 # LightLLM's names of fields of completions; None: says nothing about the text.
 _NAMES = {
-    "stop_sequences": "stop",
     "guided_json": "guided_json",
-    "regular_constraint": "guided_regex",
     "allowed_token_ids": "allowed_token_ids",
     "return_details": None,
     "print_eos_token": None,
@@ -57,7 +55,7 @@ def read(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> LightCal
         if ours is not None and parameters.get(theirs) is not None:
             fields[ours] = parameters[theirs]
     samples = want(parameters.get("do_sample") or False, bool, "true or false", "do_sample")
-    if not samples:
+    if not samples and (parameters.get("do_sample") is not None or "temperature" not in frontend.preferred_sampling):
         fields["temperature"] = 0
     has_details = want(parameters.get("return_details") or False, bool, "true or false", "return_details")
     fields["prompt"] = want(raw["inputs"], str, "a string", "inputs")
@@ -100,27 +98,41 @@ def _one(values: list[Any]) -> Any:
 
 
 async def events(asked: LightCall, frontend: Frontend) -> AsyncGenerator[bytes, None]:
-    """The reply as server-sent events, one for each piece of text."""
+    """The reply as server-sent events, one for each token."""
     items = asked.call.items
     async with aclosing(run(frontend, items, Usage(items))) as steps:
         async for _, deltas in steps:
-            yield b"".join(event(_frame(delta, len(items[0].prompt_token_ids))) for delta in deltas)
+            frames = [frame for delta in deltas for frame in _frames(delta, len(items[0].prompt_token_ids), frontend)]
+            yield b"".join(map(event, frames))
 
 
-def _frame(delta: OutputDelta, num_prompt_tokens: int) -> dict[str, Any]:
-    last = delta.logprobs[-1] if delta.logprobs else None
-    return {
-        "token": {
-            "id": delta.token_ids[-1] if delta.token_ids else None,
-            "text": delta.text,
-            "logprob": None if last is None else max(last.logprob, LOWEST),
-            "special": False,
-            "count_output_tokens": delta.num_output_tokens,
-            "prompt_tokens": num_prompt_tokens,
-        },
-        "index": delta.index,
-        "generated_text": None,
-        "finished": delta.finish_reason is not None,
-        "finish_reason": delta.finish_reason,
-        "details": None,
-    }
+def _frames(delta: OutputDelta, num_prompt_tokens: int, frontend: Frontend) -> list[dict[str, Any]]:
+    """A frame for each token of a delta, which may hold several, or one for text without a token."""
+    ids: list[int | None] = [*delta.token_ids] or [None]
+    scores = [None if i is None else max(i.logprob, LOWEST) for i in delta.logprobs or []] or [None] * len(ids)
+    frames: list[dict[str, Any]] = []
+    for i, (token_id, text, score) in enumerate(zip(ids, _texts(delta, frontend), scores, strict=True), 1):
+        left = len(ids) - i
+        token = {"id": token_id, "text": text, "logprob": score, "special": False, "prompt_tokens": num_prompt_tokens}
+        frames.append(
+            {
+                "token": token | {"count_output_tokens": delta.num_output_tokens - left},
+                "index": delta.index,
+                "generated_text": None,
+                "finished": left == 0 and delta.finish_reason is not None,
+                "finish_reason": None if left else delta.finish_reason,
+                "details": None,
+            }
+        )
+    return frames
+
+
+def _texts(delta: OutputDelta, frontend: Frontend) -> list[str]:
+    """The text of each token of a delta; where tokens have no text of their own, all of it is the last one's."""
+    try:
+        texts = [frontend.text.token_bytes(token_id).decode() for token_id in delta.token_ids]
+    except UnicodeDecodeError:
+        texts = []
+    if texts and "".join(texts) == delta.text:
+        return texts
+    return [""] * (len(delta.token_ids) - 1) + [delta.text]

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import Field, WithJsonSchema
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput
-from fwk.types import SamplingParams
+from fwk.types import GrammarRequest, SamplingParams
 from fwk.types.sampling import MAX_LOGPROBS, MAX_N
-from fwk_server._common.body import parse, processor_extra, validate
+from fwk_server._common.body import parse, processor_extra, shown, validate, want
 from fwk_server._common.caller import Caller
+from fwk_server._common.chat.constraints import NO_GRAMMAR
+from fwk_server._common.chat.models import CompletionRequest
+from fwk_server._common.chat.other_names import asks_elsewhere
 from fwk_server._common.fields import CONTEXT, STOP_STRINGS, RequestFields, bounded, ranged
 
 DEFAULT_MAX_NEW_TOKENS = 100
 REFUSED = "nothing: it is refused"
+GRAMMAR = {"type": "object", "x-limit": "type json, json_schema or regex, and its value"}
 
 
 class NotJSON(InvalidRequest):
     """The body cannot be read at all: TGI answers this with another status than a wrong field."""
 
+
+_GRAMMARS = ("regular_constraint", "guided_json", "guided_regex", "json_schema", "regex", "response_format")
 
 # Core's names of fields, and what they are called here.
 _NAMES = {"max_tokens": "max_new_tokens", "prompt": "inputs", "logprobs": "top_n_tokens", "n": "best_of"}
@@ -48,7 +56,7 @@ class Parameters(RequestFields):
     decoder_input_details: bool | None = None
     top_n_tokens: Annotated[int, ranged("logprobs")] | None = None
     watermark: bool | None = None
-    grammar: Annotated[Any, bounded("object", REFUSED)] = None
+    grammar: Annotated[dict[str, Any], WithJsonSchema(GRAMMAR)] | None = None
     adapter_id: Annotated[str, bounded("string", REFUSED)] | None = None
 
     @property
@@ -94,9 +102,10 @@ def prepare(data: bytes, frontend: Frontend, stream: bool | None, caller: Caller
         raise NotJSON(str(error), error.param) from None
     body = validate(GenerateRequest, raw)
     frontend.card.check_task("generate")
-    parameters = body.parameters or Parameters()
+    parameters = _preferring(body.parameters or Parameters(), frontend)
     is_stream = bool(body.stream) if stream is None else stream
-    _refuse(parameters)
+    given = raw.get("parameters") or {}
+    _refuse(parameters, given, frontend)
     _check(parameters, is_stream)
     if not body.inputs:
         raise InvalidRequest("`inputs` cannot be empty", "inputs")
@@ -105,14 +114,14 @@ def prepare(data: bytes, frontend: Frontend, stream: bool | None, caller: Caller
     ids = frontend.text.encode(body.inputs)
     if parameters.truncate is not None:
         ids = ids[-_truncation(parameters.truncate, frontend.card.max_model_len) :]
-    extra = processor_extra(frontend.processor_params, raw.get("parameters") or {})
+    extra = processor_extra(frontend.processor_params, given)
     for name in ("typical_p", "watermark"):
         if getattr(parameters, name) and name not in extra:
             raise InvalidRequest(f"`{name}` needs a logits processor that this server does not have", name)
     seed = _seed(parameters)
     item = GenerateInput(
         ids,
-        _sampling(parameters, seed, is_stream, extra),
+        _sampling(parameters, seed, is_stream, extra, frontend),
         n=parameters.best_of or 1,
         priority=caller.priority,
         service=caller.service,
@@ -122,10 +131,46 @@ def prepare(data: bytes, frontend: Frontend, stream: bool | None, caller: Caller
     return Call(body.inputs, parameters, item, seed if item.n == 1 else None, is_stream)
 
 
-def _refuse(parameters: Parameters) -> None:
-    """What this server would have to ignore."""
-    if parameters.grammar is not None:
-        raise InvalidRequest("grammar is not supported", "grammar")
+def _preferring(parameters: Parameters, frontend: Frontend) -> Parameters:
+    """What a request leaves out as the server's operator prefers it, in TGI's terms: neutral values are left out."""
+    preferred, p = frontend.preferred_sampling, parameters
+    found: dict[str, Any] = {}
+    if "max_new_tokens" not in p.model_fields_set and "max_tokens" in preferred:
+        found["max_new_tokens"] = preferred["max_tokens"]
+    neutral = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0}
+    for name, value in neutral.items():
+        wanted = preferred.get(name, value)
+        if getattr(p, name) is None and wanted not in (value, -1) and (p.do_sample is not False or "penalty" in name):
+            found[name] = wanted
+    if p.do_sample is None and "temperature" in found:
+        found["do_sample"] = True
+    return p.model_copy(update=found) if found else p
+
+
+def _grammar(given: Mapping[str, Any] | None, frontend: Frontend) -> GrammarRequest | None:
+    """TGI's ``grammar`` as the engine's."""
+    if given is None:
+        return None
+    kind, value = given.get("type"), given.get("value")
+    if kind not in ("json", "json_schema", "regex"):
+        raise InvalidRequest(f"`grammar.type` must be json, json_schema or regex, not {shown(kind)}", "grammar")
+    if kind == "json_schema":
+        value = want(value, dict, "an object", "grammar.value").get("schema")
+    words = "a string" if kind == "regex" else "a JSON schema"
+    want(value, str if kind == "regex" else (str, dict), words, "grammar.value")
+    if not frontend.grammar_kinds:
+        raise InvalidRequest(f"`grammar`: {NO_GRAMMAR}", "grammar")
+    source = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return GrammarRequest("regex" if kind == "regex" else "json_schema", source)
+
+
+def _refuse(parameters: Parameters, given: Mapping[str, Any], frontend: Frontend) -> None:
+    """What this server would have to ignore: also what other servers' APIs have a parameter for."""
+    own = {*Parameters.model_fields, *(name for model in frontend.processor_params for name in model.model_fields)}
+    for name in given.keys() - own:
+        if asks_elsewhere(name, given[name], CompletionRequest):
+            hint = "give grammar" if name in _GRAMMARS else "/v1/completions reads it"
+            raise InvalidRequest(f"`{name}` is no parameter of this API: {hint}", name)
     if parameters.adapter_id is not None:
         raise InvalidRequest("`adapter_id` is not supported", "adapter_id")
 
@@ -182,8 +227,10 @@ def _seed(parameters: Parameters) -> int | None:
     return secrets.randbits(63) if parameters.seed is None else parameters.seed
 
 
-def _sampling(parameters: Parameters, seed: int | None, is_stream: bool, extra: dict[str, Any]) -> SamplingParams:
-    p = parameters
+def _sampling(
+    parameters: Parameters, seed: int | None, is_stream: bool, extra: dict[str, Any], frontend: Frontend
+) -> SamplingParams:
+    p, preferred = parameters, frontend.preferred_sampling
     best_of = p.best_of or 1
     needs_scores = p.has_details or is_stream or best_of > 1
     return SamplingParams(
@@ -199,6 +246,8 @@ def _sampling(parameters: Parameters, seed: int | None, is_stream: bool, extra: 
         include_stop_str_in_output=True,
         logprobs=(p.top_n_tokens or 0) if needs_scores else None,
         prompt_logprobs=0 if p.decoder_input_details else None,
+        grammar=_grammar(p.grammar, frontend),
+        **{name: preferred[name] for name in ("min_p", "presence_penalty", "min_tokens") if name in preferred},
         extra=extra,
     )
 

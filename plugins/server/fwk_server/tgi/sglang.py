@@ -114,7 +114,7 @@ def read(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> NativeCa
             fields["rid"] = labels[i]
         if adapters and adapters[i] is not None:
             fields["lora_path"] = adapters[i]
-        items += completion.read(fields, frontend, caller).items
+        items += completion.check(completion.prepare(fields, frontend, caller, DEFAULT_MAX_NEW_TOKENS), frontend).items
     names = [labels[i] if labels else uuid.uuid4().hex for i in range(len(prompts))]
     return NativeCall(body, items, names, is_list or items[0].n > 1)
 
@@ -154,9 +154,7 @@ def _fields(sampling: Mapping[str, Any], body: NativeRequest, frontend: Frontend
         [CompletionRequest, *frontend.processor_params],
         "sampling_params",
     )
-    fields = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | {k: v for k, v in sampling.items() if v is not None}
-    if "max_tokens" in fields:
-        del fields["max_new_tokens"]
+    fields = {k: v for k, v in sampling.items() if v is not None}
     if "sampling_seed" in fields:
         fields["seed"] = fields.pop("sampling_seed")
     fields.pop("stream", None)

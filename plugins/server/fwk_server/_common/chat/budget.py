@@ -26,7 +26,7 @@ def with_marks(
 ) -> dict[str, Any] | None:
     """The fields of logits processors, with the tokens that the budget among them needs. Raises ``InvalidRequest``.
 
-    A constrained answer has no thinking in it, and keeps every budget.
+    An answer that a grammar binds from its first token on has no thinking in it, and keeps every budget.
     """
     if is_constrained:
         return {name: value for name, value in extra.items() if name != FIELD} or None

@@ -16,20 +16,22 @@ from fwk_server._common.body import processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.answers import Answer
 from fwk_server._common.chat.budget import FIELD, with_marks
+from fwk_server._common.chat.delayed import behind_thinking
 from fwk_server._common.chat.media import MediaParts
-from fwk_server._common.chat.messages import chat_ids, has_calls, read_messages, text_of
+from fwk_server._common.chat.messages import chat_ids, read_messages, text_of
 from fwk_server._common.chat.models import ChatRequest
 from fwk_server._common.chat.other_names import fields_of, in_our_names, refuse_unsupported
 from fwk_server._common.chat.sampling import (
     check_generate,
     check_scores,
     checked,
+    fitted,
     label_of,
     sampling_params,
     truncated,
 )
 from fwk_server._common.chat.served import adapter_of
-from fwk_server._common.chat.tools import ToolUse, tools_and_constraint, tools_in_text
+from fwk_server._common.chat.tools import ToolUse, tools_and_constraint, with_tools
 
 TAIL_TOKENS = 32
 """Of the prompt, looked at for thinking that the template has opened."""
@@ -44,6 +46,7 @@ class ChatCall:
     echo: str  # what the reply starts with: the last message, if the client asked for that
     tools: ToolUse | None
     constraint: str | None  # the field that asked for a grammar
+    thinks: bool  # whether thinking may come before the answer
 
     @property
     def num_top(self) -> int:
@@ -53,14 +56,11 @@ class ChatCall:
         """Whether a parser of the output looks for marks that may be special tokens."""
         tools = self.tools
         parser = frontend.tool_parser(tools.functions, is_forced=tools.is_forced) if tools is not None else None
-        reasoning = frontend.reasoning_parser() if self.constraint is None else None
+        reasoning = frontend.reasoning_parser() if self.thinks else None
         return any(found is not None and found.reads_special for found in (parser, reasoning))
 
     def answers(self, frontend: Frontend) -> list[Answer]:
-        """What reads the choices, where there is something to look for in their text.
-
-        A constrained answer is all answer: nothing in it is thinking.
-        """
+        """What reads the choices, where there is something to look for in their text."""
         tail = _tail(frontend, self.item.prompt_token_ids)
         functions = self.tools.functions if self.tools is not None else None
         is_forced = self.tools is not None and self.tools.is_forced
@@ -70,7 +70,7 @@ class ChatCall:
         make = partial(Answer, is_parallel=is_parallel, is_silent=is_silent, is_legacy=is_legacy)
         found: list[Answer] = []
         for _ in range(self.item.n):
-            reasoning = frontend.reasoning_parser(tail) if self.constraint is None else None
+            reasoning = frontend.reasoning_parser(tail) if self.thinks else None
             tools = frontend.tool_parser(functions, tail, is_forced) if functions is not None else None
             if reasoning is not None or tools is not None:
                 found.append(make(reasoning, tools))
@@ -96,31 +96,34 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
     tools, constraint = tools_and_constraint(raw, frontend)
     media = MediaParts(frontend)
     messages = read_messages(body.messages, media)
-    shown = tools.tools if tools is not None else None
-    rendered = messages
-    if not frontend.text.shows_tools and (tools is not None or has_calls(messages)):
-        rendered, shown = tools_in_text(messages, tools, frontend), None
+    rendered, shown = with_tools(messages, tools, frontend)
     token_ids = chat_ids(frontend.text, body, rendered, bool(body.add_special_tokens), shown, max_prompt_len)
     if media.items and body.truncate_prompt_tokens is not None:
         raise InvalidRequest("truncate_prompt_tokens would cut media off: leave it out", "truncate_prompt_tokens")
     placed = media.place(truncated(body, frontend.card, token_ids))
     token_ids = placed.token_ids
+    tail = _tail(frontend, token_ids)
+    delayed = behind_thinking(constraint[0], tail, frontend) if constraint is not None else None
+    thinks = constraint is None or delayed is not None
+    if constraint is not None and delayed is not None:
+        constraint = delayed, constraint[1]
     if extra is not None and extra.get(FIELD, -1) >= 0:
-        extra = with_marks(extra, _tail(frontend, token_ids), frontend, is_constrained=constraint is not None)
+        extra = with_marks(extra, tail, frontend, is_constrained=not thinks)
     check_generate(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = sampling_params(
         body,
         frontend.default_sampling,
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        max_tokens=wanted,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         extra=extra,
         grammar=constraint[0] if constraint is not None else tools.free if tools is not None else None,
     )
     item = GenerateInput(
         prompt_token_ids=token_ids,
-        sampling=sampling,
+        sampling=fitted(sampling, wanted is not None, frontend.card, len(token_ids)),
         n=body.n or 1,
         label=label_of(body, caller),
         priority=body.urgency(caller),
@@ -134,7 +137,7 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
     )
     item = with_beams(item, body, frontend)
     echo = text_of(messages[-1]["content"]) if body.echo else ""
-    return ChatCall(body, item, echo, tools, constraint[1] if constraint is not None else None)
+    return ChatCall(body, item, echo, tools, constraint[1] if constraint is not None else None, thinks)
 
 
 def _tail(frontend: Frontend, token_ids: Sequence[int]) -> str:

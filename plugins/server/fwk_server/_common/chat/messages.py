@@ -26,6 +26,9 @@ ROLES = {
 _SWITCHES = ("enable_thinking", "thinking")
 """What templates call the switch of their thinking: Qwen3 and GLM the first, DeepSeek, Granite and Kimi the second."""
 
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""What a message's thinking is called: as templates read it, and by other servers."""
+
 # What render_chat passes itself, and what would change how a template is found or run.
 _OUR_ARGUMENTS = frozenset(
     {
@@ -144,9 +147,12 @@ def _message(item: Any, at: str, media: MediaParts) -> dict[str, Any]:
         raise InvalidRequest(f"{at}.role must be one of {', '.join(ROLES)}, not {shown(role)}", f"{at}.role")
     calls = _calls(item) if role == "assistant" else None
     message: dict[str, Any] = {"role": ROLES[role], "content": _content(item, role, bool(calls), at, media)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id", *_THOUGHTS):
         if item.get(name) is not None:
-            message[name] = want(item[name], str, "a string", f"{at}.{name}")
+            ours = _THOUGHTS[0] if name in _THOUGHTS else name
+            message.setdefault(ours, want(item[name], str, "a string", f"{at}.{name}"))
+    if _THOUGHTS[0] in message and not (calls and message["content"]):
+        message["thinking"] = message[_THOUGHTS[0]]  # as gpt-oss reads it, which refuses it beside content and calls
     if calls:
         message["tool_calls"] = [
             _tool_call(call, f"{at}.tool_calls[{i}]")

@@ -216,6 +216,10 @@ class EmbeddingRequest(Standing):
     add_special_tokens: bool | None = None
 
 
+_CHOICE_WORD = {"type": "string", "enum": ["none", "auto", "required"]}
+_CHOICE_OBJECT = {"type": "object", "x-limit": "one of the tools"}
+
+
 class ChatFields(RequestFields):
     """How messages become a prompt."""
 
@@ -233,10 +237,9 @@ class ChatFields(RequestFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="Given to the chat template; none turns thinking off where the template can, others on."
     )
-
-
-_CHOICE_WORD = {"type": "string", "enum": ["none", "auto", "required"]}
-_CHOICE_OBJECT = {"type": "object", "x-limit": "one of the tools"}
+    tools: Annotated[Any, WithJsonSchema(array({"type": "object", "x-limit": CONTEXT}, MAX_TOOLS))] = None
+    tool_choice: Annotated[Any, WithJsonSchema({"anyOf": [_CHOICE_WORD, _CHOICE_OBJECT]})] = None
+    parallel_tool_calls: bool | None = None
 
 
 class ChatRequest(ChatFields, GenerateRequest):
@@ -245,9 +248,6 @@ class ChatRequest(ChatFields, GenerateRequest):
     max_completion_tokens: Annotated[int, ranged("max_tokens", CONTEXT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, ranged("logprobs")] | None = None
-    tools: Annotated[Any, WithJsonSchema(array({"type": "object", "x-limit": CONTEXT}, MAX_TOOLS))] = None
-    tool_choice: Annotated[Any, WithJsonSchema({"anyOf": [_CHOICE_WORD, _CHOICE_OBJECT]})] = None
-    parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = Field(None, description="false: thinking is left out of the reply.")
 
 

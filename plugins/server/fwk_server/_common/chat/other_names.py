@@ -15,13 +15,15 @@ from pydantic import BaseModel
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown
 
-# llama.cpp's, SGLang's, Qwen's and transformers' names.
+# llama.cpp's, SGLang's, LightLLM's, Qwen's and transformers' names.
 _SAME = {
     "n_predict": "max_tokens",
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "repeat_penalty": "repetition_penalty",
     "grammar": "guided_grammar",
+    "regular_constraint": "guided_regex",
+    "stop_sequences": "stop",
     "thinking_budget": "thinking_token_budget",
     "thinking_budget_tokens": "thinking_token_budget",
     "reasoning_budget": "thinking_token_budget",
@@ -137,6 +139,10 @@ _NOT_DONE = {
 }
 
 
+_STRUCTURED = {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf"}
+"""Fields by which other routes constrain their output, and ``response_format``, which models have."""
+
+
 def _is_text_only(value: Any) -> bool:
     return value in ([], ["text"])
 
@@ -185,6 +191,17 @@ def refuse_unsupported(raw: Mapping[str, Any], reads: Collection[str] = ()) -> N
 def fields_of(models: Sequence[type[BaseModel]]) -> set[str]:
     """The names that models read."""
     return {field.alias or name for model in models for name, field in model.model_fields.items()}
+
+
+def asks_elsewhere(name: str, value: Any, model: type[BaseModel]) -> bool:
+    """Whether a field is one of ``model`` or of other servers, and its value asks for something."""
+    if name in _HINTS or name in ("model", "stream") or not value or (name == "n" and value == 1):
+        return False
+    neutral = _REFUSED.get(name, ((), ""))[0]
+    is_fine = _FINE.get(name, _ONLY.get(name, (lambda value: False, "")))[0]
+    known = fields_of([model]) | _SAME.keys() | _REFUSED.keys() | _FINE.keys() | _NOT_DONE.keys() | _ONLY.keys()
+    is_default = value is True and name in ("skip_special_tokens", "add_special_tokens")
+    return name in known | _STRUCTURED and value not in neutral and not is_fine(value) and not is_default
 
 
 def refuse_unknown(raw: Mapping[str, Any], models: Sequence[type[BaseModel]], where: str = "--strict-requests") -> None:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput, ModelCard
 from fwk.types import SamplingParams
@@ -85,6 +87,16 @@ def truncated(body: GenerateRequest, card: ModelCard, token_ids: list[int]) -> l
     if most > card.max_prompt_len:
         raise InvalidRequest(f"truncate_prompt_tokens must be at most {card.max_prompt_len}", "truncate_prompt_tokens")
     return token_ids[-most:]
+
+
+def fitted(sampling: SamplingParams, is_wish: bool, card: ModelCard, prompt_len: int) -> SamplingParams:
+    """A ``max_tokens`` that is a default and no wish shrinks to what fits behind a long prompt."""
+    room = card.max_model_len - prompt_len
+    if is_wish or sampling.max_tokens is None or room >= sampling.max_tokens:
+        return sampling
+    if card.shortens_prompts and sampling.max_tokens < card.max_model_len:
+        return sampling  # the prompt makes room
+    return msgspec.structs.replace(sampling, max_tokens=max(room, 1), min_tokens=min(sampling.min_tokens, max(room, 1)))
 
 
 def _stop(value: Any, name: str) -> list[str]:

@@ -14,6 +14,7 @@ from fwk.interfaces.parser import ToolParser
 from fwk.types import GrammarRequest
 from fwk_server._common.body import shown, want
 from fwk_server._common.chat.constraints import NO_GRAMMAR, Constraint, read_constraint
+from fwk_server._common.chat.messages import has_calls
 from fwk_server._common.chat.models import MAX_TOOLS
 from fwk_server._common.chat.schemas import check_schema
 
@@ -187,6 +188,15 @@ def _modern(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
     if isinstance(choice, dict):
         choice = {"type": "function", "function": choice}
     return {**raw, "tools": tools, "tool_choice": choice}, True
+
+
+def with_tools(
+    messages: list[dict[str, Any]], use: ToolUse | None, frontend: Frontend
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """What the chat template is given: messages and tools, or all in the messages where it shows the model no tools."""
+    if not frontend.text.shows_tools and (use is not None or has_calls(messages)):
+        return tools_in_text(messages, use, frontend), None
+    return messages, use.tools if use is not None else None
 
 
 def tools_in_text(messages: Sequence[dict[str, Any]], use: ToolUse | None, frontend: Frontend) -> list[dict[str, Any]]:
