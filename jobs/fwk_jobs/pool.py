@@ -103,5 +103,6 @@ def _fulfil(future: Future[Any], work: Callable[[], Any]) -> None:
         result = work()
     except BaseException as error:
         future.set_exception(error)
+        del future, work  # its traceback leads to this frame: a cycle would keep what the work was given
     else:
         future.set_result(result)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -115,6 +117,30 @@ def test_any_number_of_jobs_wait_and_few_threads_compute_meanwhile(helper: JobPr
     pool.shutdown()
     with pytest.raises(RuntimeError):
         pool.submit(compute)
+
+
+def test_the_pool_keeps_nothing_of_what_has_failed() -> None:
+    """A cycle would keep what a refused request has brought until the collector runs, which may be long."""
+
+    class Payload:
+        pass
+
+    def refuse(payload: Payload) -> None:
+        raise ValueError
+
+    pool, payload = WaitingPool(1, "test"), Payload()
+    seen = weakref.ref(payload)
+    gc.disable()
+    try:
+        failed = pool.submit(refuse, payload)
+        del payload
+        assert isinstance(failed.exception(20), ValueError)
+        del failed
+        assert pool.submit(int).result(20) == 0, "the thread is done with it"
+        assert seen() is None
+    finally:
+        gc.enable()
+        pool.shutdown()
 
 
 def test_media_beyond_a_number_are_refused(helper: JobProcess) -> None:
