@@ -31,7 +31,7 @@ def _mamba(metadata: Metadata, config: Config) -> Config:
     is_falcon = metadata.flag(".ssm.dt_b_c_rms", False)
     names = {"architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba"} if is_falcon else {}
     return names | {
-        "expand": _inner_size(metadata) / config["hidden_size"],
+        "intermediate_size": _inner_size(metadata),
         "state_size": metadata.integer(".ssm.state_size", low=1),
         "time_step_rank": metadata.integer(".ssm.time_step_rank", low=1),
         "conv_kernel": metadata.integer(".ssm.conv_kernel", low=2),
