@@ -437,6 +437,15 @@ class EngineOptions(DisaggregationOptions):
                 raise ValueError(f"does nothing alongside {option}, which sets the size of the KV cache: give one")
         return reserve
 
+    @field_validator("quantization_layers")
+    @classmethod
+    def _are_patterns(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        for text in texts:
+            pattern, _, method = text.rpartition("=")
+            if not pattern or not method:
+                raise ValueError(f"--quantization-layers takes PATTERN=METHOD, as in lm_head=none, not {text!r}")
+        return texts
+
     @field_validator("speculative_algorithm")
     @classmethod
     def _lower(cls, name: str) -> str:

@@ -38,7 +38,8 @@ class ChosenQuantization(Quantization):
         self._plugins, self._facts, self._weights, self._build = plugins, facts, weights, build
         self._requested = options.quantization
         self._exclude = options.quantization_exclude
-        self._patterns = [_split(text) for text in options.quantization_layers]
+        splits = [text.rpartition("=") for text in options.quantization_layers]
+        self._patterns = [(pattern, method) for pattern, _, method in splits]
         self._items: dict[str, Registered] = {}
         self._methods: dict[str, QuantMethod] = {UNQUANTISED: plain}
         self._matched: set[str] = set()
@@ -177,10 +178,3 @@ class ChosenQuantization(Quantization):
 def _spec(item: Registered) -> QuantizerSpec:
     assert isinstance(item.declaration, QuantizerSpec)
     return item.declaration
-
-
-def _split(text: str) -> tuple[str, str]:
-    pattern, equals, name = text.rpartition("=")
-    if not equals or not pattern or not name:
-        raise ConfigError(f"--quantization-layers takes PATTERN=METHOD, as in lm_head=none, not {text!r}")
-    return pattern, name
