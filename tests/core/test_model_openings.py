@@ -73,7 +73,7 @@ def test_a_nested_config_is_read_by_the_plugin(tmp_path: Path) -> None:
 
 def test_a_task_nobody_does_is_named(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama")
-    with pytest.raises(PluginError, match="is a model to generate, this run is to paint"):
+    with pytest.raises(ConfigError, match=r"--task: no installed plugin offers 'paint'; auto, .*generate are"):
         fwk.LLM(str(tmp_path), task="paint")
 
 

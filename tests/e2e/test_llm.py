@@ -177,7 +177,7 @@ def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny_llm: Tiny) -> No
     ("options", "error", "message"),
     [
         ({"attention_backend": "flash"}, PluginError, "unknown attention backend 'flash'"),
-        ({"kv_cache_dtype": "fp5"}, PluginError, "keeps K/V as auto, .*, not fp5"),
+        ({"kv_cache_dtype": "fp5"}, ConfigError, "no installed plugin offers 'fp5'; auto, fp8_e4m3, int8 are"),
         ({"quantization": "int3"}, PluginError, "unknown quantizer 'int3'"),
         ({"speculative_algorithm": "EAGLE9"}, PluginError, "unknown speculative decoder"),
         ({"device": "cuda"}, ConfigError, "no usable GPU"),
@@ -189,7 +189,7 @@ def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny_llm: Tiny) -> No
             "no model plugin serves 'Non",
         ),
         ({"model_impl": "qwen3"}, PluginError, "it serves Qwen3ForCausalLM, Qwen3MoeForCausalLM, not LlamaFor"),
-        ({"model_impl": "sglang"}, PluginError, "unknown model 'sglang'; installed: .*, transformers"),
+        ({"model_impl": "nonesuch"}, PluginError, "unknown model 'nonesuch'; installed: .*, transformers"),
         ({"json_model_override_args": "{"}, ConfigError, "is not JSON"),
         ({"nonsense": 1}, ConfigError, "unknown option --nonsense"),
         (
@@ -201,7 +201,8 @@ def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny_llm: Tiny) -> No
         ({"tool_call_parser": "hermes"}, ConfigError, "--tool-call-parser is for fwk serve"),
         ({"strict_requests": True}, ConfigError, "--strict-requests is for fwk serve"),
         ({"log_requests": True}, ConfigError, "--log-requests is for fwk serve"),
-        ({"load_balance_method": "nope"}, ConfigError, "--load-balance-method is for fwk serve"),
+        ({"load_balance_method": "nope"}, PluginError, "--load-balance-method: unknown load balancer 'nope'"),
+        ({"load_balance_method": "round_robin"}, ConfigError, "--load-balance-method is for fwk serve"),
         (
             {"mem_fraction_static": 0.5, "max_total_tokens": 256},
             ConfigError,

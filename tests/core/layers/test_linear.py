@@ -130,7 +130,9 @@ def test_vocabulary_that_does_not_divide_is_padded(size: int) -> None:
 
     own = [LMHead(context, "h") for context in contexts]
     torch.testing.assert_close(joined(own), by_hand(tensors, "h", x))
-    tied = [LMHead(context, "h", e) for context, e in zip(contexts, embeddings, strict=True)]
+    another = [LMHead(context, "h", e) for context, e in zip(contexts, embeddings, strict=True)]
+    torch.testing.assert_close(joined(another), by_hand(tensors, "h", x))
+    tied = [LMHead(context, "none", e) for context, e in zip(contexts, embeddings, strict=True)]
     torch.testing.assert_close(joined(tied), by_hand(tensors, "e", x))
 
 

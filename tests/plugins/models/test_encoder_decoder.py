@@ -234,7 +234,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "adapters": ({"enable_lora": True}, f"--enable-lora: .* {BOTH}"),
     "hidden states": ({"enable_return_hidden_states": True}, f"--enable-return-hidden-states: .* {BOTH}"),
     "determinism": ({"enable_deterministic_inference": True}, "is not possible: .* computes prompts whole"),
-    "backend": ({"attention_backend": "cpu"}, "no model plugin serves '{name}' with these options"),
+    "backend": ({"attention_backend": "cpu"}, "'cpu' .* lacks cross_attention.*, which model '{kind}' asks"),
     "decode backend": ({"decode_attention_backend": "cpu"}, "no model plugin serves '{name}' with these options"),
     "embed": ({"task": "embed"}, f"--task embed: .* {BOTH}, which generate together"),
     "classify": ({"task": "classify"}, f"--task classify: .* {BOTH}, which generate together"),
@@ -258,7 +258,7 @@ def test_what_cannot_be_had_is_refused(what: str, kind: str, tmp_path: Path) -> 
     name = write(tmp_path, kind).config.architectures[0]
     options, message = REFUSED[what]
     options = {key: value.format(draft=tmp_path) if isinstance(value, str) else value for key, value in options.items()}
-    with pytest.raises(FwkError, match=message.format(name=name)):
+    with pytest.raises(FwkError, match=message.format(name=name, kind=kind)):
         fwk.LLM(str(tmp_path), **SMALL, **options)
 
 
@@ -286,8 +286,9 @@ def test_log_probabilities_of_a_prompt_are_refused(tmp_path: Path) -> None:
 )
 def test_wrong_settings_are_named(kind: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path, kind)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    for name in ("config.json", "generation_config.json"):
+        path = tmp_path / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(ModelLoadError, match=message):
         fwk.LLM(str(tmp_path), **SMALL)
 

@@ -104,9 +104,10 @@ def test_what_torchao_refuses_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ({"torchao_config": "int8wo"}, "select it with --quantization torchao"),
         (
-            {"quantization": "torchao", "torchao_config": "int4wo-128"},
+            {"quantization": "torchao", "torchao_config": "int2wo"},
             "--torchao-config: .*'int8dq' or 'fp8wo'",
         ),
+        ({"quantization": "torchao", "torchao_config": "int4wo-128"}, "int4wo-128: --quantization int4 .* makes"),
     ],
 )
 def test_what_cannot_be_asked(given: dict[str, Any], words: str, tmp_path: Path) -> None:
