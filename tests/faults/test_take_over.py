@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,12 @@ async def offered(ask: Callable[[tuple[str, int]], object]) -> object:
 
 async def test_other_users_get_no_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     me = os.geteuid()
-    users = iter([me, me + 1])  # the successor looks first, then the old one
-    monkeypatch.setattr(handover, "_user_of", lambda _: next(users))
+
+    def user_of(connection: socket.socket) -> int:
+        """The old one, which is the main thread, sees another user; the successor does not."""
+        return me + (threading.current_thread() is threading.main_thread())
+
+    monkeypatch.setattr(handover, "_user_of", user_of)
     with pytest.raises(ConnectionError, match="nobody"):
         await offered(handover.take_listener)
 
