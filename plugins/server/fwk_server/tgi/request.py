@@ -13,7 +13,7 @@ from pydantic import Field, WithJsonSchema
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput
 from fwk.types import GrammarRequest, SamplingParams
-from fwk.types.sampling import MAX_LOGPROBS, MAX_N
+from fwk.types.sampling import MAX_GRAMMAR_LENGTH, MAX_LOGPROBS, MAX_N
 from fwk_server._common.body import parse, processor_extra, shown, validate, want
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.constraints import NO_GRAMMAR
@@ -23,7 +23,10 @@ from fwk_server._common.fields import CONTEXT, STOP_STRINGS, RequestFields, boun
 
 DEFAULT_MAX_NEW_TOKENS = 100
 REFUSED = "nothing: it is refused"
-GRAMMAR = {"type": "object", "x-limit": "type json, json_schema or regex, and its value"}
+GRAMMAR = {
+    "type": "object",
+    "x-limit": f"type json, json_schema or regex, and a value of {MAX_GRAMMAR_LENGTH} characters",
+}
 
 
 class NotJSON(InvalidRequest):
