@@ -145,7 +145,11 @@ MESSAGES: dict[str, dict[str, Any]] = {
     "system": {"system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]},
     "thinks": {"thinking": {"type": "enabled", "budget_tokens": 4}},
     "adapts": {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}},
-    "object": {"output_config": {"format": {"type": "json_schema", "schema": PARAMETERS}}, "max_tokens": 300},
+    "object": {
+        "output_config": {"format": {"type": "json_schema", "schema": PARAMETERS}},
+        "thinking": {"type": "enabled", "budget_tokens": 4},
+        "max_tokens": 300,
+    },
     "tools": {"tools": [CLAUDE_TOOL], "tool_choice": {"type": "auto"}},
     "a call": {"tools": [CLAUDE_TOOL], "tool_choice": {"type": "any"}, "max_tokens": 300},
     "a named call": {
