@@ -84,6 +84,11 @@ class GrammarRequest(msgspec.Struct, frozen=True):
     kind: GrammarKind
     source: str = ""
 
+    @property
+    def length(self) -> int:
+        """Characters, of a ``delayed`` one those of the other request."""
+        return len(msgspec.json.decode(self.source)["source"]) if self.kind == "delayed" else len(self.source)
+
 
 class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ends a text that says the same again and again: ``min_count`` times in a row the same ``min_pattern_size`` to
@@ -197,10 +202,10 @@ class SamplingParams(
             raise InvalidRequest(f"at most {MAX_BAD_WORDS} bad words", "bad_words")
         if any(not word or len(word) > MAX_STOP_LENGTH for word in self.bad_words):
             raise InvalidRequest(f"a bad word must have 1 to {MAX_STOP_LENGTH} characters", "bad_words")
-        if self.grammar is not None and len(self.grammar.source) > MAX_GRAMMAR_LENGTH:
+        length = self.grammar.length if self.grammar is not None else 0
+        if length > MAX_GRAMMAR_LENGTH:
             raise InvalidRequest(
-                f"the grammar has {len(self.grammar.source)} characters; at most {MAX_GRAMMAR_LENGTH} are allowed",
-                "grammar",
+                f"the grammar has {length} characters; at most {MAX_GRAMMAR_LENGTH} are allowed", "grammar"
             )
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarContext
 from fwk.text.vocabulary import byte_of_char
-from fwk.types import GrammarRequest
+from fwk.types import GrammarRequest, SamplingParams
+from fwk.types.sampling import MAX_GRAMMAR_LENGTH
 from fwk_grammar.llguidance.backend import LLGuidanceBackend
 
 EOS, OPEN, CLOSE, FINAL = 256, 257, 258, 259
@@ -117,3 +119,15 @@ def test_tokens_can_be_taken_back_anywhere(backend: LLGuidanceBackend) -> None:
             fresh = start.fork()
             assert all(map(fresh.accept, tokens[:done]))
             assert allowed(fresh) == allowed(grammar) == allowed(grammar.fork()), done
+
+
+@pytest.mark.parametrize("length", [MAX_GRAMMAR_LENGTH, MAX_GRAMMAR_LENGTH + 1])
+def test_the_limit_is_of_what_was_asked_for(length: int) -> None:
+    """Whatever is written around it, and however its characters are escaped there."""
+    source = {"kind": "regex", "source": "é" * length, "opens": [], "closes": [[CLOSE]], "follows": []}
+    sampling = SamplingParams(grammar=GrammarRequest("delayed", json.dumps(source)))
+    if length == MAX_GRAMMAR_LENGTH:
+        sampling.check(VOCAB)
+        return
+    with pytest.raises(InvalidRequest, match=f"the grammar has {length} characters"):
+        sampling.check(VOCAB)
