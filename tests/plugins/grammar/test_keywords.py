@@ -49,6 +49,8 @@ CASES: dict[str, list[Case]] = {
     "anyOf": [
         ({"anyOf": [{"type": "null"}, {"type": "integer", "minimum": 2}]}, [None, 2], [1, "a"]),
         ({"type": "string", "anyOf": [{"maxLength": 2}, {"minLength": 4}]}, ["ab", "abcd"], [3, "abc"]),
+        ({"anyOf": [False, {"type": "null"}]}, [None], [1]),
+        ({"anyOf": [False]}, [], [1, None]),
     ],
     "oneOf": [
         ({"oneOf": [{"type": "null"}, {"enum": [1, 2]}]}, [None, 1], [3]),
@@ -75,12 +77,18 @@ CASES: dict[str, list[Case]] = {
     "items": [
         ({"type": "array", "items": {"type": "null"}}, [[], [None]], [[1], 1]),
         ({"type": "array", "prefixItems": [{"type": "null"}], "items": TEXT}, [[None, "a"]], [[None, 1]]),
+        ({"type": "array", "items": True}, [[], [1]], [1]),
+        ({"type": "array", "items": False}, [[]], [[1]]),
+        ({"type": "array", "prefixItems": [True], "items": False, "minItems": 1}, [[1]], [[], [None, 1]]),
     ],
     "contains": [({"type": "array", "contains": {"const": 1}}, [[1]], [[2]])],
     "properties": [
         ({"type": "object", "properties": {"a": {"type": "null"}}}, [{}, {"a": None}, {"b": 1}], [{"a": 1}]),
         ({"properties": {'q"\n/é': {"type": "null"}}}, [{'q"\n/é': None}], [{'q"\n/é': 1}]),
         ({"type": "object", "properties": {"a": False}}, [{}, {"b": 1}], [{"a": 1}]),
+        ({"type": "object", "properties": {"a": True}, "required": ["a"], **SHUT}, [{"a": 1}], [{"b": 1}]),
+        ({"type": "object", "properties": {"a": {}}, "required": ["a"], **SHUT}, [{"a": None}], [1, None]),
+        ({"type": "object", "properties": {"a": {"title": "A"}}, "required": ["a"], **SHUT}, [{"a": 1}], [{}]),
     ],
     "patternProperties": [
         ({"type": "object", "patternProperties": {"^a": {"type": "null"}}}, [{"a": None}, {"b": 1}], [{"ab": 1}]),
@@ -88,6 +96,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "additionalProperties": [
         ({**A, **SHUT}, [{"a": 1}], [{"a": 1, "b": 1}]),
+        ({"type": "object", **SHUT}, [{}], [{"a": 1}]),
         ({**A, "additionalProperties": TEXT}, [{"a": 1, "b": "x"}], [{"a": "x"}, {"a": 1, "b": 1}]),
         ({"type": "object", "additionalProperties": TEXT}, [{"b": "x"}], [{"b": 1}]),
     ],
@@ -99,6 +108,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "type": [
         ({"type": ["null", "integer"]}, [None, 1], ["a", 1.5]),
+        ({**A, **SHUT, "type": ["object", "null"]}, [{"a": 1}, None], [{}, 1]),
+        ({**A, **SHUT, "type": "string"}, ["a"], [{"a": 1}, {}]),
+        ({"type": "null", "prefixItems": [TEXT], "maxLength": 1}, [None], [["a"], "a"]),
+        ({"type": ["array", "string"], "items": {"type": "null"}, "maxLength": 1}, ["a", [None]], [[1], "aa"]),
         ({"type": "string", "enum": ["a", 1]}, ["a"], [1]),
         ({"type": "null", "anyOf": [{"type": "null"}, TEXT]}, [None], ["a"]),
     ],

@@ -143,6 +143,10 @@ class _Rewriting:
         reading = self._reading
         if reading.formats is not None and part.get("format") not in reading.formats:
             part.pop("format", None)
+        for keyword in part.keys() & {"anyOf", "oneOf"}:
+            part[keyword] = [one for one in part[keyword] if one is not False]
+            if not part[keyword]:
+                raise InvalidRequest(f"no value fits the JSON schema: a {keyword!r} has no part that one may fit")
         if not reading.merges:
             part = self._alone(part, shut)
         _check_counts(part, reading)

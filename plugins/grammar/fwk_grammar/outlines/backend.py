@@ -14,7 +14,7 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.types import GrammarRequest
 from fwk_grammar._common.delayed import compile_delayed
-from fwk_grammar._common.keywords import Reading, parts, readable, tokens_of
+from fwk_grammar._common.keywords import ALL_TYPES, BINDING, OF_TYPES, Reading, parts, readable, tokens_of
 from fwk_grammar._common.sources import choices_of, literal, read_json, schema_of, source_of
 from fwk_grammar.outlines import OutlinesOptions
 
@@ -24,6 +24,9 @@ _UNSAFE = ['"', "\\", *map(chr, range(32)), "\x7f"]
 
 _ODD = frozenset(f"\\{letter}" for letter in "bBAZkpP123456789")
 """Escapes that match no character, or one by a property."""
+
+OF_ANY_TYPE = frozenset({"type"}).union(*OF_TYPES.values())
+"""Keywords that go with the types they are of."""
 
 READING = Reading(
     "outlines",
@@ -100,6 +103,7 @@ class OutlinesBackend(GrammarBackend):
         schema = readable(schema, READING)
         for part in parts(schema):
             _check(part)
+            _fit(part)
         return build_regex_from_schema(json.dumps(schema), self._options.constrained_json_whitespace_pattern)
 
 
@@ -108,6 +112,10 @@ def _check(part: dict[str, Any]) -> None:
     number = next((keyword for keyword in ("minItems", "maxItems") if keyword in part), None)
     if "prefixItems" in part and number is not None:
         raise READING.refused(f"{number!r} beside 'prefixItems'")
+    if "prefixItems" in part and part.get("items", True) not in (True, False, {}):
+        raise READING.refused("'items' beside 'prefixItems'", "list all items in prefixItems")
+    if False in part.get("prefixItems", [part.get("items")]):
+        raise READING.refused(f"{'prefixItems' if 'prefixItems' in part else 'items'!r} of false")
     if "pattern" in part and not is_json_safe(part["pattern"]):
         raise READING.refused(
             f"the 'pattern' {part['pattern']!r}", "anchor it with ^ and $, and leave out what matches quotes"
@@ -115,6 +123,37 @@ def _check(part: dict[str, Any]) -> None:
     for name in part.get("properties", {}):
         if json.dumps(name, ensure_ascii=False) != f'"{name}"':
             raise READING.refused(f"the name {name!r} in 'properties'", "use one without quotes and control characters")
+
+
+def _fit(part: dict[str, Any]) -> None:
+    """Write a schema as outlines-core reads it: schemas that are booleans or empty, and types and their keywords."""
+    if not BINDING & part.keys():
+        part["type"] = ALL_TYPES  # an empty one it writes without brackets around its alternatives
+    for keyword in ("properties", "$defs", "definitions"):
+        if keyword in part:
+            part[keyword] = {name: {} if inner is True else inner for name, inner in part[keyword].items()}
+    for keyword in ("anyOf", "prefixItems"):
+        if keyword in part:
+            part[keyword] = [{} if inner is True else inner for inner in part[keyword]]
+    if "prefixItems" in part or part.get("items") is True:
+        part.pop("items", None)  # no others may follow
+    if part.get("additionalProperties") is False:
+        part.setdefault("properties", {})
+    if "type" in part:
+        _fit_types(part, [part["type"]] if isinstance(part["type"], str) else part["type"])
+
+
+def _fit_types(part: dict[str, Any], types: list[str]) -> None:
+    """Leave out keywords of other types, and write several as parts of an ``anyOf``: it takes some for their type."""
+    for kind in OF_TYPES.keys() - types:
+        for keyword in OF_TYPES[kind] & part.keys():
+            del part[keyword]
+    for keyword, kind in (("properties", "object"), ("prefixItems", "array")):
+        if keyword in part and len(types) > 1:
+            own = {name: part.pop(name) for name in OF_TYPES[kind] & part.keys()}
+            others = {name: part.pop(name) for name in OF_ANY_TYPE & part.keys()}
+            part["anyOf"] = [{**own, "type": kind}, {**others, "type": [each for each in types if each != kind]}]
+            return
 
 
 def is_json_safe(pattern: str) -> bool:
