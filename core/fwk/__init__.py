@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fwk.interfaces.dialect import DialectSpec
     from fwk.interfaces.executor import ExecutorSpec
     from fwk.interfaces.expert_placement import ExpertPlacerSpec
+    from fwk.interfaces.feature import FeatureSpec
     from fwk.interfaces.grammar import GrammarBackendSpec
     from fwk.interfaces.kv_transfer import KVTransferSpec
     from fwk.interfaces.loader import LoaderSpec, ModelSourceSpec
@@ -56,6 +57,7 @@ __all__ = [
     "ExecutorSpec",
     "ExpertPlacerSpec",
     "Facts",
+    "FeatureSpec",
     "GrammarBackendSpec",
     "GrammarRequest",
     "Host",

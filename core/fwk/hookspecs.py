@@ -15,6 +15,7 @@ from fwk.interfaces.device import DeviceSpec
 from fwk.interfaces.dialect import DialectSpec
 from fwk.interfaces.executor import ExecutorSpec
 from fwk.interfaces.expert_placement import ExpertPlacerSpec
+from fwk.interfaces.feature import FeatureSpec
 from fwk.interfaces.grammar import GrammarBackendSpec
 from fwk.interfaces.kv_transfer import KVTransferSpec
 from fwk.interfaces.loader import LoaderSpec, ModelSourceSpec
@@ -189,4 +190,10 @@ def expert_placers() -> list[ExpertPlacerSpec]:
 @hookspec
 def multimodal_processors() -> list[MultimodalProcessorSpec]:
     """Declare processors that turn images, audio and video into prompt tokens and tensors."""
+    return []
+
+
+@hookspec
+def features() -> list[FeatureSpec]:
+    """Declare features: capabilities with parts in server, engine and workers; every one that is not off takes part."""
     return []

@@ -159,6 +159,10 @@ class AsyncLLM:
         """Embeddings of texts, as ``LLM.embed`` makes them; calls are computed one after another."""
         return await self._do(lambda llm: llm.embed(texts, use_tqdm=False))
 
+    async def call_feature(self, feature: str, operation: str, *args: Any) -> Any:
+        """Run an operation of a feature, as ``LLM.call_feature`` does."""
+        return await self._do(lambda llm: llm.call_feature(feature, operation, *args))
+
     async def load_adapter(self, name: str, path: str) -> AdapterInfo:
         """Load the LoRA adapter in a folder; ``name`` is what calls it. Raises ``InvalidRequest``."""
         return await self._do(lambda llm: llm.load_adapter(name, path))
@@ -312,6 +316,7 @@ class AsyncLLM:
     def _abort(self, call: _Call, llm: LLM) -> None:
         for key in call.running:
             llm.engine.abort(*key)
+            call.sequences[key].leave()
         for key in call.sequences:
             self._calls.pop(key, None)
         call.running.clear()

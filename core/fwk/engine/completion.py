@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fwk.errors import InvalidRequest, RequestFailed
+from fwk.features.server import RequestFeatures, at_once
+from fwk.interfaces.dialect import OutputDelta
 from fwk.text import SequenceText
 from fwk.types import FinishReason, TokenEvent, TokenLogprobs
 
@@ -44,16 +46,42 @@ class Following:
 
     completion: Completion
     text: SequenceText
+    parts: RequestFeatures | None = None
+    """Of features; None where none has to do with it. They are told of the end once all sequences have been left."""
 
     def take(self, event: TokenEvent, abort: Callable[[], object]) -> bool:
         """Take in an event of it; returns whether it has ended. ``abort`` is called when a stop string ends it.
 
         Raises what the engine says went wrong.
         """
+        try:
+            has_ended = self._take(event, abort)
+        except (InvalidRequest, RequestFailed):
+            self.leave()
+            raise
+        if has_ended:
+            self.leave()
+        return has_ended
+
+    def leave(self) -> None:
+        """Nothing more comes of it."""
+        parts, self.parts = self.parts, None
+        if parts is not None:
+            parts.leave()
+
+    def _take(self, event: TokenEvent, abort: Callable[[], object]) -> bool:
         done = self.completion
         text, count = self.text.feed(event)
+        token_ids, has_ended = event.token_ids[:count], False
+        if self.parts is not None and self.parts.changes_output:
+            reason = "stop" if self.text.stop_string is not None else event.finish_reason
+            num_cut = len(event.token_ids) - count
+            delta = OutputDelta(event.index, text, token_ids, reason, num_cut=num_cut, features=event.features)
+            delta = at_once(self.parts.output(delta))
+            text, token_ids = delta.text, delta.token_ids
+            has_ended = delta.finish_reason is not None and reason is None
         done.text += text
-        done.token_ids.extend(event.token_ids[:count])
+        done.token_ids.extend(token_ids)
         done.cached_tokens = event.cached_tokens
         done.draft_tokens, done.accepted_draft_tokens = event.draft_tokens, event.accepted_draft_tokens
         if event.logprobs is not None:
@@ -66,6 +94,9 @@ class Following:
             raise InvalidRequest(event.error) if event.is_refusal else RequestFailed(event.error)
         if self.text.stop_string is not None:
             done.finish_reason, done.stop_reason = "stop", self.text.stop_string
+            abort()
+        elif has_ended:
+            done.finish_reason = "stop"
             abort()
         elif event.finish_reason is not None:
             done.finish_reason, done.stop_reason = event.finish_reason, event.stop_token_id

@@ -20,6 +20,7 @@ from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
 from fwk.engine.transfer import WorkerTransfer
 from fwk.errors import ConfigError, InvalidRequest, ModelLoadError
+from fwk.features.engine import build_engine_features
 from fwk.interfaces.executor import Executor, ExecutorContext, ExecutorSpec, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.prefix_cache import CacheContext, PrefixCache
@@ -108,6 +109,10 @@ class Engine:
     def call_workers(self, name: str, arguments: Sequence[Any]) -> list[Any]:
         """Run an operation on every worker; the answers by rank. Raises ``FwkError`` when one refuses."""
         return self.executor.call(name, *arguments)
+
+    def call_feature(self, name: str, operation: str, arguments: Sequence[Any]) -> Any:
+        """Run an operation of a feature's engine part, or else of its worker parts. Raises ``FwkError``: a refusal."""
+        return self.scheduler.parts.call(name, operation, arguments)
 
     def prepare_weights(self, model: str, load_format: str) -> str:
         """Have every worker read another checkpoint of the served model's kind; returns a fingerprint of its files.
@@ -274,6 +279,9 @@ def _assemble(
         adapters=_adapters(config, executor),
         policy_name=setup.factory.item("schedulers").name,
         media=MediaPayloads(executor.call if setup.opened.served.media else None),
+        parts=build_engine_features(
+            setup.factory, executor.call, block_size=options.page_size, max_running=options.max_running_requests
+        ),
     )
     if options.disaggregation_mode == "prefill":
         scheduler.connect(KVOffers(kv_blocks, executor.call, options.page_size))

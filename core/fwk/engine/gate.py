@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fwk.engine.sequence import Sequence
+from fwk.interfaces.feature import Gate
 from fwk.interfaces.prefix_cache import PrefixCache
 
 MAX_OPEN = 32
@@ -15,34 +16,6 @@ MAX_OPEN = 32
 WAIT_SECONDS = 0.001
 
 ASK_SECONDS = 0.002
-
-
-class Gate:
-    """Asked before a waiting sequence starts. This one admits every sequence."""
-
-    def poll(self) -> None:
-        """A step is about to be planned: find out what has become ready."""
-
-    def lets_through(self, sequence: Sequence) -> bool:
-        """Whether the sequence could start now. If not, see to it that it can soon."""
-        return True
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing can be prepared for more sequences now."""
-        return False
-
-    def arrived(self, sequence: Sequence) -> None:
-        """The sequence begins to wait."""
-
-    def started(self, sequence: Sequence) -> None:
-        """The sequence is in the plan of a step."""
-
-    def ended(self, sequence: Sequence) -> None:
-        """The sequence ended while it waited."""
-
-    def wait(self) -> None:
-        """There is nothing to run: wait a moment, if it is for this gate."""
 
 
 class PauseGate(Gate):

@@ -16,7 +16,9 @@ from fwk.engine.completion import Completion, Following, Key
 from fwk.engine.core import Engine, build_engine
 from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, InvalidRequest, RequestFailed
+from fwk.features.server import at_once, build_server_features
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, PlacedInput, check_task
+from fwk.interfaces.feature import ServerPartContext
 from fwk.interfaces.multimodal import MediaItem
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.families import FAMILIES
@@ -99,6 +101,8 @@ class LLM:
         self._grammars.use(self._chosen.get("grammar", "none"))
         self.engine: Engine = build_engine(config, plugins, setup)
         self._ids = itertools.count()
+        context = functools.partial(ServerPartContext, model_name=config.model.model, text=self.text, has_admin=False)
+        self._parts = build_server_features(setup.factory, context, self._ask_feature)
         self._media_limits = media_limits(config.model, opened.served.media)
         self._payloads = PayloadFolder()
         item = processor_item(plugins, opened.config, opened.served.media, opened.name)
@@ -124,6 +128,7 @@ class LLM:
 
     def close(self) -> None:
         """Stop the workers."""
+        self._parts.close()
         self.engine.close()
         self._payloads.close()
 
@@ -206,6 +211,7 @@ class LLM:
         finally:
             for key in running:  # one failed: the others are not waited for
                 self.engine.abort(*key)
+                following[key].leave()
 
     def beam_search(
         self,
@@ -362,6 +368,16 @@ class LLM:
             if running:
                 self.engine.abort(*key)
 
+    def call_feature(self, feature: str, operation: str, *args: Any) -> Any:
+        """Run an operation of a feature's part in the engine, or else of its parts in the workers.
+
+        Raises ``InvalidRequest`` for a feature that is not on, or that refuses.
+        """
+        return self.engine.call_feature(feature, operation, args)
+
+    async def _ask_feature(self, feature: str, operation: str, *args: Any) -> list[Any]:
+        return [self.call_feature(feature, operation, *args)]
+
     def load_adapter(self, name: str, path: str) -> AdapterInfo:
         """Load the LoRA adapter in a folder; ``name`` is what requests call it. Raises ``InvalidRequest``."""
         return self.engine.adapters.load(name, path)
@@ -417,6 +433,10 @@ class LLM:
 
     def submit(self, item: GenerateInput) -> dict[Key, Following]:
         """Queue a checked input: its sequences. Events of ``engine.step`` are to be handed to them."""
+        parts = self._parts.open(item, waits=False)
+        if parts is not None:
+            parts.num_open = item.n
+            item = at_once(parts.enter(item))
         adapter = self.engine.adapters.key_of(item.adapter)
         request = Request(
             request_id=f"llm-{next(self._ids)}",
@@ -425,15 +445,18 @@ class LLM:
             n=item.n,
             priority=item.priority,
             service=item.service,
-            cache_namespace=cache_namespace(item.cache_salt, adapter),
+            cache_namespace=("" if parts is None else parts.namespace) + cache_namespace(item.cache_salt, adapter),
             adapter=adapter,
             media=list(item.media),
+            features={} if parts is None else parts.features,
         )
         for event in self.engine.add(request):
             raise InvalidRequest(event.error or "the engine refused the request")
         prompt = item.prompt_token_ids
         return {
-            (request.request_id, index): Following(Completion(prompt_token_ids=prompt), self.text.follow(item.sampling))
+            (request.request_id, index): Following(
+                Completion(prompt_token_ids=prompt), self.text.follow(item.sampling), parts
+            )
             for index in range(item.n)
         }
 

@@ -15,6 +15,7 @@ from fwk.types import (
     Abort,
     AdapterAnswer,
     AddRequest,
+    CallFeature,
     CallWorkers,
     ChangeWeights,
     EngineFailed,
@@ -127,6 +128,8 @@ class EngineLoop:
                 self._send(SwitchAnswer(number, self._switch(message)))
             case CallWorkers(number, name, arguments):
                 self._send(self._call_workers(number, name, arguments))
+            case CallFeature(number, feature, operation, arguments):
+                self._send(self._call_feature(number, feature, operation, arguments))
             case ChangeWeights():
                 self._send(self._change_weights(message))
             case Ping():
@@ -162,6 +165,14 @@ class EngineLoop:
             raise
         except FwkError as error:
             return WorkersAnswer(number, error=str(error))
+
+    def _call_feature(self, number: int, feature: str, operation: str, arguments: list[Any]) -> WorkersAnswer:
+        try:
+            return WorkersAnswer(number, [self._engine.call_feature(feature, operation, arguments)])
+        except EngineDead:
+            raise
+        except FwkError as error:
+            return WorkersAnswer(number, error=str(error), param=getattr(error, "param", None))
 
     def _change_weights(self, message: ChangeWeights) -> WorkersAnswer:
         results: list[str] = []

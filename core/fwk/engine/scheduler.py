@@ -21,6 +21,8 @@ from fwk.engine.sequence import Sequence, Status
 from fwk.engine.sequence_update import SequenceUpdate, append, plain_event
 from fwk.engine.waiting_queue import WaitingQueue
 from fwk.errors import EngineDead, InvalidRequest
+from fwk.features import engine as features
+from fwk.features.engine import EngineFeatures
 from fwk.interfaces.schedule import SchedulePolicy, SequenceView
 from fwk.types import (
     Batch,
@@ -38,7 +40,7 @@ from fwk.types import (
 class Scheduler:
     """Decides what each step computes and keeps the books of sequences, slots and blocks."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it schedules with, each once
         self,
         limits: Limits,
         kv_blocks: KVBlockManager,
@@ -48,8 +50,11 @@ class Scheduler:
         adapters: Adapters | None = None,
         policy_name: str = "",
         media: MediaPayloads | None = None,
+        parts: EngineFeatures | None = None,
     ) -> None:
+        """parts: of features; those that concern a sequence are asked about it, and told of it."""
         self.limits = limits
+        self.parts = parts or EngineFeatures()
         self._kv_blocks = kv_blocks
         self._policy = PolicyRunner(policy, self, policy_name)
         self.adapters = adapters or Adapters()
@@ -146,13 +151,14 @@ class Scheduler:
     def close(self) -> None:
         """Nothing is scheduled any more."""
         self._policy.close()
+        self.parts.close()
 
     # Requests come and go.
 
     @property
     def has_work(self) -> bool:
         num_paused = sum(len(self._by_request[request_id]) for request_id in self._pauses.paused)
-        return bool(self._running) or len(self._waiting) > num_paused or self._connector.is_busy
+        return bool(self._running) or len(self._waiting) > num_paused or self._connector.is_busy or self.parts.is_busy
 
     def knows(self, request_id: str) -> bool:
         """Whether any sequence of the request is still waiting or running."""
@@ -177,10 +183,11 @@ class Scheduler:
             )
         if self.limits.encoder is not None:
             request = placed(request, self.limits.encoder, self.limits.block_size)
+        parts = self.parts.of(request)
         self._media.enter(request)
         self.adapters.enter(request.adapter, request.n)
         arrival = self._now()
-        sequences = [Sequence(request, i, self._num_arrived + i, arrival) for i in range(request.n)]
+        sequences = [Sequence(request, i, self._num_arrived + i, arrival, parts) for i in range(request.n)]
         self._num_arrived += request.n
         self._by_request[request.request_id] = sequences
         for sequence in sequences:
@@ -235,7 +242,7 @@ class Scheduler:
                 self._was_prompts = any(not s.samples or s.num_new_tokens > 1 for s in plan.scheduled.values())
                 break
         if not plan.scheduled:
-            for gate in self._gates:
+            for gate in (*self._gates, *self.parts.all):
                 gate.wait()
             return None
         self._counters.steps += 1
@@ -315,12 +322,14 @@ class Scheduler:
             kv_transfer_failures=t.kv_transfer_failures,
             kv_transfer_bytes=t.kv_transfer_bytes,
             kv_transfer_seconds=t.kv_transfer_seconds,
+            features=self.parts.stats(),
         )
 
     def check(self) -> None:
         """Prove the books: every block and slot has exactly one owner."""
         self._kv_blocks.check(self._running)
         self.adapters.check((s.request.adapter for s in self._running), (s.request.adapter for s in self._waiting))
+        self.parts.prove(self._running, list(self._waiting))
         slots = [sequence.slot for sequence in self._running]
         if len(set(slots)) != len(slots) or len(slots) + len(self._free_slots) != self.limits.max_running:
             raise AssertionError("slots do not balance")
@@ -446,12 +455,12 @@ class Scheduler:
         """Whom the policy would start, in its order: those of them who wait, and for nothing of their own."""
         if not self._waiting:
             return
-        for gate in self._gates:
+        for gate in (*self._gates, *self.parts.all):
             gate.poll()
         for candidate in self._policy.order(self._waiting):
             if not isinstance(candidate, Sequence) or candidate not in self._waiting:
                 continue
-            closed = next((gate for gate in self._gates if not gate.lets_through(candidate)), None)
+            closed = next((gate for gate in self._gates_of(candidate) if not gate.lets_through(candidate)), None)
             if closed is None:
                 yield candidate
             elif closed.is_full:
@@ -473,7 +482,7 @@ class Scheduler:
                 break
         for sequence in admitted:
             self._waiting.remove(sequence)
-            for gate in self._gates:
+            for gate in self._gates_of(sequence):
                 gate.started(sequence)
             self._policy.tell("on_started", sequence)
 
@@ -482,8 +491,11 @@ class Scheduler:
         sequence.rank = self._policy.ask("rank", sequence)
         self._waiting.push(sequence, sequence.rank)
         self._policy.tell("on_waiting", sequence)
-        for gate in self._gates:
+        for gate in self._gates_of(sequence):
             gate.arrived(sequence)
+
+    def _gates_of(self, sequence: Sequence) -> tuple[Gate, ...]:
+        return (*self._gates, *sequence.parts) if sequence.parts else self._gates
 
     def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         match = self._kv_blocks.match(sequence)
@@ -521,6 +533,7 @@ class Scheduler:
             sequence.state_source,
             sequence.request.num_encoder_tokens,
             sequence.request.media,
+            features.new(sequence, sequence.parts) if sequence.parts else {},
         )
         # After what came back, the first chunk needs no more blocks than it would have without.
         remaining = len(sequence.token_ids) - computed
@@ -531,6 +544,7 @@ class Scheduler:
 
     def _schedule(self, sequence: Sequence, num_new: int, blocks: list[int], drafts: list[int], plan: StepPlan) -> None:
         samples = sequence.num_computed_tokens + num_new - len(drafts) == sequence.num_tokens
+        told = features.step(sequence, sequence.parts, sequence.num_computed_tokens, num_new) if sequence.parts else {}
         sequence.num_computed_tokens += num_new
         sequence.num_pending += samples + len(drafts)
         sequence.has_drafts_in_flight = bool(drafts)
@@ -539,12 +553,14 @@ class Scheduler:
         windowed = self._kv_blocks.window_ids(sequence, len(blocks))
         state_place = -1 if drafts else self._kv_blocks.save_state(sequence)
         plan.scheduled[sequence] = ScheduledSequence(
-            sequence.slot, num_new, samples, blocks, drafts, replaced, windowed, state_place
+            sequence.slot, num_new, samples, blocks, drafts, replaced, windowed, state_place, told
         )
         plan.budget -= num_new
         self._kv_blocks.share(sequence, len(drafts))
         last = sequence.num_prompt_tokens + sequence.max_tokens - 1
         sequence.quiet_until = min(self._kv_blocks.quiet_until(sequence), last)
+        if any(part.wants_steps for part in sequence.parts):
+            sequence.quiet_until = 0
 
     def _take(self, sequence: Sequence, scheduled: ScheduledSequence, result: SequenceResult) -> TokenEvent | None:
         """Append a step's tokens to a sequence; end it when one of them ends it."""
@@ -555,28 +571,39 @@ class Scheduler:
         if scheduled.draft_token_ids:
             self._counters.verified(len(scheduled.draft_token_ids), update.num_accepted_drafts)
         self._counters.generation_tokens += len(update.token_ids)
+        if result.features:
+            self.parts.took(sequence, sequence.parts, result.features)
         if update.finish_reason is not None:
             self._counters.finished += 1
             self._connector.finished(sequence)
             self._end(sequence)
         elif not update.token_ids:
             return None
-        return update.event(sequence)
+        return self._event(sequence, update)
+
+    def _event(self, sequence: Sequence, update: SequenceUpdate) -> TokenEvent:
+        event = update.event(sequence)
+        if sequence.status is Status.FINISHED:
+            for part in sequence.parts:
+                part.forget(sequence)
+        return event
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, error: str | None = None, is_refusal: bool = False
     ) -> TokenEvent:
         """End a sequence for another reason than its tokens."""
         self._end(sequence)
-        return SequenceUpdate([], reason, error=error, is_refusal=is_refusal).event(sequence)
+        return self._event(sequence, SequenceUpdate([], reason, error=error, is_refusal=is_refusal))
 
     def _end(self, sequence: Sequence) -> None:
+        for part in sequence.parts:
+            part.finished(sequence)
         if sequence.status is Status.RUNNING:
             self._release(sequence)
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
-            for gate in self._gates:
+            for gate in self._gates_of(sequence):
                 gate.ended(sequence)
         sequence.status = Status.FINISHED
         self._policy.tell("on_finished", sequence)
@@ -595,6 +622,8 @@ class Scheduler:
         nothing but logits, seed and position.
         """
         self._counters.preemptions += 1
+        for part in sequence.parts:
+            part.preempted(sequence)
         self._release(sequence)
         self._running.remove(sequence)
         sequence.status = Status.WAITING
@@ -627,6 +656,8 @@ class Scheduler:
             most = min(remaining, budget, self.limits.max_chunk_tokens)
             most = max(1, min(most, self._policy.ask("chunk", sequence, remaining, most)))
             most = self._cut_at_media(sequence, len(sequence.token_ids) - remaining, most)
+            for part in sequence.parts:
+                most = max(1, min(most, part.limit(sequence, len(sequence.token_ids) - remaining, most)))
         return self._kv_blocks.cut_chunk(sequence, len(sequence.token_ids) - remaining, most)
 
     def _cut_at_media(self, sequence: Sequence, start: int, count: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from fwk.engine.window_blocks import WindowBlocks
+from fwk.features.engine import Parts
 from fwk.types import FinishReason, Request, SamplingParams, ScheduledSequence, TokenLogprobs
 from fwk.types.media import cache_ids
 
@@ -52,6 +53,7 @@ class Sequence:
         "num_shared_blocks",
         "num_window_trimmed",
         "order",
+        "parts",
         "plain_step",
         "prompt_logprobs",
         "quiet_until",
@@ -68,8 +70,9 @@ class Sequence:
         "window_blocks",
     )  # fmt: skip
 
-    def __init__(self, request: Request, index: int, order: int, arrival: float) -> None:
+    def __init__(self, request: Request, index: int, order: int, arrival: float, parts: Parts = ()) -> None:
         self.request = request
+        self.parts = parts  # of features that concern it
         self.index = index
         self.key = (request.request_id, index)
         self.order = order  # by arrival; unique
@@ -161,12 +164,19 @@ class Sequence:
         """Tokens that may come from the cache: the last one is computed for its logits, all of them for what is told
         of the prompt."""
         needs_all = self.wants_prompt_logprobs or self.wants_prompt_hidden
-        return 0 if needs_all else len(self.token_ids) - 1
+        count = 0 if needs_all else len(self.token_ids) - 1
+        for part in self.parts:
+            count = min(count, max(part.matchable(self, count), 0))
+        return count
 
     @property
     def place(self) -> tuple[Any, int]:
         """Its place among the running: by rank, equals by arrival."""
         return self.rank, self.order
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is Status.RUNNING
 
     @property
     def is_decoding(self) -> bool:

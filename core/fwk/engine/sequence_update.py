@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fwk.engine.sequence import Sequence
+from fwk.features import engine as features
 from fwk.types import FinishReason, ScheduledSequence, SequenceResult, TokenEvent, TokenLogprobs
 
 
@@ -44,6 +45,7 @@ class SequenceUpdate:
             sequence.num_drafts,
             sequence.num_accepted_drafts,
             hidden or None,
+            features.event(sequence, sequence.parts) if sequence.parts else {},
         )
 
 
@@ -64,7 +66,7 @@ def plain_event(
         return None
     if result.logprobs is not None or result.prompt_logprobs is not None or result.hidden_states is not None:
         return None
-    if result.embedding is not None or sequence.hidden_states:
+    if result.embedding is not None or sequence.hidden_states or result.features:
         return None
     ending = sequence.ending_ids
     if ending is None:

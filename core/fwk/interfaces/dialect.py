@@ -13,7 +13,7 @@ from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.multimodal import MediaItem
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.served_weights import ServedWeights
-from fwk.types import FinishReason, Media, SamplingParams, Service, Task, TokenLogprobs
+from fwk.types import Features, FinishReason, Media, SamplingParams, Service, Task, TokenLogprobs
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -46,6 +46,8 @@ class OutputDelta:
     error: str | None = None
     is_refusal: bool = False
     hidden_states: list[bytes] | None = None  # of each token computed since: float32 numbers, little-endian
+    num_cut: int = 0  # tokens behind a stop string, which are left out
+    features: Features = field(default_factory=Features)  # what features' parts in the engine sent with it
 
     def failure(self) -> FwkError:
         """What to raise for a sequence that ended with an error, or was aborted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -87,13 +87,16 @@ class ModelContext:
 
 
 class HiddenTap(Protocol):
-    """A place where heads may read a model's residual stream (``fwk.layers.HiddenTap``).
+    """A place where a model's residual stream may be read and changed (``fwk.layers.HiddenTap``).
 
     value: the stream of the last step that was computed, [num_tokens, hidden_size]; None where it is not wanted.
+    changes: each is called with a tensor [num_tokens, hidden_size] in every step whose layers are called; what it adds
+    to that in place is added to the stream.
     """
 
     is_wanted: bool
     value: Tensor | None
+    changes: list[Callable[[Tensor], None]]
 
 
 class TokenPredictor(ABC):

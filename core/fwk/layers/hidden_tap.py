@@ -1,8 +1,11 @@
-"""Where heads read a model's residual stream."""
+"""Where a model's residual stream is read, and changed, from outside."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from fwk.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,16 +18,29 @@ class HiddenTap:
 
     A decoder layer calls it with the stream as it comes in, attention's and the last network's outputs added. EAGLE-3
     (arXiv:2503.01840, 3.1) reads a low, a middle and a high one.
+
+    Before that it hands what it adds to the stream, or the stream itself, to ``change``: what is added there in place,
+    [num_tokens, hidden_size], is added to the stream that the layer and all after it get.
     """
 
     def __init__(self, context: ModelContext, index: int) -> None:
         """index: the number of layers before it."""
         self.is_wanted = False
         self.value: Tensor | None = None
+        self.changes: list[Callable[[Tensor], None]] = []
+        self._was_handed = False
         self._operators = context.operators
         context.taps[index] = self
 
+    def change(self, added: Tensor) -> None:
+        """Hand ``added`` to everything in ``changes``. Nothing is, while steps are captured."""
+        for call in self.changes:
+            call(added)
+        self._was_handed = True
+
     def __call__(self, stream: Tensor) -> None:
         """stream: [num_tokens, hidden_size], which layers continue to change in place."""
+        if self.changes and not self._was_handed:
+            raise ModelLoadError("this model's layers hand their residual stream to nobody (HiddenTap.change)")
         if self.is_wanted:
             self.value = self._operators.join([stream])

@@ -175,7 +175,7 @@ def _checked(answer: object, hook: str, spec: type[Declaration]) -> list[Declara
 
 def _check_terms(item: Declaration) -> None:
     """Refuse limits and asks about what is never negotiated, or of those nobody negotiates with: they bound nothing."""
-    if (item.limits and item.family not in (*ORDER, *PARTS)) or (item.asks and item.family not in ORDER):
+    if (item.limits or item.asks) and item.family not in (*ORDER, *PARTS):
         raise TypeError(
             f"{item.name!r} has {'limits' if item.limits else 'asks'}, but a {FAMILIES[item.family].noun} is not "
             "settled together with others: it can have needs, of the machine and of packages"

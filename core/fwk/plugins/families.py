@@ -14,6 +14,7 @@ from fwk.interfaces.device import DeviceSpec
 from fwk.interfaces.dialect import DialectSpec
 from fwk.interfaces.executor import ExecutorSpec
 from fwk.interfaces.expert_placement import ExpertPlacerSpec
+from fwk.interfaces.feature import FeatureSpec
 from fwk.interfaces.grammar import GrammarBackendSpec
 from fwk.interfaces.kv_transfer import KVTransferSpec
 from fwk.interfaces.loader import LoaderSpec, ModelSourceSpec
@@ -162,6 +163,7 @@ _ALL = [
         takes_all=True,
         version=ApiVersion(2),
     ),
+    Family("features", "feature", FeatureSpec, "features:FeatureSuite", takes_all=True),
 ]
 
 FAMILIES: dict[str, Family] = {family.spec.family: family for family in _ALL}
@@ -187,5 +189,5 @@ ORDER = (
 COMPUTING = ("quant", "attention", "moe", "lora", "operators")
 """The families whose plugins compute a sequence's numbers together with those of others."""
 
-PARTS = ("cache_tiers", "logits_processors", "lora_sources")
+PARTS = ("cache_tiers", "logits_processors", "lora_sources", "features")
 """Families of an engine of which none or several take part: each is held against what was settled."""

@@ -28,6 +28,7 @@ from fwk.types import (
     AdapterAnswer,
     AdapterInfo,
     AddRequest,
+    CallFeature,
     CallWorkers,
     ChangeWeights,
     EngineFailed,
@@ -51,6 +52,8 @@ from fwk.types import (
 )
 
 log = logging.getLogger(__name__)
+
+Numbered = LoadAdapter | UnloadAdapter | SwitchPlugin | CallWorkers | CallFeature | ChangeWeights
 
 PING_SECONDS = 0.5
 STOP_SECONDS = 3.0
@@ -185,6 +188,17 @@ class EngineClient:
         """Run an operation on the engine's workers; the answers by rank. Raises ``InvalidRequest`` with a refusal."""
         return await self._ask(CallWorkers(self._next_number(), name, list(arguments)))
 
+    async def call_feature(self, feature: str, operation: str, arguments: Sequence[Any]) -> Any:
+        """Run an operation of a feature's part in the engine. Raises ``InvalidRequest`` with a refusal.
+
+        The engine may answer nothing else meanwhile.
+        """
+        self._num_changing += 1
+        try:
+            return (await self._ask(CallFeature(self._next_number(), feature, operation, list(arguments))))[0]
+        finally:
+            self._num_changing -= 1
+
     async def change_weights(self, action: WeightsAction, model: str = "", load_format: str = "auto") -> str:
         """Do a part of an update (``ChangeWeights``); the fingerprint of what was prepared, else nothing.
 
@@ -201,7 +215,7 @@ class EngineClient:
         self._num_asked += 1
         return self._num_asked
 
-    async def _ask(self, message: LoadAdapter | UnloadAdapter | SwitchPlugin | CallWorkers | ChangeWeights) -> Any:
+    async def _ask(self, message: Numbered) -> Any:
         if self._dead is not None:
             raise self._dead
         if not self.is_ready:
@@ -288,9 +302,9 @@ class EngineClient:
             case SwitchAnswer(number, error):
                 self._last_pong = time.monotonic()
                 self._take_answer(number, None, error, "options")
-            case WorkersAnswer(number, results, error):
+            case WorkersAnswer(number, results, error, param):
                 self._last_pong = time.monotonic()
-                self._take_answer(number, results, error, None)
+                self._take_answer(number, results, error, param)
             case EngineReady():
                 self._last_pong = time.monotonic()
                 if self._ready is not None and not self._ready.done():

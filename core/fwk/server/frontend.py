@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 
 from fwk.config import ServerOptions
 from fwk.errors import EngineDead, InvalidRequest
+from fwk.features.server import RequestFeatures, ServerFeatures
 from fwk.interfaces.dialect import (
     AdapterCard,
     EmbedInput,
@@ -94,6 +96,7 @@ class ServerFrontend(Frontend):
         self.weights: ServedWeights | None = None
         self.note_weights: Callable[[str, str | None], ServedWeights | None] = lambda model, load_format: None
         self.remote_prefill: RemotePrefill | None = None  # what computes prompts in other servers
+        self.parts = ServerFeatures()  # of features
         self._stream_interval = options.stream_interval
         self.grammar_in_reasoning = options.grammar_in_reasoning
         self.media_reader: MediaReader | None = None
@@ -146,7 +149,7 @@ class ServerFrontend(Frontend):
     @property
     def processor_params(self) -> Sequence[type[Any]]:
         found = [p.params for p in self._processors.values() if isinstance(p, LogitsProcessorSpec)]
-        return [params for params in found if params is not None]
+        return [*(params for params in found if params is not None), *self.parts.params]
 
     def switch_processor(self, item: Registered, is_on: bool) -> None:
         """Take a logits processor's request fields from now on, or refuse to know them."""
@@ -269,37 +272,66 @@ class ServerFrontend(Frontend):
 
     async def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
         arrived = time.monotonic()
-        async with self._client.sleep.awake():
-            grammar = item.sampling.grammar
-            if grammar is not None and not self._grammars.is_known(grammar):  # checked before the engines had settled
-                await self.run_blocking(self._grammars.check, grammar)
-            request, record, stream = self._submit(item, arrived, await self._kv_source(item))
-        num_open = item.n
-        content: list[list[str]] | None = None
-        if record.prompt_token_ids is not None:
-            content = [[] for _ in range(item.n)]
-        sequences = [SequenceStream(i, self._model_text.follow(item.sampling), arrived) for i in range(item.n)]
-        buffer = DeltaBuffer(self._stream_interval) if self._stream_interval > 1 else None
-        try:
-            while num_open:
-                deltas = self._deltas(await stream.take(), sequences, record)
+        async with self._through_features(item) as (item, parts):
+            async with self._client.sleep.awake():
+                await self._check_grammar(item)  # it may have been checked before the engines had settled
+                source = None if parts is not None and parts.features else await self._kv_source(item)
+                request, record, stream = self._submit(item, arrived, source, parts)
+            num_open = item.n
+            content: list[list[str]] | None = None
+            if record.prompt_token_ids is not None:
+                content = [[] for _ in range(item.n)]
+            sequences = [SequenceStream(i, self._model_text.follow(item.sampling), arrived) for i in range(item.n)]
+            buffer = DeltaBuffer(self._stream_interval) if self._stream_interval > 1 else None
+            try:
+                while num_open:
+                    deltas = self._deltas(await stream.take(), sequences, record)
+                    if parts is not None and parts.changes_output:
+                        deltas = [await self._changed(parts, delta, sequences, record) for delta in deltas]
+                    if content is not None:
+                        for delta in deltas:
+                            content[delta.index].append(delta.text)
+                    num_open -= sum(delta.finish_reason is not None for delta in deltas)
+                    if buffer is not None:
+                        deltas = buffer.ready(deltas)
+                    if deltas:
+                        yield deltas
+            finally:
+                if num_open:
+                    self._client.abort(request.request_id)
+                    record.finish_reasons += ("abort",) * num_open
+                self._client.forget(request.request_id)
+                record.finished = time.monotonic()
                 if content is not None:
-                    for delta in deltas:
-                        content[delta.index].append(delta.text)
-                num_open -= sum(delta.finish_reason is not None for delta in deltas)
-                if buffer is not None:
-                    deltas = buffer.ready(deltas)
-                if deltas:
-                    yield deltas
+                    record.outputs = tuple("".join(pieces) for pieces in content)
+                self._observers.request_finished(record)
+
+    async def _check_grammar(self, item: GenerateInput) -> None:
+        grammar = item.sampling.grammar
+        if grammar is not None and not self._grammars.is_known(grammar):
+            await self.run_blocking(self._grammars.check, grammar)
+
+    @asynccontextmanager
+    async def _through_features(self, item: Any) -> AsyncGenerator[tuple[Any, RequestFeatures | None], None]:
+        """An input as features' parts leave it, and what they do for it; None where none has to do with it."""
+        parts = self.parts.open(item, self.key_names.get(item.service.tenant, ""))
+        try:
+            yield item if parts is None else await parts.enter(item), parts
         finally:
-            if num_open:
-                self._client.abort(request.request_id)
-                record.finish_reasons += ("abort",) * num_open
-            self._client.forget(request.request_id)
-            record.finished = time.monotonic()
-            if content is not None:
-                record.outputs = tuple("".join(pieces) for pieces in content)
-            self._observers.request_finished(record)
+            if parts is not None:
+                parts.leave()
+
+    async def _changed(
+        self, parts: RequestFeatures, delta: OutputDelta, sequences: list[SequenceStream], record: RequestRecord
+    ) -> OutputDelta:
+        """A delta as features' parts let it out; one of them may have ended its sequence."""
+        sequence, had_ended = sequences[delta.index], delta.finish_reason is not None
+        delta = await parts.output(delta)
+        if delta.finish_reason is not None and not had_ended:
+            sequence.is_done = True
+            record.finish_reasons += (delta.finish_reason,)
+            self._client.abort(record.request_id, delta.index)
+        return delta
 
     async def _kv_source(self, item: GenerateInput) -> KVSource | None:
         """Where K/V of the prompt are, if another server has computed them."""
@@ -309,7 +341,7 @@ class ServerFrontend(Frontend):
         return await self.remote_prefill.source(item.prompt_token_ids, namespace, item.priority, item.sampling)
 
     def _submit(
-        self, item: GenerateInput, arrived: float, kv_source: KVSource | None
+        self, item: GenerateInput, arrived: float, kv_source: KVSource | None, parts: RequestFeatures | None
     ) -> tuple[Request, RequestRecord, EventStream]:
         """Send a checked input to the engines, which run."""
         adapter = self._adapter_key(item.adapter)
@@ -320,10 +352,11 @@ class ServerFrontend(Frontend):
             n=item.n,
             priority=item.priority,
             service=item.service,
-            cache_namespace=cache_namespace(item.cache_salt, adapter),
+            cache_namespace=("" if parts is None else parts.namespace) + cache_namespace(item.cache_salt, adapter),
             adapter=adapter,
             media=list(item.media),
             kv_source=kv_source,
+            features={} if parts is None else parts.features,
         )
         record = RequestRecord(
             request.request_id,
@@ -363,19 +396,22 @@ class ServerFrontend(Frontend):
 
     async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
         calls: list[PendingEmbedding] = []
+        opened = AsyncExitStack()
         try:
+            entered = [await opened.enter_async_context(self._through_features(item)) for item in items]
             async with self._client.sleep.awake():
-                for item in items:
-                    calls.append(self._submit_embed(item))
+                for item, parts in entered:
+                    calls.append(self._submit_embed(item, parts))
             return await asyncio.gather(*(call.vector for call in calls))
         finally:
+            await opened.aclose()
             for call in calls:
                 if call.record.finished is None:
                     self._client.abort(call.record.request_id)
                 call.end("abort")
                 self._client.forget(call.record.request_id)
 
-    def _submit_embed(self, item: EmbedInput) -> PendingEmbedding:
+    def _submit_embed(self, item: EmbedInput, parts: RequestFeatures | None) -> PendingEmbedding:
         request = Request(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=item.token_ids,
@@ -383,6 +419,8 @@ class ServerFrontend(Frontend):
             priority=item.priority,
             service=item.service,
             segment_start=item.segment_start,
+            cache_namespace="" if parts is None else parts.namespace,
+            features={} if parts is None else parts.features,
         )
         record = RequestRecord(
             request.request_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -48,6 +48,9 @@ class _Placed:
         self.receiver(news)
 
 
+FeatureCall = Callable[[str, str, Sequence[Any]], Awaitable[Any]]
+"""Runs an operation of a feature's part in one engine: the feature, the operation and its arguments."""
+
 EngineSwitching = tuple[str, str, Mapping[str, object], bool]
 """Family and name of a plugin, its options, and whether it is used from now on or no more."""
 
@@ -87,6 +90,8 @@ class Replicas:
         self._weights: NewWeights | None = None  # in place of those of the start
         self._first_weights: str | None = None  # the identity of those of the start, once an engine has told it
         self._updating = asyncio.Lock()
+        self.on_begin: Callable[[FeatureCall], Awaitable[None]] | None = None
+        """Awaited for each engine that has started in another's place, before it serves."""
         self._reviving: dict[int, asyncio.Task[None]] = {}
         self._is_closing = False
         self.given_up = asyncio.Event()
@@ -283,9 +288,19 @@ class Replicas:
 
         Raises ``InvalidRequest`` with the first refusal: other engines may have done it.
         """
+        return await self._in_each(lambda client: client.call_workers(name, arguments))
+
+    async def call_feature(self, feature: str, operation: str, *arguments: Any) -> list[Any]:
+        """Run an operation of a feature's part in every engine that lives; the answers by engine.
+
+        Raises ``InvalidRequest`` with the first refusal: other engines may have done it.
+        """
+        return await self._in_each(lambda client: client.call_feature(feature, operation, arguments))
+
+    async def _in_each(self, call: Callable[[EngineClient], Awaitable[Any]]) -> list[Any]:
         async with self.sleep.awake():
             alive = [client for client in self._clients if not client.is_dead]
-            results = await asyncio.gather(*(c.call_workers(name, arguments) for c in alive), return_exceptions=True)
+            results = await asyncio.gather(*map(call, alive), return_exceptions=True)
         wrong = [result for result in results if isinstance(result, BaseException)]
         refusal = next((error for error in wrong if isinstance(error, InvalidRequest)), None)
         if refusal is not None or len(wrong) == len(results):
@@ -383,6 +398,8 @@ class Replicas:
     async def _make_like_the_last(self, client: EngineClient) -> None:
         """Give a new engine the adapters, plugins and weights that were changed since the start."""
         await self._reload_adapters(client)
+        if self.on_begin is not None:
+            await self.on_begin(client.call_feature)
         for switching in list(self._switched.values()):
             await client.switch(*switching)
         given: NewWeights | None = None
@@ -500,7 +517,12 @@ def _plan(delay: float | None) -> str:
 
 def without_gauges(stats: EngineStats) -> EngineStats:
     """What is left of an engine that has died: what it had done, which counters must not lose."""
-    return msgspec.structs.replace(stats, **{name: 0 for name in stats.__struct_fields__ if name.startswith("num_")})
+    features = {
+        name: {field: 0 if field.startswith("num_") else number for field, number in numbers.items()}
+        for name, numbers in stats.features.items()
+    }
+    gauges = {name: 0 for name in stats.__struct_fields__ if name.startswith("num_")}
+    return msgspec.structs.replace(stats, **gauges, features=features)
 
 
 def total(every: list[EngineStats]) -> EngineStats:
@@ -508,7 +530,13 @@ def total(every: list[EngineStats]) -> EngineStats:
     if len(every) == 1:
         return every[0]
     by_position = tuple(map(sum, zip_longest(*(stats.accepted_by_position for stats in every), fillvalue=0)))
-    names = [name for name in EngineStats.__struct_fields__ if name != "accepted_by_position"]
+    names = [name for name in EngineStats.__struct_fields__ if name not in ("accepted_by_position", "features")]
+    features: dict[str, dict[str, float]] = {}
+    for name, numbers in [item for stats in every for item in stats.features.items()]:
+        own = features.setdefault(name, {})
+        own |= {field: own.get(field, 0) + number for field, number in numbers.items()}
     return EngineStats(
-        **{name: sum(getattr(stats, name) for stats in every) for name in names}, accepted_by_position=by_position
+        **{name: sum(getattr(stats, name) for stats in every) for name in names},
+        accepted_by_position=by_position,
+        features=features,
     )

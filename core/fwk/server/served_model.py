@@ -14,9 +14,12 @@ from fastapi import FastAPI
 from fwk.config import Config
 from fwk.engine.adapters import adapter_paths
 from fwk.errors import ConfigError, FwkError
+from fwk.features.declared import declared
+from fwk.features.server import build_server_features
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import ModelCard
+from fwk.interfaces.feature import ServerPartContext
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.lora import LoRASourceContext
 from fwk.interfaces.served_weights import ServedWeights
@@ -34,7 +37,7 @@ from fwk.server.media_reader import MediaReader
 from fwk.server.memory_release import MemoryRelease
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers, tool_note
-from fwk.server.replicas import Replicas
+from fwk.server.replicas import FeatureCall, Replicas
 from fwk.server.route_registry import RouteRegistry
 from fwk.server.server_info import describe
 from fwk.server.switching import PluginSwitcher, ServerComponents
@@ -119,6 +122,7 @@ class ServedModel:
         self._admission: AdmissionController | None = None
         self._has_started = False
         self._keys = Keys()
+        self._features_on = [item.key for item, _, _ in declared(self._factory)]
 
     @property
     def name(self) -> str:
@@ -143,6 +147,9 @@ class ServedModel:
         self._build(opened, shared)
         if opened.task == "generate":
             self.frontend.prepare()
+        for item, part in self.frontend.parts:
+            await self.lifecycles.begin(part.context.lifecycle)
+            self.routes.register(item.key, part.routes, part.admin_routes)
         await self.plugin_switcher.start()
         self._has_started = True
 
@@ -186,6 +193,7 @@ class ServedModel:
             self._warming.cancel()
         self._helper.close()
         if self._has_started:
+            self.frontend.parts.close()
             self.frontend.close()
         await asyncio.to_thread(self._observers.close)
         await self.lifecycles.end()
@@ -261,11 +269,33 @@ class ServedModel:
         components = ServerComponents(
             self.frontend, self._observers, parsers, self.routes, self.engines, self.lifecycles, shared.observers
         )
+        self._open_features()
         self.plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
         self.routes.register("plugin_switcher", lambda app: None, self.plugin_switcher.routes)
         share_work(config.engine, self.frontend, self.engines, self.routes)
         if config.server.enable_memory_saver:
             self.routes.register("memory", lambda app: None, MemoryRelease(self.engines.sleep).routes)
+
+    def _open_features(self) -> None:
+        frontend = self.frontend
+        context = partial(
+            ServerPartContext,
+            model_name=frontend.card.name,
+            text=frontend.text,
+            frontend=frontend,
+            has_admin=self.routes.has_admin,
+        )
+        frontend.parts = build_server_features(self._factory, context, self.engines.call_feature, self.lifecycles.make)
+        self.engines.on_begin = self._engine_begins
+
+    async def _engine_begins(self, call: FeatureCall) -> None:
+        """An engine has started in another's place: features tell it what they told that one."""
+        for item, part in self.frontend.parts:
+
+            async def ask(operation: str, *args: Any, name: str = item.name) -> Any:
+                return await call(name, operation, args)
+
+            await part.engine_begins(ask)
 
     def _take_media(self, opened: OpenedModel) -> None:
         """Read and place media, where the model takes any. Raises ``PluginError`` where nothing here can."""
@@ -323,7 +353,7 @@ class ServedModel:
         return {
             **describe(config, self._plugins, self._keys),
             "chosen": chosen,
-            "active": switcher.active() if switcher is not None else [],
+            "active": sorted([*self._features_on, *(switcher.active() if switcher is not None else [])]),
             "active_fingerprint": switcher.fingerprint(chosen) if switcher is not None and ready is not None else None,
             "reasons": self._reasons(ready),
             "refused": self._refused(ready),

@@ -90,6 +90,8 @@ class SequenceStream:
             error=event.error,
             is_refusal=event.is_refusal,
             hidden_states=_known(event.hidden_states, len(event.token_ids) - count),
+            num_cut=len(event.token_ids) - count,
+            features=event.features,
         )
 
 

@@ -100,6 +100,11 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
         if item.name in parts[item.family]:
             noun, why = FAMILIES[item.family].noun, parts[item.family][item.name]
             raise PluginError(f"{noun} {item.name!r} ({item.package}) cannot be used: {why}")
+        if opened.runner == "pool" and getattr(item.declaration, "worker", ""):
+            raise PluginError(
+                f"feature {item.name!r} ({item.package}) cannot be used: it has a part in steps of models that "
+                f"generate, and {opened.name} does not"
+            )
     refused = resolution.refusals() | parts
     step_tokens, start_tokens = _step_tokens(config.engine, opened, chosen.device)
     factory = PluginFactory(plugins, config.plugin_options, resolution)
@@ -145,7 +150,7 @@ def _parts(config: Config, plugins: PluginSet, resolution: Resolution, family: s
 
 def _using(config: Config, plugins: PluginSet) -> Iterable[Registered]:
     """The plugins of ``PARTS`` that this run uses, but for the tiers, which are chosen with the prefix cache."""
-    for family in ("logits_processors", *(("lora_sources",) if config.engine.enable_lora else ())):
+    for family in ("logits_processors", "features", *(("lora_sources",) if config.engine.enable_lora else ())):
         for item, _ in taking_part(plugins, family, config.plugin_options, host=None):
             yield item
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fwk.types.media import Media
-from fwk.types.request import TokenLogprobs
+from fwk.types.request import Features, TokenLogprobs
 from fwk.types.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class NewSequence(msgspec.Struct, array_like=True):
     state_source: int = -1  # place of the kept state it continues from; -1: it begins with no token computed
     num_encoder_tokens: int = 0  # of the prompt, which an encoder reads; its decoder's begin at the next block
     media: list[Media] = []  # of the prompt
+    features: Features = {}
 
 
 class ScheduledSequence(msgspec.Struct, array_like=True):
@@ -56,6 +57,7 @@ class ScheduledSequence(msgspec.Struct, array_like=True):
     replaced_blocks: list[tuple[int, int]] = []  # place in its table, and the block of the same content to use instead
     new_window_block_ids: list[list[int]] = []  # for each of ``new_block_ids``, one of each window group
     state_place: int = -1  # where to keep the states of recurrent layers as the step leaves them; -1: nowhere
+    features: Features = {}
 
 
 class BlockSaves(msgspec.Struct, array_like=True):
@@ -90,6 +92,7 @@ class SequenceResult(msgspec.Struct, array_like=True):
     hidden_states: list[bytes] | None = None  # of each of its tokens in the step, if wanted: float32, little-endian
     hidden_start: int = 0  # the first of these tokens: its place in the sequence
     runs_ahead: bool = False  # from now on, steps of it may be planned while drafts of it are being verified
+    features: Features = {}
 
     @property
     def goes_on(self) -> bool:
@@ -172,11 +175,12 @@ class ForwardBatch:
     piece_tokens: int = 0  # tokens, and zeros behind them up to a size captured in pieces; 0: not replayed
     extras: dict[str, Any] = field(default_factory=dict[str, Any])  # what else a model reads, by name
     inserted: Inserted | None = None  # None: every token is embedded as itself
+    is_eager: bool = False  # a feature's part wants layers to be called, not replayed
 
     @property
     def is_of_tokens(self) -> bool:
-        """Whether tokens, and their places, are all that the model is given."""
-        return not self.extras and self.inserted is None
+        """Whether tokens, and their places, are all that the model is given, and nothing is asked of its layers."""
+        return not self.extras and self.inserted is None and not self.is_eager
 
     @property
     def num_tokens(self) -> int:

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from fwk.types.request import AdapterInfo, FinishReason, Request, TokenLogprobs
+from fwk.types.request import AdapterInfo, Features, FinishReason, Request, TokenLogprobs
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised with every incompatible change; an engine refuses a client that speaks another one."""
 
 
@@ -65,6 +65,15 @@ class CallWorkers(msgspec.Struct, tag=True, frozen=True):
     arguments: list[Any] = []
 
 
+class CallFeature(msgspec.Struct, tag=True, frozen=True):
+    """Run an operation of a feature's part in the engine, between two steps. Answered by ``WorkersAnswer``."""
+
+    number: int
+    feature: str
+    operation: str
+    arguments: list[Any] = []
+
+
 WeightsAction = Literal["prepare", "use", "discard"]
 
 
@@ -115,6 +124,7 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     accepted_draft_tokens: int = 0
     hidden_states: list[bytes] | None = None
     """Of each token computed since the last event, the prompt's with the first: float32 numbers, little-endian."""
+    features: Features = {}
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):
@@ -156,6 +166,8 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     kv_transfer_bytes: int = 0
     kv_transfer_seconds: float = 0.0
     """What the transfers took, each from its first byte or its connection on."""
+    features: dict[str, dict[str, float]] = {}
+    """Numbers of features' parts in the engine; gauges among them are those whose names begin with ``num_``."""
 
 
 class StepOutputs(msgspec.Struct, tag=True, frozen=True):
@@ -189,11 +201,12 @@ class SwitchAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 class WorkersAnswer(msgspec.Struct, tag=True, frozen=True):
-    """What became of ``CallWorkers`` (the results by rank) or ``ChangeWeights``, or why it was refused."""
+    """What became of ``CallWorkers`` (results by rank), ``CallFeature`` or ``ChangeWeights``, or why it was refused."""
 
     number: int
     results: list[Any] = []
     error: str | None = None
+    param: str | None = None  # the field of the client's request that was wrong
 
 
 class EngineReady(msgspec.Struct, tag=True, frozen=True):
@@ -236,6 +249,7 @@ ToEngine = (
     | UnloadAdapter
     | SwitchPlugin
     | CallWorkers
+    | CallFeature
     | ChangeWeights
     | Ping
     | Shutdown

@@ -16,7 +16,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 Task = str
 """What a model is served for: ``generate``, ``embed``, or another word that a model plugin declares."""
 
-"""What a model is for: to continue a text, or to turn it into a vector."""
+Features = dict[str, msgspec.Raw]
+"""What parts of features (``fwk.interfaces.feature``) send one another, in msgpack, by the feature's name."""
 
 
 MAX_NAME = 256
@@ -92,6 +93,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     media: list[Media] = []  # in the order of their tokens
     kv_offer: KVOffer | None = None
     kv_source: KVSource | None = None
+    features: Features = {}
 
 
 class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from fwk.config import Config
 from fwk.errors import ConfigError
+from fwk.features.worker import WorkerFeatures, build_worker_features
 from fwk.interfaces.attention import AttentionBackendSpec, AttentionLayer
-from fwk.interfaces.device import CacheMemory, MemoryInfo
+from fwk.interfaces.device import CacheMemory, Device, MemoryInfo
 from fwk.interfaces.executor import WorkerInfo
+from fwk.interfaces.feature import LoadedModel, WorkerPartContext
 from fwk.interfaces.lora import LoRASourceContext
 from fwk.interfaces.model import Encoder, Model
 from fwk.interfaces.observer import WorkerObserverContext
@@ -87,6 +89,7 @@ class WorkerParts:
     pipeline: SamplingPipeline | None = None
     caches: Sequence[WeightsCache] = ()
     observers: WorkerObservers | None = None
+    features: WorkerFeatures | None = None
 
     def close(self) -> None:
         self.grammars.close()
@@ -100,6 +103,8 @@ class WorkerParts:
             self.exchange.close()
         if self.observers is not None:
             self.observers.close()
+        if self.features is not None:
+            self.features.close()
 
 
 class WorkerBuilder:
@@ -151,8 +156,7 @@ class WorkerBuilder:
     def build(self) -> WorkerInfo:
         """Load the model and fill in ``parts``. Raises ``FwkError``."""
         others = self._memory_before()
-        observers = self.parts.observers = self._observers()
-        self.parts.operations |= observers.operations()
+        observers, features = self._observers(), self._features()
         self._capturing.reader = observers.reader
         options, opened = self._config.engine, self._setup.opened
         self._check_tiers()
@@ -214,11 +218,12 @@ class WorkerBuilder:
             self._offer_update(is_greedy, partial(self._serve_pooled, self.parts.runner))
             return info(cache.num_blocks, reasons=tuple(self._reasons), memory=cache.memory)
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
+        table.parts = features
+        features.model_loaded(LoadedModel(model, self._models.taps))
         sampling = self._sampling(table)
         drafting = self._drafting(decoder, table, inputs, sampling)
         drafting.forced = self._forced_drafts(table, num_drafted)
         adapters = self._adapters()
-        media = self._media(model, table)
         runner = self.parts.runner = ModelRunner(
             model=self._capturing.step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
             plan_attention=self._plan_attention,
@@ -228,7 +233,7 @@ class WorkerBuilder:
             sampling=sampling,
             drafting=drafting,
             adapters=adapters,
-            media=media,
+            media=self._media(model, table),
             in_flight=self._in_flight(table, inputs.max_tokens),
             uploads=self._uploads,
             num_captured=num_captured,
@@ -292,6 +297,8 @@ class WorkerBuilder:
         runner.model = step_model(model)
         if isinstance(runner.media, MediaInputs):
             runner.media.use(model)
+        if self.parts.features is not None:
+            self.parts.features.model_loaded(LoadedModel(model, self._models.taps))
         with kv_cache.scratch_kv_cache(memory, self._models.layers):
             runner.warm_up()
         if self.parts.observers is not None:
@@ -332,7 +339,28 @@ class WorkerBuilder:
             self._group.size,
             self._replica,
         )
-        return WorkerObservers(self._config, self._factory.plugins, context)
+        observers = self.parts.observers = WorkerObservers(self._config, self._factory.plugins, context)
+        self.parts.operations |= observers.operations()
+        return observers
+
+    def _features(self) -> WorkerFeatures:
+        device, opened = self._setup.device, self._setup.opened
+        context = partial(
+            WorkerPartContext,
+            device=self._device,
+            send=self._uploads.send,
+            to_host=partial(_to_host, device),
+            is_host=device.is_host,
+            rank=self._group.rank,
+            size=self._group.size,
+            num_slots=self._config.engine.max_running_requests,
+            vocab_size=opened.config.vocab_size,
+            hidden_size=opened.config.hidden_size,
+            num_layers=opened.config.num_layers,
+        )
+        features = self.parts.features = build_worker_features(self._factory, context)
+        self.parts.operations |= features.operations()
+        return features
 
     def _staging(self, kind: type[StagingRing] = StagingRing) -> StagingRing:
         self._rings.append(kind(self._setup.device, self._device, MAX_IN_FLIGHT + 1))
@@ -625,3 +653,8 @@ class WorkerBuilder:
         store = AdapterStore(backend, sources)
         self.parts.operations |= {"load_adapter": store.load, "unload_adapter": store.unload}
         return store
+
+
+def _to_host(device: Device, values: Tensor) -> Tensor:
+    """Begin a copy into the host's memory; on the host, the same."""
+    return values if device.is_host else device.host_buffer(values.shape, values.dtype).copy_(values, non_blocking=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence
+from fwk.features.worker import Made, put_results
 from fwk.interfaces.device import Device, Event
 from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
 from fwk.worker.acceptance import count_gained
@@ -44,6 +45,8 @@ class Launched:
     prompts: Sequence[PromptLogprobs] = ()
     hidden_states: Sequence[HiddenStates] = ()
     stored: StoredDrafts | None = None
+    made: Made = ()
+    """By features' parts."""
     num_drafts: np.ndarray | None = None
     """[num_seqs] int64: drafts of sequences that run ahead, 0 of others; None: of none."""
     following: Launched | None = None
@@ -341,6 +344,7 @@ class InFlight:
                 found = results.setdefault(prompt.slot, SequenceResult(prompt.slot, []))
                 found.prompt_logprobs = prompt.unpacked(hosts)
         put_all(step.hidden_states, results, pending.gone)
+        put_results(step.made, results, pending.gone)
         return results
 
     def _plain_results(self, pending: Pending) -> dict[int, SequenceResult] | None:
@@ -351,6 +355,8 @@ class InFlight:
         step = pending.step
         rows = step.rows
         if step.failed or pending.gone or pending.logprobs is not None or pending.prompts or step.hidden_states:
+            return None
+        if step.made:
             return None
         picked = pending.tokens.numpy()
         if not len(picked) or picked.min() < 0:

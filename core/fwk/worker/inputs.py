@@ -120,7 +120,8 @@ class InputBuffers:
         step_rows = self._rows(batch, members, starts, computed)
         logits_indices = starts[step_rows.sequences] + (step_rows.num_tokens - 1 - computed[step_rows.sequences])
         token_ids = table.token_ids[rows, positions]
-        is_computed = has_adapters or inserted is not None  # no capture has room for such a step
+        # No capture has room for such a step.
+        is_computed = has_adapters or inserted is not None or members.is_eager
         padding = None if trees or has_trees or is_computed else self._padding(step_rows, len(token_ids))
         if padding is not None:
             forward = self._padded(rows, token_ids, positions, padding)
@@ -140,7 +141,7 @@ class InputBuffers:
             )
             if more is not None:  # the last layer's pieces are of as many rows as those before
                 forward.piece_tokens, forward.hidden_indices = len(token_ids) + more, None
-        forward.inserted = inserted
+        forward.inserted, forward.is_eager = inserted, members.is_eager
         if has_adapters:  # they are told apart by token, in the last layer, too
             forward.adapter_ids_np, forward.adapter_ids = self._ring.fill("adapter_ids", table.adapter[rows])
             forward.hidden_indices = None
@@ -552,7 +553,8 @@ class InputBuffers:
             slots[sequences],
             num_tokens,
             wants_prompt_logprobs=self.table.wants_prompt_logprobs(slots),
-            wants_hidden=members.wants_hidden,
+            wants_hidden=members.reads_hidden,
+            parts=members.parts,
             has_drafts=has_drafts,
             plan=plan,
         )

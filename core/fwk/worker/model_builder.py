@@ -98,7 +98,7 @@ class ModelBuilder:
         self._num_own_layers = 0  # of ``layers``: the served model's, which come first
         self._served_cache: WeightsCache = NO_WEIGHTS_CACHE
         self.wanted_taps: list[HiddenTap] = []  # of the served model, in the order heads asked for them
-        self._taps: dict[int, HiddenTap] = {}
+        self.taps: dict[int, HiddenTap] = {}
         self.expert_placement: ModelPlacement | None = None  # of the served model
         self._is_placed = is_placed(config.engine)
         self._location = read_location(config.engine.init_expert_location)
@@ -166,7 +166,7 @@ class ModelBuilder:
         model, context = self._served(self._setup, self.layers, is_greedy, text)
         self._num_own_layers, self._served_cache = len(self.layers), context.weights_cache
         self.recurrent_states = context.recurrent_states
-        self._taps = context.taps
+        self.taps = context.taps
         self._use_placement(context)
         self._report_quantization(context)
         _check_all_read(self._setup.opened, self._factory.item("models").name, context)
@@ -220,7 +220,7 @@ class ModelBuilder:
         for old, new in zip(self.recurrent_states, context.recurrent_states, strict=True):
             new.tensors = old.tensors
         self.recurrent_states[:] = context.recurrent_states  # the list is the states' store's, too
-        self._taps = context.taps
+        self.taps = context.taps
         self._use_placement(context)
         self.caches[:] = [cache for cache in self.caches if cache is not self._served_cache]  # it holds the old weights
 
@@ -334,16 +334,16 @@ class ModelBuilder:
 
     def tap(self, layers: Sequence[int]) -> None:
         """Have the served model keep its residual stream before these layers: ``SpeculativeContext.tap``."""
-        unknown = [index for index in layers if index not in self._taps]
+        unknown = [index for index in layers if index not in self.taps]
         if unknown:
-            has = f"{min(self._taps)} to {max(self._taps)}" if self._taps else "no layer"
+            has = f"{min(self.taps)} to {max(self.taps)}" if self.taps else "no layer"
             raise ConfigError(
                 f"the head reads what comes to layer {unknown[0]} of {self._setup.opened.name}, which lets heads read "
                 f"that of {has}"
             )
         for index in layers:
-            self._taps[index].is_wanted = True
-            self.wanted_taps.append(self._taps[index])
+            self.taps[index].is_wanted = True
+            self.wanted_taps.append(self.taps[index])
 
     def _context(self, opened: OpenedModel, options: EngineOptions, role: str) -> ModelContext:
         """What the layers of a model are built from. role: of the model in this run."""

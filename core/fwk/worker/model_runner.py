@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence
+from fwk.features import worker as features
 from fwk.types import Batch, ForwardBatch, SequenceResult, StepResult
 from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import NoDrafting
@@ -117,13 +118,15 @@ class ModelRunner:
         forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees, inserted=inserted)
         stored = self._drafting.enter(batch, forward, rows)
         forward.is_greedy = self._sampling.is_greedy(rows)
+        features.inputs(rows.parts, batch, forward)
         hidden, logits = self.model.run(self._planned(forward))
         if self._states is not None:
             self._states.save(batch)
         starts = rows.query_start if self._drafting.reads_hidden else None
         self._drafting.follow(forward)
+        made = features.computed(rows.parts, batch, forward, self._own(hidden), logits) if rows.parts else ()
         step = Launched(batch, rows, logits, failed, trees, 0.0, hidden if starts is not None else None, starts)
-        step.stored = stored
+        step.stored, step.made = stored, made
         if self._drafting.is_early or (self._drafting.moves_early and stored is not None):
             assert rows.plan is not None
             step.late = LateRows(
@@ -212,9 +215,11 @@ class ModelRunner:
         forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees, inserted=inserted)
         launched = time.perf_counter()
         forward.is_greedy = self._sampling.is_greedy(rows)
+        features.inputs(rows.parts, batch, forward)
         hidden, logits = self.model.run(self._planned(forward))
         if self._states is not None:
             self._states.save(batch)
+        made = features.computed(rows.parts, batch, forward, self._own(hidden), logits) if rows.parts else ()
         computed = time.perf_counter()
         starts = rows.query_start if self._drafting.reads_hidden else None
         self._drafting.follow(forward)
@@ -226,6 +231,7 @@ class ModelRunner:
                 result.prompt_logprobs = found.unpacked(found.packed)
         if rows.wants_hidden:
             put_all(hidden_states(self._table, batch, forward, self._own(hidden)), results)
+        features.put_results(made, results)
         if self._states is not None:
             for scheduled in batch.sequences:
                 if scheduled.samples and self._table.is_undone(scheduled, results[scheduled.slot].token_ids):
@@ -275,6 +281,8 @@ class ModelRunner:
         """Apply the plan to the lasting state; returns the slots whose settings a logits processor refused, and why."""
         for slot in batch.freed_slots:
             self._sampling.remove(slot)
+            self._table.parts.forget(slot, int(self._table.features[slot]))
+            self._table.features[slot] = 0
         self._to_tell.difference_update(batch.freed_slots)
         self._drafting.forget(batch.freed_slots)
         self._table.begin(batch)
@@ -285,6 +293,8 @@ class ModelRunner:
         failed: dict[int, BlameSequence] = {}
         for new in batch.new:
             try:
+                if new.features:
+                    self._table.parts.begin(new)
                 self._sampling.add(new)
             except BlameSequence as error:
                 self._sampling.remove(new.slot)

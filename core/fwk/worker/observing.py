@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from fwk.config import Config
-from fwk.errors import FwkError, one_line_traceback
+from fwk.errors import one_line_traceback
+from fwk.features.worker import run_operation
 from fwk.interfaces.observer import ObserverSpec, WorkerObserver, WorkerObserverContext
 from fwk.plugins import PluginSet, taking_part
 from fwk.plugins.factory import build
@@ -47,17 +48,6 @@ class _Part:
             log.error("%s raised in a step and is told of no more: %s", self.key, one_line_traceback(error))
             log.debug("what it raised", exc_info=error)
 
-    def run(self, name: str, operation: Callable[..., Any], *args: Any) -> Any:
-        """Run one of its operations. Raises nothing but ``FwkError``."""
-        try:
-            return operation(*args)
-        except FwkError:
-            raise
-        except Exception as error:
-            log.error("%s.%s failed: %s", self.key, name, one_line_traceback(error))
-            log.debug("what it raised", exc_info=error)
-            raise FwkError(f"{self.key} failed in {name}: {type(error).__name__}: {error}") from error
-
 
 class WorkerObservers:
     """The parts of all observers that have one."""
@@ -79,7 +69,7 @@ class WorkerObservers:
     def operations(self) -> dict[str, Callable[..., Any]]:
         """What can be called of them: ``family.plugin.operation``."""
         return {
-            f"{part.key}.{name}": partial(part.run, name, operation)
+            f"{part.key}.{name}": partial(run_operation, part.key, name, operation)
             for part in self._parts
             for name, operation in part.observer.operations().items()
         }

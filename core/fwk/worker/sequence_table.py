@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fwk.features.worker import WorkerFeatures
+from fwk.interfaces.feature import WorkerPart
 from fwk.types import Batch, NewSequence, ScheduledSequence
 
 
@@ -51,6 +53,8 @@ class SequenceTable:
         self.logprobs = np.full(num_slots, -1, np.int64)  # top tokens to report; -1: none at all
         self.prompt_logprobs = np.full(num_slots, -1, np.int64)
         self.wants_hidden = np.zeros(num_slots, bool)  # its tokens' hidden states are part of the reply
+        self.features = np.zeros(num_slots, np.int64)  # those with a part in it: ``WorkerFeatures.bits``
+        self.parts = WorkerFeatures()
         self.runs_ahead = np.zeros(num_slots, bool)  # steps are launched while drafts of it are being verified
         self.unverified = np.zeros(num_slots + 1, np.int64)  # those drafts: counted as if all were accepted
 
@@ -75,6 +79,11 @@ class SequenceTable:
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.prompt_logprobs[slot] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs
         self.wants_hidden[slot] = sampling.return_hidden_states
+        self.features[slot] = self.parts.bits(new)
+
+    def parts_of(self, slots: np.ndarray) -> tuple[WorkerPart, ...]:
+        """The parts of features in the sequences in ``slots`` [n]."""
+        return self.parts.of(int(np.bitwise_or.reduce(self.features[slots])) if len(slots) else 0)
 
     @property
     def block_table(self) -> np.ndarray:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from fwk.features.worker import wants_hidden
+from fwk.interfaces.feature import WorkerPart
 from fwk.types import Batch, ForwardBatch
 from fwk.worker.sequence_table import SamplingState, SequenceTable
 
@@ -24,7 +26,8 @@ class StepRows:
     it was certain, and a threshold may keep it."""
     slots_on_device: torch.Tensor | None = None  # where the device is not the host
     wants_prompt_logprobs: bool = False  # of at least one sequence of the step
-    wants_hidden: bool = False  # hidden states, for the reply to at least one
+    wants_hidden: bool = False  # hidden states, for the reply to at least one, or for a feature's part
+    parts: tuple[WorkerPart, ...] = ()  # of features
     has_drafts: bool = False  # the texts of some end in drafts
     num_fewer: torch.Tensor | None = None
     """[num_rows] int64 on the device: tokens that ``num_tokens`` counts and that were rejected; None: of none."""
@@ -100,6 +103,7 @@ class StepMembers:
     starts: np.ndarray  # of a decode step, [num_seqs + 1]
     ones: np.ndarray  # [num_seqs] int64
     each: np.ndarray  # [num_seqs] bool, True
+    parts: tuple[WorkerPart, ...]  # of features
 
     @staticmethod
     def of(listed: list[int], table: SequenceTable) -> StepMembers:
@@ -114,11 +118,22 @@ class StepMembers:
             np.arange(len(slots) + 1),
             np.ones(len(slots), np.int64),
             np.ones(len(slots), bool),
+            table.parts_of(slots),
         )
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether layers must be called, not replayed."""
+        return any(part.graphs == "eager" for part in self.parts)
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether hidden states of all tokens of a step are wanted."""
+        return self.wants_hidden or wants_hidden(self.parts, self.slots)
 
     def rows(self, computed: np.ndarray) -> StepRows:
         """Of a decode step in which all are sampled; computed: [num_seqs] int64, tokens before the step."""
         places, plan = self.starts[:-1], (self.slots, self.ones, self.each)
-        rows = StepRows(places, self.slots, computed + 1, wants_hidden=self.wants_hidden, plan=plan)
+        rows = StepRows(places, self.slots, computed + 1, wants_hidden=self.reads_hidden, parts=self.parts, plan=plan)
         rows.share(self.sampling, self.slot_set)
         return rows

@@ -75,6 +75,7 @@ class DecoderLayer:
         self, x: Tensor, residual: Tensor | None, rows: RotaryRows, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each (last layer: fewer)."""
+        self.tap.change(x)
         x, residual = self.input_norm.add(x, residual)
         self.tap(residual)
         x = self.attention(x, rows, batch)

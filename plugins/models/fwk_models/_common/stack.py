@@ -144,6 +144,7 @@ class Block:
 
     def __call__(self, x: Tensor, rows: Rows, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] to the same (last layer: the wanted tokens)."""
+        self.tap.change(x)
         self.tap(x)
         attended = self.after[0](self.attention(self.before[0](x), rows, batch))
         x = self.wanted(x, batch)

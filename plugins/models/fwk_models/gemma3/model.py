@@ -93,6 +93,7 @@ class Gemma3Layer:
         self, x: Tensor, residual: Tensor | None, rows: RotaryRows, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """x and the residual stream it is still to be added to: [num_tokens, hidden_size] each (last layer: fewer)."""
+        self.tap.change(x)
         x, residual = self.input_norm.add(x, residual)
         self.tap(residual)
         x = self.attention_norm(self.attention(x, rows, batch))

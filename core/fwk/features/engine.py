@@ -1,0 +1,113 @@
+"""The parts of features in an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from fwk.errors import InvalidRequest
+from fwk.features.declared import declared
+from fwk.features.wire import Reader, packed
+from fwk.interfaces.feature import EnginePart, EnginePartContext, FeatureSequence
+from fwk.plugins import PluginFactory, build
+from fwk.types import Features, Request
+
+Parts = tuple[EnginePart, ...]
+
+
+class EngineFeatures:
+    """All that take part, by name. A sequence carries those that it concerns."""
+
+    def __init__(self, parts: Sequence[EnginePart] = ()) -> None:
+        self._parts = {part.name: part for part in parts}
+        self._results = Reader({part.name: part.context.wire.result for part in parts})
+        self.all = tuple(parts)
+
+    def of(self, request: Request) -> Parts:
+        """Those that have a part in a request. Raises ``InvalidRequest`` in the name of one that refuses it."""
+        if not self.all:
+            if request.features:
+                raise InvalidRequest(f"this engine has no feature {next(iter(request.features))!r}")
+            return ()
+        found = tuple(part for part in self.all if part.concerns(request))
+        for part in found:
+            part.check(request)
+        return found
+
+    def took(self, sequence: FeatureSequence, parts: Parts, features: Features) -> None:
+        """A step's result of a sequence has come, and its tokens are in the text."""
+        for part in parts:
+            result = self._results.read(features, part.name)
+            if result is not None:
+                part.took(sequence, result)
+
+    def stats(self) -> dict[str, dict[str, float]]:
+        """The numbers of all that have some."""
+        return {part.name: msgspec.structs.asdict(told) for part in self.all if (told := part.stats()) is not None}
+
+    def prove(self, running: Collection[FeatureSequence], waiting: Collection[FeatureSequence]) -> None:
+        """``EnginePart.prove`` of all."""
+        for part in self.all:
+            part.prove(running, waiting)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one is."""
+        return any(part.is_busy for part in self.all)
+
+    def call(self, name: str, operation: str, arguments: Sequence[Any]) -> Any:
+        """Run an operation; of the worker parts where the engine part has none of that name.
+
+        Raises ``InvalidRequest``, and what the workers refuse it with.
+        """
+        part = self._parts.get(name)
+        if part is None:
+            raise InvalidRequest(f"this engine has no feature {name!r}")
+        own = part.operations().get(operation)
+        return own(*arguments) if own is not None else part.context.call(operation, *arguments)
+
+    def close(self) -> None:
+        """The engine stops."""
+        for part in self.all:
+            part.close()
+
+
+def new(sequence: FeatureSequence, parts: Parts) -> Features:
+    """What the workers are told as a sequence takes a slot."""
+    return {part.name: packed(told) for part in parts if (told := part.new(sequence)) is not None}
+
+
+def step(sequence: FeatureSequence, parts: Parts, start: int, count: int) -> Features:
+    """What they are told with a step of it."""
+    told = ((part, part.step(sequence, start, count)) for part in parts if part.wants_steps)
+    return {part.name: packed(struct) for part, struct in told if struct is not None}
+
+
+def event(sequence: FeatureSequence, parts: Parts) -> Features:
+    """What the server is told with tokens of it."""
+    return {part.name: packed(told) for part in parts if (told := part.event(sequence)) is not None}
+
+
+def build_engine_features(
+    factory: PluginFactory, call: Callable[..., list[Any]], *, block_size: int, max_running: int
+) -> EngineFeatures:
+    """The parts of all features that are on. call: of all workers (``Executor.call``)."""
+    parts: list[EnginePart] = []
+    for item, spec, options in declared(factory):
+        context = EnginePartContext(
+            name=item.name,
+            call=partial(_call_own, call, item.key),
+            wire=spec.wire,
+            options=options,
+            block_size=block_size,
+            max_running=max_running,
+        )
+        parts.append(build(item, context, spec.engine) if spec.engine else EnginePart(context))
+    return EngineFeatures(parts)
+
+
+def _call_own(call: Callable[..., list[Any]], key: str, operation: str, *args: Any) -> list[Any]:
+    return call(f"{key}.{operation}", *args)

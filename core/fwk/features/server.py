@@ -1,0 +1,142 @@
+"""The parts of features in a server, and what they do for one request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from fwk.errors import InvalidRequest, NotServed
+from fwk.features.declared import declared
+from fwk.features.wire import Reader, packed
+from fwk.interfaces.dialect import EmbedInput, GenerateInput, OutputDelta
+from fwk.interfaces.feature import RequestPart, ServerPart, ServerPartContext
+from fwk.interfaces.lifecycle import PluginLifecycle
+from fwk.plugins import PluginFactory, Registered, build
+from fwk.types import Features
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """One feature's part."""
+
+    item: Registered
+    part: ServerPart
+    params: type[Any] | None
+
+
+class ServerFeatures:
+    """All that take part in serving a model."""
+
+    def __init__(self, built: Sequence[_Built] = (), events: Reader | None = None) -> None:
+        self._built = built
+        self.events = events or Reader({})
+        self.params = [one.params for one in built if one.params is not None]
+        """Models of the request fields that they read."""
+
+    def __iter__(self) -> Iterator[tuple[Registered, ServerPart]]:
+        return iter([(one.item, one.part) for one in self._built])
+
+    def open(self, item: GenerateInput | EmbedInput, caller: str = "", *, waits: bool = True) -> RequestFeatures | None:
+        """What they do for a request; None where none has to do with it. waits: whether they may, in an event loop."""
+        found = [(one, own) for one in self._built if (own := one.part.open(item, caller)) is not None]
+        if not found:
+            return None
+        parts = [(one.item.name, one.part.max_seconds, own) for one, own in found]
+        return RequestFeatures(parts, self.events, waits=waits)
+
+    def close(self) -> None:
+        """The server stops."""
+        for one in self._built:
+            one.part.close()
+
+
+class RequestFeatures:
+    """What features do for one request, in the order of their ranks."""
+
+    def __init__(self, parts: Sequence[tuple[str, float, RequestPart]], events: Reader, *, waits: bool) -> None:
+        self._parts = parts
+        self._waits = waits
+        self.num_open = 1
+        """Uses of it, which ``leave`` counts down."""
+        self._events = events
+        self._listeners = [(n, s, p) for n, s, p in parts if type(p).output is not RequestPart.output]
+        self.features: Features = {}
+        """What goes to the engine."""
+        self.namespace = ""
+
+    async def enter(self, item: Any) -> Any:
+        """Have them check and complete an input; what became of it. Raises ``InvalidRequest`` and ``NotServed``."""
+        for name, seconds, part in self._parts:
+            item = await self._within(seconds, name, part.check(item))
+        for name, seconds, part in self._parts:
+            told = await self._within(seconds, name, part.enter(item))
+            if told is not None:
+                self.features[name] = packed(told)
+        spaces = [f"{name}:{part.namespace}\0" for name, _, part in self._parts if part.namespace]
+        self.namespace = "".join(spaces)
+        return item
+
+    @property
+    def changes_output(self) -> bool:
+        """Whether one of them looks at the reply."""
+        return bool(self._listeners)
+
+    async def output(self, delta: OutputDelta) -> OutputDelta:
+        """A piece of the reply, past all of them."""
+        for name, seconds, part in self._listeners:
+            told = self._events.read(delta.features, name) if delta.features else None
+            delta = await self._within(seconds, name, part.output(delta, told))
+        return delta
+
+    def leave(self) -> None:
+        """A use of it has ended; with the last one, the request has."""
+        self.num_open -= 1
+        if self.num_open:
+            return
+        for _, _, part in self._parts:
+            part.ended()
+
+    async def _within(self, seconds: float, name: str, call: Coroutine[Any, Any, T]) -> T:
+        if not self._waits:
+            return await call
+        try:
+            async with asyncio.timeout(seconds):
+                return await call
+        except TimeoutError:
+            raise NotServed(f"the feature {name!r} took more than {seconds:g} seconds; try again", 503) from None
+
+
+def at_once(call: Coroutine[Any, Any, T]) -> T:
+    """What a call answers that waits for nothing, as in ``fwk.LLM``: there is no loop. Raises ``InvalidRequest``."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        return done.value
+    call.close()
+    raise InvalidRequest("a feature waits for something before it lets this request in: that is for fwk serve")
+
+
+def build_server_features(
+    factory: PluginFactory,
+    context: Callable[..., ServerPartContext],
+    ask: Callable[..., Any],
+    lifecycle: Callable[[str], PluginLifecycle] = PluginLifecycle,
+) -> ServerFeatures:
+    """The parts of all features that are on.
+
+    context: lacks name, ask, options and lifecycle. ask: takes the feature's name first. lifecycle: for a plugin.
+    """
+    built: list[_Built] = []
+    events: dict[str, Any] = {}
+    for item, spec, options in declared(factory):
+        events[item.name] = spec.wire.event
+        if spec.server:
+            life = lifecycle(item.source)
+            own = context(name=item.name, ask=partial(ask, item.name), options=options, lifecycle=life)
+            built.append(_Built(item, build(item, own, spec.server), spec.params))
+    return ServerFeatures(built, Reader(events))

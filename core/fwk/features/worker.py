@@ -1,0 +1,127 @@
+"""The parts of features in a worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fwk.errors import FwkError, one_line_traceback
+from fwk.features.declared import declared
+from fwk.features.wire import Reader, packed
+from fwk.interfaces.feature import LoadedModel, WorkerPart, WorkerPartContext
+from fwk.plugins import PluginFactory, build
+from fwk.types import Batch, ForwardBatch, NewSequence, SequenceResult
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+Made = Sequence[tuple[WorkerPart, Any]]
+"""What parts have made of a step on the device, until it is collected."""
+
+
+class WorkerFeatures:
+    """All that take part, in a fixed order: a sequence's part in them is a bit each (``bits``)."""
+
+    def __init__(self, parts: Sequence[tuple[str, WorkerPart]] = ()) -> None:
+        """parts: with the features' keys (``features.name``)."""
+        self._parts = [part for _, part in parts]
+        self._keys = [key for key, _ in parts]
+        self._places = {part.context.name: i for i, part in enumerate(self._parts)}
+        self._sequences = Reader({part.context.name: part.context.wire.sequence for part in self._parts})
+        self._by_bits: dict[int, tuple[WorkerPart, ...]] = {0: ()}
+
+    def bits(self, new: NewSequence) -> int:
+        """Which of them have a part in a sequence."""
+        return sum(1 << self._places[name] for name in new.features if name in self._places)
+
+    def of(self, bits: int) -> tuple[WorkerPart, ...]:
+        """Those whose bits are set."""
+        found = self._by_bits.get(bits)
+        if found is None:
+            found = self._by_bits[bits] = tuple(p for i, p in enumerate(self._parts) if bits >> i & 1)
+        return found
+
+    def begin(self, new: NewSequence) -> None:
+        """A sequence takes a slot. Raises ``BlameSequence`` in the name of one that refuses it."""
+        for name in new.features:
+            if name in self._places:
+                self._parts[self._places[name]].begin(new, self._sequences.read(new.features, name))
+
+    def forget(self, slot: int, bits: int) -> None:
+        """A sequence in which these have a part has left its slot."""
+        for part in self.of(bits):
+            part.forget(slot)
+
+    def operations(self) -> dict[str, Callable[..., Any]]:
+        """What can be called of them: ``features.name.operation``."""
+        return {
+            f"{key}.{name}": partial(run_operation, key, name, operation)
+            for key, part in zip(self._keys, self._parts, strict=True)
+            for name, operation in part.operations().items()
+        }
+
+    def model_loaded(self, loaded: LoadedModel) -> None:
+        """The model is there, or another in its place."""
+        for part in self._parts:
+            part.model_loaded(loaded)
+
+    def close(self) -> None:
+        """The worker stops."""
+        for part in self._parts:
+            part.close()
+
+
+def run_operation(key: str, name: str, operation: Callable[..., Any], *args: Any) -> Any:
+    """Run an operation of a plugin's part in a worker. Raises nothing but ``FwkError``."""
+    try:
+        return operation(*args)
+    except FwkError:
+        raise
+    except Exception as error:
+        log.error("%s.%s failed: %s", key, name, one_line_traceback(error))
+        log.debug("what it raised", exc_info=error)
+        raise FwkError(f"{key} failed in {name}: {type(error).__name__}: {error}") from error
+
+
+def inputs(parts: Sequence[WorkerPart], batch: Batch, forward: ForwardBatch) -> None:
+    """Before the pass."""
+    if parts:
+        forward.extras = {}  # the object may be that of the step before
+        for part in parts:
+            part.inputs(batch, forward)
+
+
+def computed(
+    parts: Sequence[WorkerPart], batch: Batch, forward: ForwardBatch, hidden: Tensor, logits: Tensor | None
+) -> Made:
+    """After the pass."""
+    return [(part, part.computed(batch, forward, hidden, logits)) for part in parts]
+
+
+def put_results(made: Made, results: dict[int, SequenceResult], gone: set[int] | frozenset[int] = frozenset()) -> None:
+    """Into the results of those that are still there, of which a chunk of a prompt has none yet."""
+    for part, own in made:
+        for slot, told in part.results(own).items():
+            if slot not in gone:
+                result = results.setdefault(slot, SequenceResult(slot, []))
+                result.features = {**result.features, part.context.name: packed(told)}
+
+
+def wants_hidden(parts: Sequence[WorkerPart], slots: np.ndarray) -> bool:
+    """Whether one of them does."""
+    return any(part.wants_hidden(slots) for part in parts)
+
+
+def build_worker_features(factory: PluginFactory, context: Callable[..., WorkerPartContext]) -> WorkerFeatures:
+    """The parts of all features that are on. context: lacks name, wire and options."""
+    parts: list[tuple[str, WorkerPart]] = []
+    for item, spec, options in declared(factory):
+        if spec.worker:
+            own = context(name=item.name, wire=spec.wire, options=options)
+            parts.append((item.key, build(item, own, spec.worker)))
+    return WorkerFeatures(parts)
