@@ -16,7 +16,7 @@ from fwk.engine.completion import Completion, Following, Key
 from fwk.engine.core import Engine, build_engine
 from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, InvalidRequest, RequestFailed
-from fwk.features.server import at_once, build_server_features
+from fwk.features.server import at_once, build_server_features, run
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, PlacedInput, check_task
 from fwk.interfaces.feature import ServerPartContext
 from fwk.interfaces.multimodal import MediaItem
@@ -369,14 +369,15 @@ class LLM:
                 self.engine.abort(*key)
 
     def call_feature(self, feature: str, operation: str, *args: Any) -> Any:
-        """Run an operation of a feature's part in the engine, or else of its parts in the workers.
+        """Run an operation of a feature's server part, or else of its engine part, or of its parts in the workers.
 
         Raises ``InvalidRequest`` for a feature that is not on, or that refuses.
         """
-        return self.engine.call_feature(feature, operation, args)
+        own = self._parts.operation(feature, operation)
+        return self.engine.call_feature(feature, operation, args) if own is None else run(own(*args))
 
     async def _ask_feature(self, feature: str, operation: str, *args: Any) -> list[Any]:
-        return [self.call_feature(feature, operation, *args)]
+        return [self.engine.call_feature(feature, operation, args)]
 
     def load_adapter(self, name: str, path: str) -> AdapterInfo:
         """Load the LoRA adapter in a folder; ``name`` is what requests call it. Raises ``InvalidRequest``."""

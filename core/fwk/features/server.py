@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -48,6 +49,11 @@ class ServerFeatures:
             return None
         parts = [(one.item.name, one.part.max_seconds, own) for one, own in found]
         return RequestFeatures(parts, self.events, waits=waits)
+
+    def operation(self, feature: str, name: str) -> Callable[..., Awaitable[Any]] | None:
+        """What a server part does by a name; None where it has none."""
+        found = next((one.part for one in self._built if one.item.name == feature), None)
+        return None if found is None else found.operations().get(name)
 
     def close(self) -> None:
         """The server stops."""
@@ -119,6 +125,20 @@ def at_once(call: Coroutine[Any, Any, T]) -> T:
         return done.value
     call.close()
     raise InvalidRequest("a feature waits for something before it lets this request in: that is for fwk serve")
+
+
+def run(call: Awaitable[T]) -> T:
+    """Wait for a call outside of any event loop, or beside one that runs in this thread, as in a notebook."""
+
+    async def wait() -> T:
+        return await call
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(wait())
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, wait()).result()
 
 
 def build_server_features(

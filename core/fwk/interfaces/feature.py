@@ -144,6 +144,10 @@ class ServerPart:
     def admin_routes(self, app: FastAPI) -> None:
         """Add routes for the server's administrator, as ``Dialect.admin_routes`` does."""
 
+    def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
+        """What ``fwk.LLM.call_feature`` can call, by name: what routes do in a server."""
+        return {}
+
     def open(self, item: GenerateInput | EmbedInput, caller: str) -> RequestPart | None:
         """What is done for a request; None, at no cost, for one that the feature has nothing to do with.
 

@@ -19,11 +19,12 @@ MODULES = ("__init__.py", "plugin.py", "contract.py")
 
 REQUESTS: dict[str, dict[str, object]] = {
     "logits_processors": {"mine_echo": 1.5},
+    "features": {"mine_entropy": True},
     "grammar": {"structured_outputs": {"choice": ["yes", "no"]}},
 }
 """Fields of a request that the plugin takes part in."""
 
-PATHS = {"dialects": "/mine/generate", "observers": "/mine/stats"}
+PATHS = {"dialects": "/mine/generate", "features": "/mine/entropy", "observers": "/mine/stats"}
 """Routes of the plugin's own."""
 
 PYPROJECT = """\
@@ -118,6 +119,7 @@ OWN'''
 
 OWN = {
     "dialects": '        assert "text" in ask(url, "/mine/generate", {"prompt": "Hello", "max_tokens": 4})\n',
+    "features": '        assert ask(url, "/mine/entropy")["choices"] == 8\n',
     "observers": '        assert ask(url, "/mine/stats")["requests"] == 1\n',
 }
 

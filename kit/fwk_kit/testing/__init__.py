@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fwk_kit.testing.dialects import DialectSuite
     from fwk_kit.testing.executors import ExecutorSuite
     from fwk_kit.testing.expert_placers import ExpertPlacerSuite
+    from fwk_kit.testing.features import FeatureSuite
     from fwk_kit.testing.grammar import GrammarBackendSuite
     from fwk_kit.testing.kv_transfer import KVTransferSuite
     from fwk_kit.testing.loaders import LoaderSuite, ModelSourceSuite
@@ -75,6 +76,7 @@ __all__ = [
     "DialectSuite",
     "ExecutorSuite",
     "ExpertPlacerSuite",
+    "FeatureSuite",
     "GrammarBackendSuite",
     "KVTransferSuite",
     "LoRABackendSuite",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,9 @@ class ControlVectorRoutes(ServerPart):
     async def engine_begins(self, ask: Ask) -> None:
         for key, directions in list(self._loaded.items()):
             await ask("load", key, directions)
+
+    def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
+        return {"load": self.load, "unload": self.unload}
 
     def open(self, item: GenerateInput | EmbedInput, caller: str) -> RequestPart | None:
         if not isinstance(item, GenerateInput) or not item.sampling.extra.get("control_vector"):

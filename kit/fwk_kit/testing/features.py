@@ -1,0 +1,97 @@
+"""What every feature must do, whichever parts it has."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from fwk.interfaces.feature import EnginePart, FeatureSpec, ServerPart, WorkerPart
+from fwk.plugins import Registered, load_object
+from fwk.types import SamplingParams
+from fwk_kit.testing.base import alongside
+from fwk_kit.testing.served import ServedSuite
+
+_PARTS = {"server": ServerPart, "engine": EnginePart, "worker": WorkerPart}
+_PROMPT = [1, 7, 3, 9] * 9
+
+
+class FeatureSuite(ServedSuite):
+    """Requests without it say what they say without the feature; with it, the same alone, together, and started over.
+
+    request: the fields of a request (``FeatureSpec.params``) that ask for the feature; none for one that no field asks.
+    prepare: called with the ``fwk.LLM`` before such a request, for what has to be loaded first.
+    """
+
+    family = "features"
+    request: ClassVar[Mapping[str, Any]] = {}
+
+    def prepare(self, llm: Any) -> None:
+        """Nothing has to be loaded."""
+
+    def parts(self, item: Registered) -> dict[str, Any]:
+        """The classes that the declaration names, by where they run."""
+        assert isinstance(item.declaration, FeatureSpec)
+        places = {where: getattr(item.declaration, where) for where in _PARTS}
+        return {where: load_object(item, place) for where, place in places.items() if place}
+
+    def test_load_names_what_the_family_asks_for(self, item: Registered) -> None:
+        self.skip_where_refused(item)
+        for where, part in self.parts(item).items():
+            assert inspect.isclass(part), f"{where} names no class"
+            assert issubclass(part, _PARTS[where]), f"{where} names no {_PARTS[where].__name__}"
+
+    def test_what_is_sent_can_be_sent(self, item: Registered) -> None:
+        assert isinstance(item.declaration, FeatureSpec)
+        wire = item.declaration.wire
+        for name in ("request", "sequence", "step", "result", "event", "stats"):
+            kind = getattr(wire, name)
+            if kind is not None:
+                assert issubclass(kind, msgspec.Struct), f"wire.{name} is no msgspec.Struct"
+                msgspec.msgpack.Decoder(kind)  # raises for fields that cannot be sent
+        if wire.stats is not None:
+            numbers = msgspec.structs.asdict(wire.stats())
+            assert all(isinstance(number, int | float) for number in numbers.values()), (
+                "wire.stats has other than numbers"
+            )
+
+    def test_every_field_of_a_request_has_a_bound(self, item: Registered) -> None:
+        assert isinstance(item.declaration, FeatureSpec)
+        if item.declaration.params is None:
+            pytest.skip(f"{item.name} reads no fields")
+        for name, schema in item.declaration.params.model_json_schema().get("properties", {}).items():
+            told = json.dumps(schema)
+            has_bound = any(
+                word in told for word in ("axLength", "aximum", "axItems", "maxProperties", "enum", "boolean")
+            )
+            assert has_bound or "const" in told, f"{name} has no bound: {told}"
+
+    def test_says_the_same_alone_together_and_started_over(self, item: Registered) -> None:
+        """With few blocks sequences are pre-empted, and start over."""
+        if self.declaration is not None:
+            pytest.skip("only an installed plugin is served")
+        self.skip_where_refused(item)
+        from fwk import LLM  # noqa: PLC0415 - imports torch
+
+        sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, extra=dict(self.request))
+        plain = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        settings = {"load_format": "dummy", "max_running_requests": 4, "check_blocks": True, **self.options}
+        said: list[list[list[int]]] = []
+        for num_tokens in (2048, 96):
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "config.json").write_text(json.dumps(self.model_config))
+                with LLM(folder, plugins=alongside(item.package), max_total_tokens=num_tokens, **settings) as llm:
+                    self.prepare(llm)
+                    prompts = [_PROMPT, [*_PROMPT, 5], [9, 9, 2]]
+                    done = llm.generate([*prompts, _PROMPT], [sampling, sampling, sampling, plain])
+                    said.append([completion.token_ids for completion in done])
+                    said.append([llm.generate([prompt], sampling)[0].token_ids for prompt in prompts])
+        assert said[0][:3] == said[1], "alone it says something else than together"
+        assert said[0] == said[2], "started over it says something else"
+        assert said[1] == said[3], "started over it says something else"
