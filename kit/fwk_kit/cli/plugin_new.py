@@ -168,6 +168,11 @@ def renamed(text: str, name: str) -> str:
     return re.sub(r"(?<![a-z])Mine(?![a-z])|(?<=Test)Mine\b", class_name, text)
 
 
+def _written(value: object) -> str:
+    """As Python writes it, with double quotes."""
+    return repr(value).replace("'", '"')
+
+
 def package(plugins: PluginSet, family: str) -> dict[str, str]:
     """The files of a plugin named ``mine``, by path."""
     selected = selecting(plugins, family, "mine")
@@ -176,7 +181,7 @@ def package(plugins: PluginSet, family: str) -> dict[str, str]:
     summary = modules["src/fwk_mine/__init__.py"].partition('"""')[2].partition('"""')[0].rstrip(".")
     model = "MIXTURE" if family == "moe" else "TINY"
     config = '{**TINY, "architectures": ["MineForCausalLM"]}' if family == "models" else model
-    fields = "".join(f', "{name}": {json.dumps(value)}' for name, value in REQUESTS.get(family, {}).items())
+    fields = "".join(f', "{name}": {_written(value)}' for name, value in REQUESTS.get(family, {}).items())
     words = {
         "SUMMARY": summary,
         "VERSION": ".".join(__version__.split(".")[:2]),

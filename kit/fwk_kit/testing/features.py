@@ -17,9 +17,10 @@ from fwk.plugins import Registered, load_object
 from fwk.types import SamplingParams
 from fwk_kit.testing.base import alongside
 from fwk_kit.testing.served import ServedSuite
+from fwk_kit.testing.serving import PROMPTS, TINY, plain_tokens
 
 _PARTS = {"server": ServerPart, "engine": EnginePart, "worker": WorkerPart}
-_PROMPT = [1, 7, 3, 9] * 9
+_PROMPT = PROMPTS[0]
 
 
 class FeatureSuite(ServedSuite):
@@ -92,6 +93,9 @@ class FeatureSuite(ServedSuite):
                     done = llm.generate([*prompts, _PROMPT], [sampling, sampling, sampling, plain])
                     said.append([completion.token_ids for completion in done])
                     said.append([llm.generate([prompt], sampling)[0].token_ids for prompt in prompts])
+        if self.is_exact and self.model_config is TINY:
+            without = plain_tokens(json.dumps(TINY))[0]
+            assert said[0][3] == without, "alongside, a request without it says something else than without the feature"
         assert said[0][:3] == said[1], "alone it says something else than together"
         assert said[0] == said[2], "started over it says something else"
         assert said[1] == said[3], "started over it says something else"
