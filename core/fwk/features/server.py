@@ -123,6 +123,9 @@ def at_once(call: Coroutine[Any, Any, T]) -> T:
         call.send(None)
     except StopIteration as done:
         return done.value
+    except RuntimeError as error:
+        if "no running event loop" not in str(error):
+            raise
     call.close()
     raise InvalidRequest("a feature waits for something before it lets this request in: that is for fwk serve")
 

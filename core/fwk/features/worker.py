@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fwk.errors import FwkError, one_line_traceback
+from fwk.errors import BlameSequence, FwkError, one_line_traceback
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.feature import LoadedModel, WorkerPart, WorkerPartContext
@@ -47,10 +47,18 @@ class WorkerFeatures:
         return found
 
     def begin(self, new: NewSequence) -> None:
-        """A sequence takes a slot. Raises ``BlameSequence`` in the name of one that refuses it."""
+        """A sequence takes a slot. Raises ``BlameSequence`` in the name of one that refuses it; then none has begun."""
+        begun: list[WorkerPart] = []
         for name in new.features:
             if name in self._places:
-                self._parts[self._places[name]].begin(new, self._sequences.read(new.features, name))
+                part = self._parts[self._places[name]]
+                try:
+                    part.begin(new, self._sequences.read(new.features, name))
+                except BlameSequence:
+                    for other in begun:
+                        other.forget(new.slot)
+                    raise
+                begun.append(part)
 
     def forget(self, slot: int, bits: int) -> None:
         """A sequence in which these have a part has left its slot."""

@@ -281,8 +281,7 @@ class ModelRunner:
         """Apply the plan to the lasting state; returns the slots whose settings a logits processor refused, and why."""
         for slot in batch.freed_slots:
             self._sampling.remove(slot)
-            self._table.parts.forget(slot, int(self._table.features[slot]))
-            self._table.features[slot] = 0
+            self._table.forget_features(slot)
         self._to_tell.difference_update(batch.freed_slots)
         self._drafting.forget(batch.freed_slots)
         self._table.begin(batch)
@@ -294,7 +293,7 @@ class ModelRunner:
         for new in batch.new:
             try:
                 if new.features:
-                    self._table.parts.begin(new)
+                    self._table.begin_features(new)
                 self._sampling.add(new)
             except BlameSequence as error:
                 self._sampling.remove(new.slot)

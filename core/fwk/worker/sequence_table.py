@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fwk.errors import BlameSequence
 from fwk.features.worker import WorkerFeatures
 from fwk.interfaces.feature import WorkerPart
 from fwk.types import Batch, NewSequence, ScheduledSequence
@@ -80,6 +81,19 @@ class SequenceTable:
         self.prompt_logprobs[slot] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs
         self.wants_hidden[slot] = sampling.return_hidden_states
         self.features[slot] = self.parts.bits(new)
+
+    def begin_features(self, new: NewSequence) -> None:
+        """Features' parts begin with a sequence. Raises ``BlameSequence``: then none has a part in it."""
+        try:
+            self.parts.begin(new)
+        except BlameSequence:
+            self.features[new.slot] = 0
+            raise
+
+    def forget_features(self, slot: int) -> None:
+        """A sequence has left its slot."""
+        self.parts.forget(slot, int(self.features[slot]))
+        self.features[slot] = 0
 
     def parts_of(self, slots: np.ndarray) -> tuple[WorkerPart, ...]:
         """The parts of features in the sequences in ``slots`` [n]."""
