@@ -38,7 +38,7 @@ def test_pages_are_those_of_the_interfaces(family: str) -> None:
 
 def test_the_tutorials_code_runs() -> None:
     found = re.findall(r"<!-- run -->\n```python\n(.*?)```", (DOCS / "tutorial.md").read_text(), re.DOTALL)
-    assert len(found) == 3
+    assert len(found) == 4
     for number, source in enumerate(found):
         module = ModuleType(f"tutorial_{number}")
         exec(compile(source, f"tutorial.md, piece {number}", "exec"), vars(module))  # noqa: S102 - our own page
