@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 # Small models gain nothing from threads, and threads that wait for each other crawl when the machine is busy.
@@ -51,13 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
         patch_once_a_launch()
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Torch computes on one thread, so that sums are added in one order."""
-    before = torch.get_num_threads()
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Torch computes on one thread: sums are added in one order, and the other cores are left to other tests."""
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +27,6 @@ from fwk_kit.testing.batches import block_tables, make_batch
 PLUGINS = discover()
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(name: str, dtype: torch.dtype, block_size: int = 16, kv_dtype: str = "auto") -> AttentionBackend:

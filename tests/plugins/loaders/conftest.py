@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fwk.interfaces.loader import LoaderContext
 from fwk_loaders.gguf.loader import GGUFCheckpoint, GGUFLoader
@@ -185,15 +184,6 @@ class GGUFKit:
         checkpoint = GGUFLoader(LoaderContext()).open(path)
         assert isinstance(checkpoint, GGUFCheckpoint)
         return checkpoint
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads that share their cores with other work wait for each other most of the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
