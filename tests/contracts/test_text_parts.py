@@ -37,7 +37,7 @@ class TestLlava(MultimodalProcessorSuite):
 
 class TestTemperature(LogitsProcessorSuite):
     plugin = "temperature"
-    asks = ({"temperature": 0.7}, {"temperature": 2.0})
+    asks = ({"temperature": 0.5}, {"temperature": 2.0})
 
 
 class TestPenalties(LogitsProcessorSuite):
@@ -47,7 +47,7 @@ class TestPenalties(LogitsProcessorSuite):
 
 class TestTruncation(LogitsProcessorSuite):
     plugin = "truncation"
-    asks = ({"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.2})
+    asks = ({"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.2}, {"top_p": 0.5, "min_p": 0.02})
 
 
 class TestTypical(LogitsProcessorSuite):
@@ -72,22 +72,28 @@ class TestXtc(LogitsProcessorSuite):
 
 class TestDry(LogitsProcessorSuite):
     plugin = "dry"
-    asks = ({"extra": {"dry_multiplier": 0.8, "dry_allowed_length": 1}},)
+    asks = (
+        {"extra": {"dry_multiplier": 0.8, "dry_allowed_length": 1}},
+        {"extra": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_base": 1.2}},
+    )
 
 
 class TestDynamicTemperature(LogitsProcessorSuite):
     plugin = "dynamic_temperature"
-    asks = ({"extra": {"dynatemp_range": 0.5}},)
+    asks = ({"extra": {"dynatemp_range": 0.5}}, {"temperature": 0.7, "extra": {"dynatemp_range": 0.7}})
 
 
 class TestMirostat(LogitsProcessorSuite):
     plugin = "mirostat"
-    asks = ({"extra": {"mirostat": 2, "mirostat_tau": 0.5}},)
+    asks = (
+        {"extra": {"mirostat": 2, "mirostat_tau": 0.5}},
+        {"extra": {"mirostat": 1, "mirostat_tau": 0.5, "mirostat_eta": 0.5}},
+    )
 
 
 class TestWatermark(LogitsProcessorSuite):
     plugin = "watermark"
-    asks = ({"extra": {"watermark": True}},)
+    asks = ({"extra": {"watermark": True}}, {"extra": {"watermark": True, "watermark_delta": 5.0}})
 
 
 class TestThinkingBudget(LogitsProcessorSuite):
@@ -106,6 +112,21 @@ class TestThinkingBudget(LogitsProcessorSuite):
             }
         },
     )
+
+
+class TestLogitBias(LogitsProcessorSuite):
+    plugin = "logit_bias"
+    asks = ({"logit_bias": {3: 1.5, 7: -100.0}}, {"logit_bias": {9: 2.0}})
+
+
+class TestAllowedTokenIds(LogitsProcessorSuite):
+    plugin = "allowed_token_ids"
+    asks = ({"allowed_token_ids": [3, 4, 9]}, {"allowed_token_ids": [11]})
+
+
+class TestMinTokens(LogitsProcessorSuite):
+    plugin = "min_tokens"
+    asks = ({"min_tokens": 5}, {"min_tokens": 3, "stop_token_ids": [9]})
 
 
 class TestLLGuidance(GrammarBackendSuite):

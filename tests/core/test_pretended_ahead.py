@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, triton_kernels
-from tests.helpers.pretend_cuda.tree_mutations import a_path_ends_a_node_early, keys_stay_where_they_were
+from tests.helpers.interpreted import interpreted
+from tests.helpers.pretend_cuda import EXACT, Steps, serving, triton_kernels
 from tests.helpers.tiny import save_llama
-from torch import Tensor
 
 import fwk
 from fwk import GrammarRequest, SamplingParams
@@ -25,17 +21,11 @@ from fwk.worker import draft_ahead
 from fwk.worker.draft_ahead import ComingDrafts
 from fwk.worker.draft_tree import DraftTree
 from fwk.worker.in_flight import InFlight, Launched
-from fwk.worker.inputs import InputBuffers
-from fwk.worker.step_rows import StepRows
 from fwk.worker.verify import Verifier
-from fwk_attention.triton_paged import backend
 from fwk_kit.testing.serving import TINY
 from fwk_speculative.ngram.decoder import NgramDecoder
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"),
-]
+pytestmark = interpreted
 
 PROMPTS = [list(range(40, 53)), [5, 5, 6]]
 OPTIONS: dict[str, Any] = {
@@ -64,7 +54,7 @@ TREES: dict[str, Any] = {**EAGER, "speculative_num_draft_tokens": 6, "speculativ
 SAMPLES_IN_TRITON = {**EAGER, "sampling_backend": "triton"}
 TWO_SEEDS = [asks(temperature=1.1, seed=3), asks(temperature=0.8, seed=4, top_k=30, top_p=0.95, min_p=0.01)]
 ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
-    "captured": (asks(), {}),
+    "captured": (asks(), {"cuda_graph_bs": (2,)}),  # the interpreter takes most of its time to capture
     "eager": (asks(), EAGER),
     "of adaptive depth": (asks(), {**EAGER, "speculative_adaptive": True}),
     "keys in parts": (asks(), {**EAGER, "triton_attention_split_tile_size": 16}),
@@ -88,13 +78,6 @@ ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
     "trees that end early": ([asks(max_tokens=9), asks(max_tokens=32)], TREES),
     "trees, pre-empted": (asks(max_tokens=32), {**TREES, **PRESSED, "page_size": 4}),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    (made / "config.json").write_text(json.dumps(TINY))
-    return made
 
 
 Said = list[tuple[list[int], list[float]]]
@@ -156,13 +139,7 @@ def elsewhere(
 ) -> tuple[Said, EngineStats, Steps]:
     steps = Steps(patch)
     foretell(patch, [prompt + tokens for prompt, (tokens, _) in zip(PROMPTS, wanted, strict=True)])
-    with (
-        triton_kernels(),
-        pretended() as plugins,
-        fwk.LLM(str(model), plugins=plugins, device="pretended", **OPTIONS | NGRAM | options) as llm,
-    ):
-        JOURNAL.clear()
-        steps.halves.clear()
+    with triton_kernels(), serving(model, steps, **OPTIONS | NGRAM | options) as llm:
         return *said(llm, sampling), steps
 
 
@@ -171,11 +148,7 @@ def check(found: Said, wanted: Said, stats: EngineStats, steps: Steps, least: fl
     for mine, other in zip(found, wanted, strict=True):
         assert mine[0] == other[0]
         assert mine[1] == pytest.approx(other[1], abs=1e-4)
-    assert JOURNAL.faults == []
-    assert max(steps.waits("launch")) == 0, dict(JOURNAL.syncs)
-    assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
-    assert JOURNAL.of_kind("blocking") == {}
-    assert JOURNAL.of_kind("pageable") == {}
+    steps.assert_one_wait()
     assert least * stats.draft_tokens < stats.accepted_draft_tokens < stats.draft_tokens
     assert steps.num_in_flight().count(2) > 3
 
@@ -213,11 +186,11 @@ SLOW = (
 
 @pytest.mark.gate(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.sweep) if n in SLOW else n for n in ASKED])
-def test_steps_run_ahead_of_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_steps_run_ahead_of_drafts(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     sampling, options = ASKED[name]
-    wanted = on_cpu(folder, sampling)
+    wanted = on_cpu(tiny_folder, sampling)
     trees = Trees(monkeypatch)
-    found, stats, steps = elsewhere(folder, sampling, monkeypatch, wanted, **options)
+    found, stats, steps = elsewhere(tiny_folder, sampling, monkeypatch, wanted, **options)
     check(found, wanted, stats, steps, 0.2 if "trees" in name else 0.4)
     assert (len(trees.detours) > 1) == (trees.num_followed > 1) == ("trees" in name), trees.detours
     assert (stats.preemptions > 0) == ("pre-empted" in name)
@@ -251,23 +224,15 @@ def test_text_that_repeats_fewer_tokens_than_are_in_flight_is_drafted(
     assert all(tokens[8:-period] == tokens[8 + period :] for tokens, _ in wanted)
     steps = Steps(monkeypatch)
     options |= {**NGRAM, **EAGER, "speculative_algorithm": decoder}
-    with (
-        triton_kernels(),
-        pretended() as plugins,
-        fwk.LLM(str(model), plugins=plugins, device="pretended", **options) as llm,
-    ):
-        JOURNAL.clear()
-        steps.halves.clear()
+    with triton_kernels(), serving(model, steps, **options) as llm:
         found, stats = said(llm, sampling)
     assert found == wanted
-    assert JOURNAL.faults == []
-    assert max(steps.waits("launch")) == 0, dict(JOURNAL.syncs)
-    assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
+    steps.assert_one_wait()
     assert steps.num_in_flight().count(2) > 3
     assert stats.accepted_draft_tokens > 0.5 * stats.generation_tokens, stats
 
 
-def test_who_drafts_ahead_gives_no_probabilities(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_drafts_ahead_gives_no_probabilities(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of drafts that are drawn the host looks up where they stand."""
 
     def propose(self: NgramDecoder, view: DraftView) -> Drafts:
@@ -275,111 +240,9 @@ def test_who_drafts_ahead_gives_no_probabilities(folder: Path, monkeypatch: pyte
 
     monkeypatch.setattr(NgramDecoder, "propose", propose)
     options = OPTIONS | NGRAM | EAGER
-    with (
-        triton_kernels(),
-        pretended() as plugins,
-        pytest.raises(ValueError, match="must not give probabilities"),
-        fwk.LLM(str(folder), plugins=plugins, device="pretended", **options),  # which rehearses a request
-    ):
+    why = "must not give probabilities"  # to the request that loading rehearses
+    with triton_kernels(), pytest.raises(ValueError, match=why), serving(tiny_folder, **options):
         pass
-
-
-def nothing_is_rejected(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(InputBuffers, "_shorten", lambda *_: None)
-
-
-def attention_plans_for_all_drafts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(backend, "shortened", lambda plan, batch: plan)
-
-
-def the_newest_token_is_the_first_row(patch: pytest.MonkeyPatch) -> None:
-    real = InFlight._accept
-
-    def accept(self: InFlight, step: Launched, picked: Tensor) -> None:
-        before = self.newest.clone()
-        real(self, step, picked)
-        self.newest.copy_(before)
-
-    patch.setattr(InFlight, "_accept", accept)
-
-
-def drafts_begin_where_the_text_is_known(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(draft_ahead, "_after", lambda tokens, verified: tokens)
-
-
-def rejected_drafts_use_numbers_up(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(InputBuffers, "_shorten_rows", lambda *_: None)
-
-
-def one_rejected_draft_uses_its_number_up(patch: pytest.MonkeyPatch) -> None:
-    real = InputBuffers._shorten_rows
-
-    def shorten(self: InputBuffers, rows: StepRows) -> None:
-        real(self, rows)
-        if rows.num_fewer is not None:
-            rows.num_fewer.sub_(1).clamp_(min=0)
-
-    patch.setattr(InputBuffers, "_shorten_rows", shorten)
-
-
-@pytest.mark.gate(2)
-@pytest.mark.parametrize(
-    ("mutate", "sampling"),
-    [
-        (nothing_is_rejected, asks(logprobs=2)),
-        (attention_plans_for_all_drafts, asks(logprobs=2)),
-        (the_newest_token_is_the_first_row, asks(logprobs=2)),
-        (drafts_begin_where_the_text_is_known, asks(logprobs=2)),
-        (rejected_drafts_use_numbers_up, TWO_SEEDS),
-        (one_rejected_draft_uses_its_number_up, TWO_SEEDS),
-    ],
-)
-def test_what_would_be_wrong_is_noticed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, mutate: Callable[[pytest.MonkeyPatch], None], sampling: Any
-) -> None:
-    wanted = on_cpu(folder, sampling)
-    mutate(monkeypatch)
-
-    def serve() -> None:
-        found, stats, steps = elsewhere(folder, sampling, monkeypatch, wanted, **EAGER)
-        check(found, wanted, stats, steps)
-
-    with pytest.raises(AssertionError):
-        serve()
-
-
-def trees_begin_where_the_text_is_known(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(draft_ahead, "_after_path", lambda tokens, parents, verified: (tokens, list(parents)))
-
-
-def one_node_of_a_path_is_moved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(NgramDecoder, "max_levels", 1)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    "mutate",
-    [
-        keys_stay_where_they_were,
-        pytest.param(a_path_ends_a_node_early, marks=pytest.mark.sweep),
-        pytest.param(nothing_is_rejected, marks=pytest.mark.sweep),
-        pytest.param(trees_begin_where_the_text_is_known, marks=pytest.mark.sweep),
-        pytest.param(one_node_of_a_path_is_moved, marks=pytest.mark.sweep),
-    ],
-)
-def test_what_would_be_wrong_with_trees_is_noticed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, mutate: Callable[[pytest.MonkeyPatch], None]
-) -> None:
-    sampling = asks(max_tokens=32, logprobs=2)
-    wanted = on_cpu(folder, sampling)
-    mutate(monkeypatch)
-
-    def serve() -> None:
-        found, stats, steps = elsewhere(folder, sampling, monkeypatch, wanted, **TREES)
-        check(found, wanted, stats, steps, 0.2)
-
-    with pytest.raises(AssertionError):
-        serve()
 
 
 Paths = set[tuple[int, ...]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.interpreted import interpreted
 from tests.helpers.pretend_cuda import JOURNAL, pretended, triton_kernels
 from tests.helpers.pretend_cuda.tensors import DEVICE
 
@@ -25,8 +25,8 @@ from fwk_kit.testing.serving import MIXTURE, TINY
 from fwk_loaders.dummy import weights
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread", "same_rows"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"),
+    pytest.mark.usefixtures("same_rows"),
+    interpreted,
 ]
 
 PROMPT = [(7 * i) % 250 + 5 for i in range(30)]

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from tests.helpers.draft_heads import SIZE, save_eagle3, save_medusa
-from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, read_results
+from tests.helpers.draft_heads import knows_words, save_eagle3, save_medusa
+from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, serving
 from tests.helpers.tiny import save_llama
 
 import fwk
 from fwk import GrammarRequest, SamplingParams
 from fwk.types import EngineStats
-from fwk.worker.draft_steps import Steps as DraftSteps
-from fwk.worker.draft_store import DraftStore
-from fwk.worker.packed import PackedRing
-from fwk.worker.staging import StagingRing
 from fwk_loaders.dummy.loader import DummyCheckpoint
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
 OPTIONS: dict[str, Any] = {
@@ -72,18 +63,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_llama(folder / "target", seed=1)
     DummyCheckpoint(folder / "target").tokenizer().save(str(folder / "target" / "tokenizer.json"))
     save_llama(folder / "standalone", seed=1, noise=0.02)
-    knows_words(save_eagle3(folder / "eagle3"))
+    knows_words(save_eagle3(folder / "eagle3"), WORDS)
     save_medusa(folder / "medusa", 4)
     return folder
-
-
-def knows_words(head: Path) -> None:
-    """Leave a head no vocabulary but ``WORDS``: then some of its drafts are right."""
-    config, file = json.loads((head / "config.json").read_text()), head / "model.safetensors"
-    (head / "config.json").write_text(json.dumps({**config, "draft_vocab_size": len(WORDS)}))
-    tensors = load_file(file) | {"d2t": torch.tensor(WORDS) - torch.arange(len(WORDS))}
-    generator = torch.Generator().manual_seed(2)
-    save_file(tensors | {"lm_head.weight": torch.randn((len(WORDS), SIZE), generator=generator)}, file)
 
 
 Said = list[tuple[list[int], list[float]]]
@@ -99,12 +81,7 @@ def options_of(models: Path, kind: str, more: dict[str, Any]) -> dict[str, Any]:
 
 
 def elsewhere(models: Path, sampling: Any, options: dict[str, Any], steps: Steps) -> tuple[Said, EngineStats]:
-    with (
-        pretended() as plugins,
-        fwk.LLM(str(models / "target"), plugins=plugins, device="pretended", **options) as llm,
-    ):
-        JOURNAL.clear()
-        steps.halves.clear()
+    with serving(models / "target", steps, **options) as llm:
         return said(llm, sampling)
 
 
@@ -144,40 +121,3 @@ def test_drafting_waits_for_nothing(models: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", EARLY)
 def test_what_reads_drafts_knows_them(models: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     check(models, monkeypatch, EARLY[name])
-
-
-def picks_are_read(patch: pytest.MonkeyPatch) -> None:
-    read_results(patch, DraftSteps, "choose")
-
-
-def drafts_are_fetched(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("fwk.worker.drafting.Drafting._may_stay", lambda *_: False)
-
-
-def no_room_for_draft_steps(patch: pytest.MonkeyPatch) -> None:
-    for ring in (StagingRing, PackedRing):
-        patch.setattr(ring, "grow", lambda self, count: None)
-
-
-@pytest.mark.gate(1)
-@pytest.mark.parametrize("mutation", [picks_are_read, drafts_are_fetched, no_room_for_draft_steps])
-def test_a_wait_more_is_noticed(models: Path, monkeypatch: pytest.MonkeyPatch, mutation: Any) -> None:
-    mutation(monkeypatch)
-    steps = Steps(monkeypatch)
-    elsewhere(models, asks(), options_of(models, "eagle3", {}), steps)
-    assert max(steps.waits("collect") + steps.waits("launch")) > 1
-
-
-def test_drafts_that_do_not_reach_the_inputs_are_noticed(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def enter(self: DraftStore, batch: Any, forward: Any, *parts: Any, **more: Any) -> Any:
-        before = forward.token_ids.clone()
-        stored = real(self, batch, forward, *parts, **more)
-        forward.token_ids.copy_(before)
-        return stored
-
-    real = DraftStore.enter
-    options = options_of(models, "eagle3", {})
-    with fwk.LLM(str(models / "target"), device="cpu", **options) as llm:
-        wanted, _ = said(llm, asks())
-    monkeypatch.setattr(DraftStore, "enter", enter)
-    assert elsewhere(models, asks(), options, Steps(monkeypatch))[0] != wanted

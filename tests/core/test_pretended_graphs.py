@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, pretended, triton_kernels
+from tests.helpers.interpreted import interpreted
+from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, serving, triton_kernels
 from tests.helpers.pretend_cuda.graphs import Recording
 from tests.helpers.tiny import save_llama
 
@@ -25,16 +23,11 @@ from fwk.types import ForwardBatch
 from fwk.worker.graph_sizes import GraphSizes, default_sizes
 from fwk.worker.graphs import DecodeGraphs
 from fwk.worker.inputs import InputBuffers
-from fwk.worker.packed import PackedRing
-from fwk.worker.sequence_table import SequenceTable
 from fwk_attention.triton_paged import plan
 from fwk_attention.triton_paged.captured import CapturedDecodes
 from fwk_kit.testing.serving import TINY
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"),
-]
+pytestmark = interpreted
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
 OPTIONS: dict[str, Any] = {
@@ -51,13 +44,6 @@ OPTIONS: dict[str, Any] = {
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 ENDING = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (9, 3, 6)]
 """One after the other, so that a step of two is padded: sizes are 1, 2, 4 and 8, and three sequences need one, too."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    (made / "config.json").write_text(json.dumps(TINY))
-    return made
 
 
 TRITON = {"attention_backend": "triton"}
@@ -80,12 +66,10 @@ class Served:
         with (
             pytest.MonkeyPatch.context() as patch,
             kernels_of(settings),
-            pretended() as plugins,
-            fwk.LLM(str(folder), plugins=plugins, device="pretended", **settings) as llm,
+            serving(folder, **settings) as llm,
         ):
             patch.setattr(DecodeGraphs, "run", self._counted(DecodeGraphs.run))
             self.how = llm.engine.info.chosen["step"]
-            JOURNAL.clear()
             self.results = llm.generate(prompts, sampling)
             self.tokens = [done.token_ids for done in self.results]
             self.replays = JOURNAL.launches["graph"]
@@ -112,23 +96,23 @@ def on_cpu(folder: Path, sampling: Any = GREEDY, prompts: Any = PROMPTS, **optio
 
 
 @pytest.fixture(scope="module")
-def wanted(folder: Path) -> list[list[int]]:
-    return on_cpu(folder, ENDING)
+def wanted(tiny_folder: Path) -> list[list[int]]:
+    return on_cpu(tiny_folder, ENDING)
 
 
-def test_a_replayed_step_says_the_same_in_one_launch(folder: Path, wanted: list[list[int]]) -> None:
-    served = Served(folder, ENDING)
+def test_a_replayed_step_says_the_same_in_one_launch(tiny_folder: Path, wanted: list[list[int]]) -> None:
+    served = Served(tiny_folder, ENDING)
     assert served.how == "captured (next tokens of 4 numbers of sequences up to 8)"
     assert served.tokens == wanted
     assert served.replays >= 7
     assert set(served.launches) == {1}
     assert [where for where in served.syncs if "in_flight" not in where] == [], "a launch waited"
-    eager = Served(folder, ENDING, disable_cuda_graph=True)
+    eager = Served(tiny_folder, ENDING, disable_cuda_graph=True)
     assert (eager.how, eager.replays, eager.tokens) == ("eager (--disable-cuda-graph)", 0, wanted)
 
 
-def test_without_padding_only_the_sizes_themselves_are_replayed(folder: Path, wanted: list[list[int]]) -> None:
-    served = Served(folder, ENDING, cuda_graph_bs=(2,), disable_cuda_graph_padding=True)
+def test_without_padding_only_the_sizes_themselves_are_replayed(tiny_folder: Path, wanted: list[list[int]]) -> None:
+    served = Served(tiny_folder, ENDING, cuda_graph_bs=(2,), disable_cuda_graph_padding=True)
     assert served.how == "captured (next tokens of 1 numbers of sequences up to 2)"
     assert served.tokens == wanted
     assert 0 < served.replays < 8
@@ -151,10 +135,10 @@ WITH: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
 
 @pytest.mark.gate(4)
 @pytest.mark.parametrize("name", WITH)
-def test_it_goes_with(folder: Path, name: str) -> None:
+def test_it_goes_with(tiny_folder: Path, name: str) -> None:
     sampling, options = WITH[name]
-    served = Served(folder, sampling, **options)
-    assert served.tokens == on_cpu(folder, sampling, **options)
+    served = Served(tiny_folder, sampling, **options)
+    assert served.tokens == on_cpu(tiny_folder, sampling, **options)
     assert served.replays > 0
 
 
@@ -194,8 +178,8 @@ def drafted(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tu
     return served, steps
 
 
-def test_chains_of_drafts_are_verified_in_one_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served, steps = drafted(folder, monkeypatch, **CHAINED, max_running_requests=4)
+def test_chains_of_drafts_are_verified_in_one_launch(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, steps = drafted(tiny_folder, monkeypatch, **CHAINED, max_running_requests=4)
     numbers = "6 numbers of them up to 20"
     assert served.how == f"captured (next tokens and drafts in chains, {numbers}; not trees of drafts)"
     assert len(steps) > 2
@@ -206,14 +190,14 @@ def test_chains_of_drafts_are_verified_in_one_launch(folder: Path, monkeypatch: 
 
 
 @pytest.mark.sweep
-def test_triton_verifies_chains_of_drafts_in_one_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served, steps = drafted(folder, monkeypatch, **TRITON, **CHAINED)
+def test_triton_verifies_chains_of_drafts_in_one_launch(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, steps = drafted(tiny_folder, monkeypatch, **TRITON, **CHAINED)
     assert len(steps) > 2
     assert all(is_static for _, is_static in steps)
     assert set(served.launches) == {1}
 
 
-def test_trees_of_drafts_are_not_replayed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_of_drafts_are_not_replayed(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trees = CHAINED | {"speculative_ngram_max_bfs_breadth": 3}
     real, were_trees = InputBuffers.prepare, list[bool]()
 
@@ -224,7 +208,7 @@ def test_trees_of_drafts_are_not_replayed(folder: Path, monkeypatch: pytest.Monk
         return forward, rows
 
     monkeypatch.setattr(InputBuffers, "prepare", prepare)
-    drafted(folder, monkeypatch, **trees)
+    drafted(tiny_folder, monkeypatch, **trees)
     assert were_trees
     assert not any(were_trees)
 
@@ -252,26 +236,26 @@ IN_TRITON: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", IN_TRITON)
-def test_triton_goes_with(folder: Path, name: str) -> None:
+def test_triton_goes_with(tiny_folder: Path, name: str) -> None:
     sampling, options = IN_TRITON[name]
-    served = Served(folder, sampling, **TRITON | ONE_SIZE | options)
-    assert served.tokens == on_cpu(folder, sampling, **options | {"operator_backend": "torch"})
+    served = Served(tiny_folder, sampling, **TRITON | ONE_SIZE | options)
+    assert served.tokens == on_cpu(tiny_folder, sampling, **options | {"operator_backend": "torch"})
     assert served.replays > 0
 
 
-def test_fp8_with_one_scale_says_what_it_says_without_graphs(folder: Path) -> None:
-    served = Served(folder, kv_cache_dtype="fp8")
+def test_fp8_with_one_scale_says_what_it_says_without_graphs(tiny_folder: Path) -> None:
+    served = Served(tiny_folder, kv_cache_dtype="fp8")
     assert served.replays > 0
-    assert served.tokens == Served(folder, kv_cache_dtype="fp8", disable_cuda_graph=True).tokens
+    assert served.tokens == Served(tiny_folder, kv_cache_dtype="fp8", disable_cuda_graph=True).tokens
 
 
 @pytest.mark.sweep
-def test_a_long_past_is_cut_as_in_any_step(folder: Path) -> None:
+def test_a_long_past_is_cut_as_in_any_step(tiny_folder: Path) -> None:
     """Its tiles are split among programs and joined; the other sequence's is not."""
     prompts = [[3 + n % 90 for n in range(400)], [4, 9]]
-    served = Served(folder, prompts=prompts, **TRITON | ONE_SIZE)
+    served = Served(tiny_folder, prompts=prompts, **TRITON | ONE_SIZE)
     assert served.replays >= 4
-    assert served.tokens == on_cpu(folder, prompts=prompts)
+    assert served.tokens == on_cpu(tiny_folder, prompts=prompts)
 
 
 CASCADE: dict[str, Any] = {**TRITON, "triton_attention_cascade": True, "triton_attention_split_tile_size": 16}
@@ -280,7 +264,7 @@ BEGINNING = [(7 * n) % 90 + 5 for n in range(33)]
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("is_eager", [False, pytest.param(True, marks=pytest.mark.sweep)])
-def test_what_sequences_share_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch, is_eager: bool) -> None:
+def test_what_sequences_share_is_read_once(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, is_eager: bool) -> None:
     """Shared tiles are in the graphs, as many as there is room for, and without a wait."""
     shared: list[int] = []
     real = plan.share
@@ -295,9 +279,9 @@ def test_what_sequences_share_is_read_once(folder: Path, monkeypatch: pytest.Mon
     small: dict[str, Any] = {"max_total_tokens": 160, "max_running_requests": 4}
     more = {"disable_cuda_graph": True} if is_eager else {"cuda_graph_bs": (4,)}
     few = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-    served = Served(folder, few, prompts, **CASCADE, **small, **more)
+    served = Served(tiny_folder, few, prompts, **CASCADE, **small, **more)
     assert shared[-3:] == [2, 2, 2]
-    assert served.tokens == on_cpu(folder, few, prompts, **small)
+    assert served.tokens == on_cpu(tiny_folder, few, prompts, **small)
     assert (served.replays > 0, set(served.launches) == {1}) == (not is_eager, not is_eager)
     assert [where for where in served.syncs if "in_flight" not in where] == [], "a launch waited"
 
@@ -314,113 +298,25 @@ def test_windows_are_replayed(tmp_path: Path) -> None:
 
 @pytest.mark.sweep
 def test_a_step_for_which_the_buffers_are_too_small_is_computed(
-    folder: Path, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = CapturedDecodes.plan
     monkeypatch.setattr(
         CapturedDecodes, "plan", lambda self, batch: plan(self, batch) if batch.seq_lens_np.max() < 40 else None
     )
-    served = Served(folder, ENDING, **TRITON | ONE_SIZE)
+    served = Served(tiny_folder, ENDING, **TRITON | ONE_SIZE)
     assert served.tokens == wanted
     assert min(served.launches) == 1 < max(served.launches)
 
 
-def test_rows_of_padding_go_to_a_block_that_nobody_has(folder: Path) -> None:
+def test_rows_of_padding_go_to_a_block_that_nobody_has(tiny_folder: Path) -> None:
     """Tokens fill every block that there is: one shared with the padding would be spoilt."""
     prompts = [[5 + n, 7, 9 + n] for n in range(3)]
     tight = {"max_total_tokens": 48, "page_size": 4, "schedule_conservativeness": 0.05}
     grown = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
-    served = Served(folder, grown, prompts, **tight)
+    served = Served(tiny_folder, grown, prompts, **tight)
     assert served.replays > 0
-    assert served.tokens == on_cpu(folder, grown, prompts, **tight)
-
-
-MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
-
-
-def mutation(break_it: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
-    MUTATIONS[break_it.__name__] = break_it
-    return break_it
-
-
-@mutation
-def unpadded_bucket(patch: pytest.MonkeyPatch) -> None:
-    """Rows of padding are not filled in: they are those of an earlier step."""
-    fill, padded = PackedRing.fill, InputBuffers._padded
-    sizes: list[tuple[int, int]] = []  # of the step that is being padded: its own rows, and all
-    before: dict[str, np.ndarray] = {}
-
-    def stale(self: PackedRing, name: str, values: np.ndarray) -> Any:
-        for own, size in sizes:
-            if len(values) == size and len(before.get(name, ())) >= size:
-                values = np.concatenate((values[:own], before[name][own:size]))
-        before[name] = values.copy()
-        return fill(self, name, values)
-
-    def unpadded(self: InputBuffers, slots: np.ndarray, *parts: Any) -> ForwardBatch:
-        sizes[:] = [(len(slots), len(slots) + parts[-1])] if len(slots) else []
-        made = padded(self, slots, *parts)
-        sizes.clear()
-        return made
-
-    patch.setattr(PackedRing, "fill", stale)
-    patch.setattr(InputBuffers, "_padded", unpadded)
-
-
-@mutation
-def forgotten_null_block(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SequenceTable, "reserve", lambda self, null_block: None)
-
-
-@mutation
-def block_table_that_moves(patch: pytest.MonkeyPatch) -> None:
-    real = InputBuffers._padded
-
-    def padded(self: InputBuffers, *parts: Any) -> ForwardBatch:
-        self._wide_tables = [torch.zeros_like(table) for table in self._wide_tables]
-        return real(self, *parts)
-
-    patch.setattr(InputBuffers, "_padded", padded)
-
-
-@mutation
-def plan_that_moves(patch: pytest.MonkeyPatch) -> None:
-    real = CapturedDecodes.plan
-
-    def plan(self: CapturedDecodes, batch: ForwardBatch) -> Any:
-        for i in range(len(self._kinds)):
-            self._buffers.fixed(f"captured tiles {i}", (self.capacity(8), 8), torch.int32)
-        return real(self, batch)
-
-    patch.setattr(CapturedDecodes, "plan", plan)
-
-
-@mutation
-def plan_of_another_step(patch: pytest.MonkeyPatch) -> None:
-    made: dict[int, Any] = {}
-    real = CapturedDecodes.plan
-
-    def plan(self: CapturedDecodes, batch: ForwardBatch) -> Any:
-        if batch.num_seqs not in made:
-            made[batch.num_seqs] = real(self, batch)
-        return made[batch.num_seqs]
-
-    patch.setattr(CapturedDecodes, "plan", plan)
-
-
-@pytest.mark.gate(1)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.sweep] if "that_moves" in name else []) for name in MUTATIONS]
-)
-def test_what_would_be_wrong_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    prompts = [[5 + n, 7, 9 + n] for n in range(3)]
-    tight = {"max_total_tokens": 48, "page_size": 4, "schedule_conservativeness": 0.05}
-    grown = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (24, 8, 16)]
-    settings = {**(TRITON if "moves" in name or "another" in name else {}), **tight}
-    MUTATIONS[name](monkeypatch)
-    said = Served(folder, grown, prompts, **settings).tokens
-    monkeypatch.undo()
-    assert said != on_cpu(folder, grown, prompts, **tight)
+    assert served.tokens == on_cpu(tiny_folder, grown, prompts, **tight)
 
 
 def test_sizes_are_those_that_were_asked_for() -> None:
@@ -445,15 +341,15 @@ def test_sizes_are_those_that_were_asked_for() -> None:
         ({"disable_cuda_graph_padding": True, "disable_cuda_graph": True}, "leave one of them out"),
     ],
 )
-def test_sizes_that_no_step_has_are_refused(folder: Path, options: dict[str, Any], words: str) -> None:
+def test_sizes_that_no_step_has_are_refused(tiny_folder: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Served(folder, **options)
+        Served(tiny_folder, **options)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("collects", [False, True])
 def test_garbage_is_left_alone_while_steps_are_captured(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, collects: bool
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, collects: bool
 ) -> None:
     seen: list[tuple[bool, bool]] = []  # whether it is on, and whether something is kept from it
     real = Recording.capture
@@ -465,12 +361,12 @@ def test_garbage_is_left_alone_while_steps_are_captured(
     monkeypatch.setattr(Recording, "capture", capture)
     assert gc.isenabled()
     gc.unfreeze()
-    Served(folder, enable_cudagraph_gc=collects)
+    Served(tiny_folder, enable_cudagraph_gc=collects)
     assert seen[-4:] == [(True, not collects)] * 4  # those before were for their memory to be measured
     assert gc.get_freeze_count() == 0
     gc.disable()  # as in a server that loads
     try:
-        Served(folder, enable_cudagraph_gc=collects)
+        Served(tiny_folder, enable_cudagraph_gc=collects)
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -479,9 +375,11 @@ def test_garbage_is_left_alone_while_steps_are_captured(
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("is_profiled", [False, True])
-def test_a_profile_of_the_captures_is_logged(folder: Path, caplog: pytest.LogCaptureFixture, is_profiled: bool) -> None:
+def test_a_profile_of_the_captures_is_logged(
+    tiny_folder: Path, caplog: pytest.LogCaptureFixture, is_profiled: bool
+) -> None:
     with caplog.at_level("INFO", "fwk.worker.around_captures"):
-        served = Served(folder, enable_profile_cuda_graph=is_profiled)
+        served = Served(tiny_folder, enable_profile_cuda_graph=is_profiled)
     tables = [record.getMessage() for record in caplog.records if record.name == "fwk.worker.around_captures"]
     assert len(tables) == is_profiled
     assert all(
@@ -491,21 +389,21 @@ def test_a_profile_of_the_captures_is_logged(folder: Path, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("name", ["enable_cudagraph_gc", "enable_profile_cuda_graph"])
-def test_what_is_around_no_capture_is_refused(folder: Path, name: str) -> None:
+def test_what_is_around_no_capture_is_refused(tiny_folder: Path, name: str) -> None:
     option = f"--{name.replace('_', '-')}"
     with pytest.raises(ConfigError, match=f"{option} and --disable-cuda-graph: nothing is captured"):
-        Served(folder, disable_cuda_graph=True, **{name: True})
+        Served(tiny_folder, disable_cuda_graph=True, **{name: True})
     with pytest.raises(ConfigError, match=f"{option}: on this device one capture serves steps of all sizes"):
-        on_cpu(folder, **{name: True})
+        on_cpu(tiny_folder, **{name: True})
 
 
-def test_on_a_cpu_one_capture_serves_all_sizes(folder: Path) -> None:
+def test_on_a_cpu_one_capture_serves_all_sizes(tiny_folder: Path) -> None:
     with pytest.raises(ConfigError, match="--cuda-graph-bs: on this device one capture serves steps of all sizes"):
-        fwk.LLM(str(folder), device="cpu", **OPTIONS | {"attention_backend": "torch", "cuda_graph_bs": (4,)})
+        fwk.LLM(str(tiny_folder), device="cpu", **OPTIONS | {"attention_backend": "torch", "cuda_graph_bs": (4,)})
 
 
-def test_an_attention_that_plans_anew_says_so(folder: Path) -> None:
-    served = Served(folder, attention_backend="torch")
+def test_an_attention_that_plans_anew_says_so(tiny_folder: Path) -> None:
+    served = Served(tiny_folder, attention_backend="torch")
     assert served.how == "eager (attention torch plans each step anew)"
 
 
@@ -516,12 +414,7 @@ def test_other_weights_are_captured_anew(tmp_path: Path, options: dict[str, Any]
     options = options | {"load_format": "auto"}
     wanted = {path: on_cpu(path, **options) for path in (first, second)}
     assert wanted[first] != wanted[second]
-    settings = OPTIONS | options
-    with (
-        flashinfer_stand_in(),
-        pretended() as plugins,
-        fwk.LLM(str(first), plugins=plugins, device="pretended", **settings) as llm,
-    ):
+    with flashinfer_stand_in(), serving(first, **OPTIONS | options) as llm:
         for path in (first, second, first):
             llm.update_weights(str(path))
             JOURNAL.clear()

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from tests.helpers.draft_heads import SIZE, save_eagle, save_eagle3, save_medusa
-from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, triton_kernels
+from tests.helpers.draft_heads import knows_words, save_eagle, save_eagle3, save_medusa
+from tests.helpers.interpreted import interpreted
+from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, serving, triton_kernels
 from tests.helpers.tiny import save_llama
-from torch import Tensor
 
 import fwk
 from fwk import SamplingParams
 from fwk.engine.scheduler import Scheduler
-from fwk.types import EngineStats, ForwardBatch
-from fwk.worker.draft_steps import Steps as DraftSteps
-from fwk.worker.in_flight import InFlight, Launched
-from fwk.worker.inputs import InputBuffers
-from fwk.worker.step_rows import StepRows
+from fwk.types import EngineStats
 from fwk_loaders.dummy.loader import DummyCheckpoint
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"),
-]
+pytestmark = interpreted
 
 PROMPTS = [[1, 7, 3, 9] * 5, [5, 5, 6]]  # the first comes in chunks
 OPTIONS: dict[str, Any] = {
@@ -91,15 +78,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def knows_words(head: Path, words: list[int]) -> None:
-    """Leave a head no vocabulary but these: then some of its drafts are right."""
-    config, file = json.loads((head / "config.json").read_text()), head / "model.safetensors"
-    (head / "config.json").write_text(json.dumps({**config, "draft_vocab_size": len(words)}))
-    tensors = load_file(file) | {"d2t": torch.tensor(words) - torch.arange(len(words))}
-    generator = torch.Generator().manual_seed(2)
-    save_file(tensors | {"lm_head.weight": torch.randn((len(words), SIZE), generator=generator)}, file)
-
-
 Drafted = dict[tuple[int, ...], list[int]]
 """What was drafted after each text."""
 
@@ -132,13 +110,7 @@ def elsewhere(models: Path, asked: tuple[str, Any, dict[str, Any]], steps: Steps
     kind, sampling, more = asked
     own = {"speculative_algorithm": kind, "speculative_draft_model_path": str(models / kind)}
     options = {**OPTIONS, **DRAFTS, **own, "attention_backend": "triton", **more}
-    with (
-        triton_kernels(),
-        pretended() as plugins,
-        fwk.LLM(str(models / "target"), plugins=plugins, device="pretended", **options) as llm,
-    ):
-        JOURNAL.clear()
-        steps.halves.clear()
+    with triton_kernels(), serving(models / "target", steps, **options) as llm:
         return said(llm, sampling)
 
 
@@ -218,93 +190,3 @@ def test_a_stop_token_ends_one_of_two_texts(models: Path, monkeypatch: pytest.Mo
             break
     else:
         raise AssertionError(tokens)
-
-
-def nothing_is_taken_off(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(InputBuffers, "_shorten", lambda *_: None)
-
-
-def a_draft_stands_where_all_were_accepted(patch: pytest.MonkeyPatch) -> None:
-    real = InputBuffers.prepare_one
-    patch.setattr(InputBuffers, "prepare_one", lambda self, *parts: real(self, *parts[:3]))
-
-
-def a_heads_keys_stand_where_all_were_accepted(patch: pytest.MonkeyPatch) -> None:
-    real = InputBuffers.prepare_next_late
-
-    def prepare(self: InputBuffers, *parts: Any) -> ForwardBatch:
-        slots, tokens, first, starts, fewer, last = parts
-        return real(self, slots, tokens, first, starts, torch.zeros_like(fewer), last)
-
-    patch.setattr(InputBuffers, "prepare_next_late", prepare)
-
-
-def a_head_goes_on_from_the_last_draft(patch: pytest.MonkeyPatch) -> None:
-    real = InputBuffers.prepare_next_late
-
-    def prepare(self: InputBuffers, *parts: Any) -> ForwardBatch:
-        forward = real(self, *parts)
-        assert forward.hidden_indices is not None
-        forward.hidden_indices.copy_(forward.query_start[1:] - 1)
-        return forward
-
-    patch.setattr(InputBuffers, "prepare_next_late", prepare)
-
-
-def all_counts_as_accepted(patch: pytest.MonkeyPatch) -> None:
-    real = InFlight._accept
-
-    def accept(self: InFlight, step: Launched, picked: Tensor) -> None:
-        real(self, step, picked)
-        self.rejected.zero_()
-
-    patch.setattr(InFlight, "_accept", accept)
-
-
-def drafts_are_drawn_as_if_all_were_accepted(patch: pytest.MonkeyPatch) -> None:
-    real = DraftSteps.choose
-
-    def choose(self: DraftSteps, logits: Tensor, rows: np.ndarray, ahead: int) -> Tensor:
-        with pytest.MonkeyPatch.context() as within:
-            within.setattr(DraftSteps, "_fewer", lambda *_: None)
-            return real(self, logits, rows, ahead)
-
-    patch.setattr(DraftSteps, "choose", choose)
-
-
-def rejected_drafts_use_numbers_up(patch: pytest.MonkeyPatch) -> None:
-    real = InputBuffers._shorten_rows
-
-    def shorten(self: InputBuffers, rows: StepRows) -> None:
-        real(self, rows)
-        if rows.num_fewer is not None:
-            rows.num_fewer.zero_()
-
-    patch.setattr(InputBuffers, "_shorten_rows", shorten)
-
-
-MUTATIONS: list[tuple[str, Any, Callable[[pytest.MonkeyPatch], None]]] = [
-    ("standalone", asks(), nothing_is_taken_off),
-    ("standalone", asks(), a_draft_stands_where_all_were_accepted),
-    ("standalone", asks(), all_counts_as_accepted),
-    ("standalone", SAMPLED, drafts_are_drawn_as_if_all_were_accepted),
-    ("standalone", SAMPLED, rejected_drafts_use_numbers_up),
-    ("eagle3", asks(), a_draft_stands_where_all_were_accepted),
-    ("eagle3", asks(), a_heads_keys_stand_where_all_were_accepted),
-    ("eagle3", asks(), a_head_goes_on_from_the_last_draft),
-]
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(("kind", "sampling", "mutate"), MUTATIONS)
-def test_what_would_be_wrong_is_noticed(
-    models: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    drafted: Drafted,
-    kind: str,
-    sampling: Any,
-    mutate: Callable[[pytest.MonkeyPatch], None],
-) -> None:
-    mutate(monkeypatch)
-    with pytest.raises(AssertionError):
-        check(models, (kind, sampling, EAGER), drafted, Steps(monkeypatch))

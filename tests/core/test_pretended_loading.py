@@ -19,8 +19,6 @@ from fwk.worker.weights import TrackedWeights
 from fwk_kit.testing.serving import TINY
 from fwk_loaders.dummy import weights as dummy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SIZES = {
     "hidden_size": 256,
     "intermediate_size": 512,

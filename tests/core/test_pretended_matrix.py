@@ -18,7 +18,9 @@ import pytest
 import torch
 from tests.helpers.adapters import make_adapter, make_base
 from tests.helpers.draft_heads import save_eagle3
-from tests.helpers.pretend_cuda import JOURNAL, Steps, flashinfer_stand_in, pretended, stand_in, triton_kernels
+from tests.helpers.interpreted import interpreted
+from tests.helpers.pretend_cuda import JOURNAL, Steps, flashinfer_stand_in, pretended, serving, stand_in, triton_kernels
+from tests.helpers.selection import covering
 
 import fwk
 from fwk import GrammarRequest, SamplingParams
@@ -27,10 +29,7 @@ from fwk.errors import FwkError
 from fwk.plugins import discover
 from fwk_loaders.dummy.loader import DummyCheckpoint
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter"),
-]
+pytestmark = interpreted
 
 ATTENTION = ("torch", "flashinfer-stand-in", "triton")
 NUMBERS: dict[str, dict[str, Any]] = {
@@ -58,19 +57,9 @@ class Case(NamedTuple):
 EVERY = [Case(*each) for each in itertools.product(ATTENTION, (True, False), (True, False), NUMBERS, SERVED)]
 
 
-def covering(cases: list[Case], num_settings: int) -> list[Case]:
-    """A few of them: each ``num_settings`` settings that occur together in one do so in one of these, too."""
-
-    def together(case: Case) -> set[Any]:
-        return set(itertools.combinations(enumerate(case), num_settings))
-
-    left = set[Any]().union(*map(together, cases))
-    chosen: list[Case] = []
-    while left:
-        best = max(cases, key=lambda case: len(left & together(case)))
-        chosen.append(best)
-        left -= together(best)
-    return chosen
+def chosen(num_settings: int) -> list[Case]:
+    """A few of them: each ``num_settings`` settings meet in one."""
+    return [EVERY[i] for i in covering([case._asdict() for case in EVERY], num_settings)]
 
 
 PROMPTS = [[1, 7, 3, 9] * 5, list(range(40, 57)), [5, 5, 6], [8]]
@@ -282,17 +271,13 @@ def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     has_own_numbers = case.attention == "flashinfer-stand-in" and case.numbers == "fp8 K/V"
     wanted = on_cpu(models, case.numbers, case.served, case.attention if has_own_numbers else "torch")
     steps = Steps(monkeypatch)
-    with (
-        kernels_of(case),
-        pretended() as plugins,
-        fwk.LLM(path, plugins=plugins, device="pretended", attention_backend=case.attention, **settings) as llm,
-    ):
+    settings |= {"attention_backend": case.attention}
+    with kernels_of(case), serving(Path(path), **settings) as llm:
         prepare(llm, case, models)
         how = llm.engine.info.chosen["step"]
         JOURNAL.clear()
         steps.halves.clear()
         found = [done.token_ids for done in generated(llm, case)]
-    assert JOURNAL.faults == []
     for tokens, reference in zip(found, wanted, strict=True):
         assert tokens[: len(reference)] == reference
     is_captured = case.graphs and case.attention != "torch"
@@ -300,19 +285,16 @@ def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     # Adapters and drafts are computed operator by operator.
     if case.served not in ("LoRA", "n-gram trees", "EAGLE-3 trees"):
         assert (JOURNAL.launches["graph"] > 0) == (is_captured or has_pieces)
-    assert max(steps.waits("launch")) == 0
-    assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
-    assert JOURNAL.of_kind("blocking") == {}
-    assert JOURNAL.of_kind("pageable") == {}
+    steps.assert_one_wait()
 
 
 @pytest.mark.gate(3)
-@pytest.mark.parametrize("case", covering(EVERY, 2), ids=str)
+@pytest.mark.parametrize("case", chosen(2), ids=str)
 def test_every_two_settings(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     check(models, monkeypatch, case)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("case", EVERY if os.environ.get("WHOLE_MATRIX") else covering(EVERY, 3), ids=str)
+@pytest.mark.parametrize("case", EVERY if os.environ.get("WHOLE_MATRIX") else chosen(3), ids=str)
 def test_every_three_settings(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     check(models, monkeypatch, case)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.interpreted import interpreted
 from tests.helpers.pretend_cuda import JOURNAL, pretended, triton_kernels
 from tests.helpers.pretend_cuda.device import Pretended
 from tests.helpers.pretend_cuda.tensors import MEMORY
@@ -23,9 +22,6 @@ from fwk.interfaces.device import Taken
 from fwk.types import Batch
 from fwk.worker.memory_profile import MemoryProfile
 from fwk.worker.model_runner import ModelRunner
-from fwk_kit.testing.serving import TINY
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 MEBI = 2**20
 TOTAL = 64 * MEBI
@@ -38,13 +34,6 @@ OPTIONS: dict[str, Any] = {
     **{name: "torch" for name in ("attention_backend", "operator_backend", "sampling_backend")},
 }
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    (made / "config.json").write_text(json.dumps(TINY))
-    return made
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +55,8 @@ def measured(folder: Path, **options: Any) -> tuple[dict[str, int], int]:
         return llm.engine.info.memory, llm.engine.info.num_blocks
 
 
-def test_what_the_largest_step_needs_is_left_free(folder: Path) -> None:
-    with served(folder, mem_fraction_static=0.5) as llm:
+def test_what_the_largest_step_needs_is_left_free(tiny_folder: Path) -> None:
+    with served(tiny_folder, mem_fraction_static=0.5) as llm:
         memory = llm.engine.info.memory
         assert memory["total"] == TOTAL
         assert min(memory["weights"], memory["step"], memory["kv_cache"]) > 0
@@ -82,9 +71,9 @@ def test_what_the_largest_step_needs_is_left_free(folder: Path) -> None:
 
 
 @pytest.mark.sweep
-def test_a_larger_step_leaves_fewer_blocks(folder: Path) -> None:
-    small, many = measured(folder, mem_fraction_static=0.5)
-    large, few = measured(folder, mem_fraction_static=0.5, max_prefill_tokens=512)
+def test_a_larger_step_leaves_fewer_blocks(tiny_folder: Path) -> None:
+    small, many = measured(tiny_folder, mem_fraction_static=0.5)
+    large, few = measured(tiny_folder, mem_fraction_static=0.5, max_prefill_tokens=512)
     assert large["step"] > 2 * small["step"]
     assert few < many
 
@@ -94,7 +83,7 @@ def test_a_larger_step_leaves_fewer_blocks(folder: Path) -> None:
     "option", [{"speculative_algorithm": "ngram"}, {"enable_lora": True, "max_loras_per_batch": 3}]
 )
 def test_drafts_and_adapters_are_part_of_the_largest_step(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
 ) -> None:
     batches: list[Batch] = []
     real = ModelRunner.launch
@@ -104,7 +93,7 @@ def test_drafts_and_adapters_are_part_of_the_largest_step(
         return real(self, batch)
 
     monkeypatch.setattr(ModelRunner, "launch", launch)
-    with served(folder, mem_fraction_static=0.5, **option) as llm:
+    with served(tiny_folder, mem_fraction_static=0.5, **option) as llm:
         prompts, decode, longest = batches
         assert [len(batch.sequences) for batch in batches] == [4, 4, 1]
         assert sum(s.num_new_tokens for s in prompts.sequences) == 64
@@ -117,20 +106,20 @@ def test_drafts_and_adapters_are_part_of_the_largest_step(
         assert llm.generate([[1, 2, 1, 2, 1, 2]], GREEDY)[0].token_ids
 
 
-def test_the_rehearsal_changes_no_token(folder: Path) -> None:
+def test_the_rehearsal_changes_no_token(tiny_folder: Path) -> None:
     prompts = [[1, 7, 3, 9] * 9, list(range(40, 75))]
     sampled = SamplingParams(max_tokens=6, temperature=0.9, seed=3, presence_penalty=0.5, ignore_eos=True)
     options = OPTIONS | {"device": "cpu", "max_total_tokens": 2048}
-    with fwk.LLM(str(folder), **options) as llm:
+    with fwk.LLM(str(tiny_folder), **options) as llm:
         wanted = [[done.token_ids for done in llm.generate(prompts, each)] for each in (GREEDY, sampled)]
-    with served(folder, max_total_tokens=2048) as llm:
+    with served(tiny_folder, max_total_tokens=2048) as llm:
         assert [[done.token_ids for done in llm.generate(prompts, each)] for each in (GREEDY, sampled)] == wanted
 
 
 @pytest.mark.sweep
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
-def test_graphs_are_estimated_from_the_two_largest(folder: Path) -> None:
-    with triton_kernels(), served(folder, mem_fraction_static=0.5, attention_backend="triton") as llm:
+@interpreted
+def test_graphs_are_estimated_from_the_two_largest(tiny_folder: Path) -> None:
+    with triton_kernels(), served(tiny_folder, mem_fraction_static=0.5, attention_backend="triton") as llm:
         assert llm.engine.info.chosen["step"].startswith("captured")
         memory = llm.engine.info.memory
         assert memory["graphs"] > 0
@@ -138,13 +127,13 @@ def test_graphs_are_estimated_from_the_two_largest(folder: Path) -> None:
 
 
 @pytest.mark.sweep
-def test_too_little_is_told_with_all_the_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_is_told_with_all_the_numbers(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pretended, "others", 20 * MEBI)
-    memory, _ = measured(folder, mem_fraction_static=0.9)
+    memory, _ = measured(tiny_folder, mem_fraction_static=0.9)
     assert memory["others"] == 20 * MEBI
     fraction = (20 * MEBI + memory["weights"] + memory["step"] // 2) / TOTAL
     with pytest.raises(ConfigError) as caught:
-        measured(folder, mem_fraction_static=round(fraction, 3))
+        measured(tiny_folder, mem_fraction_static=round(fraction, 3))
     words = str(caught.value)
     for part in (
         f"--mem-fraction-static {round(fraction, 3):g} of 64 MiB",
@@ -156,24 +145,24 @@ def test_too_little_is_told_with_all_the_numbers(folder: Path, monkeypatch: pyte
         assert part in words
     del caught  # with what the engine had
     enough = float(words.partition("raise it to ")[2].split()[0])
-    assert measured(folder, mem_fraction_static=enough)[1] >= 1
+    assert measured(tiny_folder, mem_fraction_static=enough)[1] >= 1
     with pytest.raises(ConfigError):
-        measured(folder, mem_fraction_static=round(enough - 0.002, 3))
+        measured(tiny_folder, mem_fraction_static=round(enough - 0.002, 3))
 
 
-def test_what_was_asked_for_leaves_room_for_the_step(folder: Path) -> None:
-    memory, _ = measured(folder, max_total_tokens=16)
+def test_what_was_asked_for_leaves_room_for_the_step(tiny_folder: Path) -> None:
+    memory, _ = measured(tiny_folder, max_total_tokens=16)
     room = TOTAL - memory["weights"] - memory["step"] // 2
     tokens = room // (memory["kv_cache"] // 16)
     with pytest.raises(ConfigError, match=r"of which \d+ MiB for the largest step must stay free"):
-        measured(folder, max_total_tokens=tokens)
+        measured(tiny_folder, max_total_tokens=tokens)
 
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize(("reserve", "most"), [(24 * MEBI, 34 * MEBI), (-20 * MEBI, 44 * MEBI)])
-def test_a_reserve_in_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch, reserve: int, most: int) -> None:
+def test_a_reserve_in_bytes(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, reserve: int, most: int) -> None:
     monkeypatch.setattr(Pretended, "others", 10 * MEBI)
-    with served(folder, device_reserve_memory_bytes=reserve) as llm:
+    with served(tiny_folder, device_reserve_memory_bytes=reserve) as llm:
         memory = llm.engine.info.memory
         used = memory["others"] + memory["weights"] + memory["step"] + memory["kv_cache"]
         block = memory["kv_cache"] // llm.engine.info.num_blocks
@@ -181,41 +170,41 @@ def test_a_reserve_in_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch, reser
 
 
 @pytest.mark.sweep
-def test_a_reserve_that_is_too_small_says_what_would_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reserve_that_is_too_small_says_what_would_do(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pretended, "others", 10 * MEBI)
     for reserve in (MEBI // 64, -60 * MEBI):
         with pytest.raises(ConfigError, match=f"--device-reserve-memory-bytes {reserve} allows ") as caught:
-            measured(folder, device_reserve_memory_bytes=reserve)
+            measured(tiny_folder, device_reserve_memory_bytes=reserve)
         enough = int(str(caught.value).partition("make it ")[2].split()[0])
         del caught
         assert (enough > 0) == (reserve > 0)
 
 
-def test_a_reserve_on_the_host_is_refused(folder: Path) -> None:
+def test_a_reserve_on_the_host_is_refused(tiny_folder: Path) -> None:
     with pytest.raises(ConfigError, match="--device-reserve-memory-bytes: this device has no memory but the host's"):
-        fwk.LLM(str(folder), load_format="dummy", device="cpu", device_reserve_memory_bytes=2**30)
+        fwk.LLM(str(tiny_folder), load_format="dummy", device="cpu", device_reserve_memory_bytes=2**30)
     others: list[dict[str, Any]] = [{"max_total_tokens": 64}, {"mem_fraction_static": 0.5}]
     for other in others:
         with pytest.raises(ConfigError, match=r"device-reserve-memory-bytes.*does nothing alongside --m"):
-            fwk.LLM(str(folder), load_format="dummy", device="cpu", device_reserve_memory_bytes=2**30, **other)
+            fwk.LLM(str(tiny_folder), load_format="dummy", device="cpu", device_reserve_memory_bytes=2**30, **other)
 
 
 def test_a_device_that_counts_nothing_is_served_all_the_same(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Pretended, "taken", lambda self, device: None)
-    with served(folder, mem_fraction_static=0.5) as llm:
+    with served(tiny_folder, mem_fraction_static=0.5) as llm:
         assert llm.engine.info.memory["step"] == 0
     assert "the memory of the largest step was not measured: the device counts none" in caplog.messages
 
 
-def test_a_step_that_does_not_fit_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_does_not_fit_is_a_sentence(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(self: ModelRunner, batch: Any) -> Any:
         raise torch.OutOfMemoryError("tried to allocate 3 GiB\nmore")
 
     monkeypatch.setattr(ModelRunner, "launch", no_room)
     with pytest.raises(ConfigError, match=r"the largest step, 64 tokens of 4 sequences, .*3 GiB\): lower --max-"):
-        measured(folder)
+        measured(tiny_folder)
 
 
 class Counting:

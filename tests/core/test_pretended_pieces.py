@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
-from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, pretended
+from tests.helpers.interpreted import interpreted
+from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, pretended, serving
 
 import fwk
 from fwk import SamplingParams
@@ -19,14 +17,9 @@ from fwk.errors import ConfigError
 from fwk.interfaces.graphs import StepOutput
 from fwk.types import ForwardBatch
 from fwk.worker.graphs import StepModel
-from fwk.worker.inputs import InputBuffers
-from fwk.worker.pieces import PromptPieces
 from fwk_kit.testing.serving import TINY
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the pretended device asks for it"),
-]
+pytestmark = interpreted
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6], [1, 7, 3, 9] * 9 + [4, 4]]
 """Together more than a step's tokens, so that some are computed in parts; the last begins as the first does."""
@@ -49,13 +42,6 @@ GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=8, temperature=0.9, top_p=0.9, top_k=20, seed=3, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    (made / "config.json").write_text(json.dumps(TINY))
-    return made
-
-
 class Served:
     """What came of some requests on the pretended device, the second half of them after the first."""
 
@@ -68,13 +54,11 @@ class Served:
         with (
             pytest.MonkeyPatch.context() as patch,
             flashinfer_stand_in(),
-            pretended() as plugins,
-            fwk.LLM(str(folder), plugins=plugins, device="pretended", **settings) as llm,
+            serving(folder, **settings) as llm,
         ):
             patch.setattr(StepModel, "_run", self._counted(StepModel._run))
             self.info = llm.engine.info
             self.how = self.info.chosen["step"]
-            JOURNAL.clear()
             self.tokens = generated(llm, sampling)
             self.syncs = dict(JOURNAL.syncs)
         self.faults = list(JOURNAL.faults)
@@ -109,12 +93,12 @@ def on_cpu(folder: Path, sampling: Any = GREEDY, **options: Any) -> list[list[in
 
 
 @pytest.fixture(scope="module")
-def wanted(folder: Path) -> list[list[int]]:
-    return on_cpu(folder)
+def wanted(tiny_folder: Path) -> list[list[int]]:
+    return on_cpu(tiny_folder)
 
 
-def test_prompts_in_pieces_say_the_same_in_few_launches(folder: Path, wanted: list[list[int]]) -> None:
-    served = Served(folder)
+def test_prompts_in_pieces_say_the_same_in_few_launches(tiny_folder: Path, wanted: list[list[int]]) -> None:
+    served = Served(tiny_folder)
     assert served.how.endswith("; prompts in pieces (3 numbers of tokens up to 32)")
     assert served.tokens == wanted
     assert served.distance < 1e-5
@@ -131,11 +115,11 @@ def test_prompts_in_pieces_say_the_same_in_few_launches(folder: Path, wanted: li
 
 
 @pytest.mark.sweep
-def test_what_pieces_take_is_left_free(folder: Path) -> None:
+def test_what_pieces_take_is_left_free(tiny_folder: Path) -> None:
     with flashinfer_stand_in(), pretended() as plugins:
         graphs: list[int] = []
         for options in (OPTIONS, OPTIONS | PIECES):
-            with fwk.LLM(str(folder), plugins=plugins, device="pretended", **options) as llm:
+            with fwk.LLM(str(tiny_folder), plugins=plugins, device="pretended", **options) as llm:
                 graphs.append(llm.engine.info.memory["graphs"])
     assert graphs[0] < graphs[1]
 
@@ -153,50 +137,13 @@ WITH: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", WITH)
-def test_it_goes_with(folder: Path, name: str) -> None:
+def test_it_goes_with(tiny_folder: Path, name: str) -> None:
     sampling, options = WITH[name]
-    served = Served(folder, sampling, **options)
-    assert served.tokens == on_cpu(folder, sampling, **options)
+    served = Served(tiny_folder, sampling, **options)
+    assert served.tokens == on_cpu(tiny_folder, sampling, **options)
     assert served.distance < 1e-5
     assert served.faults == []
     assert any(size for _, size, *_ in served.steps)
-
-
-def unpadded_bucket(patch: pytest.MonkeyPatch) -> None:
-    """Positions are right behind the tokens, where no captured piece reads them."""
-    real = InputBuffers._filled
-
-    def filled(self: InputBuffers, *parts: Any, padding: int = 0) -> ForwardBatch:
-        return real(self, *parts)
-
-    patch.setattr(InputBuffers, "_filled", filled)
-
-
-def moved(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    def break_it(patch: pytest.MonkeyPatch) -> None:
-        real = PromptPieces._attend
-
-        def attend(self: PromptPieces, call: Any, batch: ForwardBatch) -> None:
-            setattr(call, name, torch.zeros_like(getattr(call, name)))
-            real(self, call, batch)
-
-        patch.setattr(PromptPieces, "_attend", attend)
-
-    return break_it
-
-
-MUTATIONS = {"unpadded_bucket": unpadded_bucket, "queries_that_moved": moved("q"), "outcome_that_moved": moved("out")}
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_what_would_be_wrong_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    MUTATIONS[name](monkeypatch)
-    if name == "unpadded_bucket":  # what is read as tokens and positions is neither
-        with pytest.raises(IndexError, match="out of range"):
-            Served(folder)
-        return
-    assert Served(folder).distance > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -209,11 +156,11 @@ def test_what_would_be_wrong_is_noticed(folder: Path, monkeypatch: pytest.Monkey
         ({"piecewise_cuda_graph_max_tokens": 20}, "32 is more than --piecewise-cuda-graph-max-tokens 20"),
     ],
 )
-def test_what_cannot_be_is_refused(folder: Path, options: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_is_refused(tiny_folder: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Served(folder, **options)
+        Served(tiny_folder, **options)
 
 
-def test_on_a_cpu_it_is_refused(folder: Path) -> None:
+def test_on_a_cpu_it_is_refused(tiny_folder: Path) -> None:
     with pytest.raises(ConfigError, match="--enable-piecewise-cuda-graph: on this device one capture serves steps"):
-        on_cpu(folder, **PIECES)
+        on_cpu(tiny_folder, **PIECES)

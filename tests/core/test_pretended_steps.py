@@ -9,25 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.pretend_cuda import JOURNAL, Steps, pretended, read_results
+from tests.helpers.pretend_cuda import Steps, serving
 
 import fwk
 from fwk import GrammarRequest, SamplingParams
-from fwk.errors import InvalidRequest
 from fwk.interfaces.device import NoEvent
 from fwk.types import Request
-from fwk.worker import verify
 from fwk.worker.forced import ForcedDrafts
 from fwk.worker.grammar import GrammarMasks
-from fwk.worker.in_flight import InFlight
-from fwk.worker.sampling import SamplingPipeline
-from fwk.worker.staging import StagingRing
-from fwk.worker.step_sampler import StepSampler
 from fwk.worker.transfer import BlockStore
-from fwk.worker.uploads import Uploads
-from fwk_kit.testing.serving import TINY
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
 OPTIONS: dict[str, Any] = {
@@ -77,13 +67,6 @@ ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    (made / "config.json").write_text(json.dumps(TINY))
-    return made
-
-
 Said = tuple[list[int], str | None, list[float], list[float]]
 
 
@@ -106,10 +89,7 @@ def on_cpu(model: Path, sampling: Any, **options: Any) -> list[Said]:
 
 
 def elsewhere(model: Path, sampling: Any, steps: Steps | None = None, **options: Any) -> list[Said]:
-    with pretended() as plugins, fwk.LLM(str(model), plugins=plugins, device="pretended", **OPTIONS | options) as llm:
-        JOURNAL.clear()
-        if steps is not None:
-            steps.halves.clear()
+    with serving(model, steps, **OPTIONS | options) as llm:
         return said(llm, sampling)
 
 
@@ -120,34 +100,28 @@ def assert_same(found: list[Said], wanted: list[Said]) -> None:
         assert mine[3] == pytest.approx(other[3], abs=1e-4)
 
 
-def assert_waits_once(steps: Steps) -> None:
-    assert JOURNAL.faults == []
-    assert max(steps.waits("launch")) == 0, dict(JOURNAL.syncs)
-    assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
-    assert JOURNAL.of_kind("blocking") == {}
-    assert JOURNAL.of_kind("pageable") == {}
-
-
 @pytest.mark.gate(4)
 @pytest.mark.parametrize("name", ASKED)
-def test_no_launch_waits_and_no_collected_step_twice(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_no_launch_waits_and_no_collected_step_twice(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     sampling, options = ASKED[name]
-    wanted = on_cpu(folder, sampling, **options)
+    wanted = on_cpu(tiny_folder, sampling, **options)
     steps = Steps(monkeypatch)
-    assert_same(elsewhere(folder, sampling, steps, **options), wanted)
-    assert_waits_once(steps)
+    assert_same(elsewhere(tiny_folder, sampling, steps, **options), wanted)
+    steps.assert_one_wait()
 
 
-def test_steps_with_grammars_overlap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_with_grammars_overlap(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next step's model is launched before the text is known that its masks follow from."""
     steps = Steps(monkeypatch)
-    elsewhere(folder, ASKED["grammar"][0], steps)
+    elsewhere(tiny_folder, ASKED["grammar"][0], steps)
     in_flight = steps.num_in_flight()
     assert max(in_flight) == 2
     assert in_flight.count(2) >= 9
 
 
-def test_text_that_is_known_ahead_is_drafted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_is_known_ahead_is_drafted(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drafted: list[int] = []
     real = ForcedDrafts.enter
 
@@ -159,19 +133,19 @@ def test_text_that_is_known_ahead_is_drafted(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ForcedDrafts, "enter", enter)
     sampling, _ = ASKED["a schema whose text is known ahead"]
     plain = Steps(monkeypatch)
-    elsewhere(folder, sampling, plain)
+    elsewhere(tiny_folder, sampling, plain)
     assert max(drafted) > 2
     num_steps = len(plain.waits("collect"))
-    elsewhere(folder, sampling, plain, disable_jump_forward=True)
+    elsewhere(tiny_folder, sampling, plain, disable_jump_forward=True)
     assert num_steps < len(plain.waits("collect"))
 
 
-def test_a_refusal_that_the_device_finds_says_what_it_says_on_the_cpu(folder: Path) -> None:
+def test_a_refusal_that_the_device_finds_says_what_it_says_on_the_cpu(tiny_folder: Path) -> None:
     impossible = asks(allowed_token_ids=[4], bad_word_token_ids=[[4]])
     params = [asks(), impossible, asks(seed=1)]
-    with fwk.LLM(str(folder), device="cpu", **OPTIONS) as llm:
+    with fwk.LLM(str(tiny_folder), device="cpu", **OPTIONS) as llm:
         wanted = errors(llm, params)
-    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **OPTIONS) as llm:
+    with serving(tiny_folder, **OPTIONS) as llm:
         assert errors(llm, params) == wanted
     assert [error is None for error in wanted] == [True, False, True]
     assert "allowed_token_ids" in (wanted[1] or "")
@@ -187,7 +161,7 @@ def errors(llm: fwk.LLM, params: list[SamplingParams]) -> list[str | None]:
     return [found[str(i)] for i in range(len(PROMPTS))]
 
 
-def test_one_that_raises_ends_its_own_sequence_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_raises_ends_its_own_sequence_alone(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = GrammarMasks.apply
     calls = 0
 
@@ -201,11 +175,9 @@ def test_one_that_raises_ends_its_own_sequence_alone(folder: Path, monkeypatch: 
     monkeypatch.setattr(GrammarMasks, "apply", fails_at_the_fourth)
     params = [asks(), ASKED["grammar"][0], asks(temperature=1.0, seed=1)]
     steps = Steps(monkeypatch)
-    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **OPTIONS) as llm:
-        JOURNAL.clear()
-        steps.halves.clear()
+    with serving(tiny_folder, steps, **OPTIONS) as llm:
         assert [error is None for error in errors(llm, params)] == [True, False, True]
-    assert_waits_once(steps)
+    steps.assert_one_wait()
 
 
 TIERS: dict[str, Any] = {"prefix_cache": "hierarchical", "max_total_tokens": 112}
@@ -220,18 +192,16 @@ def restored(llm: fwk.LLM) -> list[list[int]]:
     return found
 
 
-def test_blocks_go_to_tiers_without_a_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fwk.LLM(str(folder), device="cpu", **OPTIONS | TIERS) as llm:
+def test_blocks_go_to_tiers_without_a_wait(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fwk.LLM(str(tiny_folder), device="cpu", **OPTIONS | TIERS) as llm:
         wanted = restored(llm)
     steps = Steps(monkeypatch)
-    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **OPTIONS | TIERS) as llm:
-        JOURNAL.clear()
-        steps.halves.clear()
+    with serving(tiny_folder, steps, **OPTIONS | TIERS) as llm:
         assert restored(llm) == wanted
-    assert_waits_once(steps)
+    steps.assert_one_wait()
 
 
-def test_tiers_that_are_given_what_has_not_come_are_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiers_that_are_given_what_has_not_come_are_noticed(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take_buffer, save = BlockStore._take_buffer, BlockStore.save
 
     def save_at_once(self: BlockStore, pairs: Any) -> None:
@@ -242,103 +212,16 @@ def test_tiers_that_are_given_what_has_not_come_are_noticed(folder: Path, monkey
         BlockStore, "_take_buffer", lambda self: dataclasses.replace(take_buffer(self), event=NoEvent())
     )
     monkeypatch.setattr(BlockStore, "save", save_at_once)
-    with fwk.LLM(str(folder), device="cpu", **OPTIONS | TIERS) as llm:
+    with fwk.LLM(str(tiny_folder), device="cpu", **OPTIONS | TIERS) as llm:
         wanted = restored(llm)
-    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **OPTIONS | TIERS) as llm:
+    with serving(tiny_folder, **OPTIONS | TIERS) as llm:
         found = restored(llm)
     assert found[0] == wanted[0]
     assert found[1] != wanted[1]
 
 
-def test_outputs_end_where_their_grammars_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_end_where_their_grammars_do(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = [asks(grammar=GrammarRequest("regex", f"[a-z]{{{n}}}"), temperature=0.9, seed=n) for n in (3, 5, 40)]
     steps = Steps(monkeypatch)
-    assert_same(elsewhere(folder, ends, steps), on_cpu(folder, ends))
-    assert_waits_once(steps)
-
-
-def waits_when_launched(patch: pytest.MonkeyPatch) -> None:
-    real = InFlight.ready
-
-    def ready(self: InFlight) -> None:
-        self.settle()
-        real(self)
-
-    patch.setattr(InFlight, "ready", ready)
-
-
-def one_read_of_the_device_more(patch: pytest.MonkeyPatch) -> None:
-    read_results(patch, SamplingPipeline, "pick")
-
-
-def pageable_copies(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        Uploads, "send", lambda self, values: torch.from_numpy(values.copy()).to(self._where, non_blocking=True)
-    )
-
-
-def one_piece_of_memory(patch: pytest.MonkeyPatch) -> None:
-    """And no event: what a copy still reads is written to."""
-
-    def turn(self: Uploads) -> None:
-        self._used = 0
-
-    patch.setattr(Uploads, "turn", turn)
-
-
-def events_that_never_come(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StagingRing, "sent", lambda self: None)
-    real = StagingRing.__init__
-    patch.setattr(StagingRing, "__init__", lambda self, device, where, size: real(self, device, where, 1))
-
-
-def no_early_collect(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StepSampler, "reads_history", lambda self, rows: False)
-
-
-def drafts_that_stand_in_a_row(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verify, "_stand_at_depths", lambda *_: None)
-
-
-def one_text_for_all_paths(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verify.Verifier, "_by_paths", lambda self, rows, trees: iter([range_of(rows)]))
-
-
-def range_of(rows: Any) -> Any:
-    return torch.arange(len(rows.slots)).numpy()
-
-
-def tokens_to_come_taken_for_known(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GrammarMasks, "_num_sure", lambda self, slots: self._table.num_tokens[slots])
-
-
-BROKEN = [
-    (waits_when_launched, "greedy"),
-    (one_read_of_the_device_more, "sampled"),
-    (pageable_copies, "sampled"),
-    (one_piece_of_memory, "sampled"),
-    (events_that_never_come, "sampled"),
-    (no_early_collect, "penalties"),
-    (no_early_collect, "grammar"),
-    (drafts_that_stand_in_a_row, "n-gram trees"),
-    (one_text_for_all_paths, "n-gram trees, penalties"),
-    (tokens_to_come_taken_for_known, "grammar"),
-]
-
-
-@pytest.mark.gate(3)
-@pytest.mark.parametrize(("break_it", "name"), BROKEN, ids=[f"{f.__name__}-{name}" for f, name in BROKEN])
-def test_what_would_be_wrong_is_noticed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, break_it: Any, name: str
-) -> None:
-    sampling, options = ASKED[name]
-    wanted = on_cpu(folder, sampling, **options)
-    break_it(monkeypatch)
-    steps = Steps(monkeypatch)
-
-    def run() -> None:
-        assert_same(elsewhere(folder, sampling, steps, **options), wanted)
-        assert_waits_once(steps)
-
-    with pytest.raises((AssertionError, OverflowError, InvalidRequest)):
-        run()
+    assert_same(elsewhere(tiny_folder, ends, steps), on_cpu(tiny_folder, ends))
+    steps.assert_one_wait()

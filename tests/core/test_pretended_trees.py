@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +10,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import KINDS, write
-from tests.helpers.draft_heads import SIZE, save_eagle3, save_medusa, save_mtp
-from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, pretended, triton_kernels
-from tests.helpers.pretend_cuda.tree_mutations import a_path_ends_a_node_early, keys_stay_where_they_were
+from tests.helpers.draft_heads import knows_words, save_eagle3, save_medusa, save_mtp
+from tests.helpers.interpreted import interpreted
+from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, serving, triton_kernels
 from tests.helpers.tiny import save_llama
-from torch import Tensor
 
 import fwk
 from fwk import SamplingParams
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.sequence import Status
 from fwk.types import EngineStats
-from fwk.worker import in_flight
-from fwk.worker.draft_store import DraftStore
 from fwk.worker.draft_tree import DraftTree, accepted_in_trees
 from fwk.worker.drafting import Drafting
-from fwk.worker.inputs import InputBuffers
 from fwk_loaders.dummy.loader import DummyCheckpoint
 
-emulated = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in an interpreter")
-pytestmark = [pytest.mark.usefixtures("one_thread"), emulated]
+pytestmark = interpreted
 
 PROMPTS = [[1, 7, 3, 9] * 5, [5, 5, 6]]  # the first comes in chunks
 WORDS = [21, 77, 130, 200, 251]  # all that the target says, and its heads know
@@ -102,12 +94,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_llama(folder / "target", seed=1, tie_word_embeddings=False)
     DummyCheckpoint(folder / "target").tokenizer().save(str(folder / "target" / "tokenizer.json"))
     only_words(folder / "target", "lm_head.weight")
-    head = save_eagle3(folder / "eagle3")
-    config = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps({**config, "draft_vocab_size": len(WORDS)}))
-    rows = torch.randn((len(WORDS), SIZE), generator=torch.Generator().manual_seed(2))
-    file = head / "model.safetensors"
-    save_file(load_file(file) | {"d2t": torch.tensor(WORDS) - torch.arange(len(WORDS)), "lm_head.weight": rows}, file)
+    knows_words(save_eagle3(folder / "eagle3"), WORDS)
     only_words(save_medusa(folder / "medusa", 4), *(f"{i}.1.weight" for i in range(4)))
     only_words(save_mtp(folder / "mtp"), "lm_head.weight")
     return folder
@@ -179,13 +166,7 @@ def elsewhere(models: Path, case: Case, steps: Steps, *prompts: list[list[int]])
     """What is said to these prompts, one after another."""
     kind, sampling, more = case
     options = {**options_of(models, kind), "attention_backend": "triton", **more}
-    with (
-        triton_kernels(),
-        pretended() as plugins,
-        fwk.LLM(target_of(models, kind), plugins=plugins, device="pretended", **options) as llm,
-    ):
-        JOURNAL.clear()
-        steps.halves.clear()
+    with triton_kernels(), serving(Path(target_of(models, kind)), steps, **options) as llm:
         return [said(llm, sampling, some) for some in prompts], llm.engine.stats()
 
 
@@ -303,103 +284,3 @@ def test_a_path_is_what_a_walk_finds() -> None:
         assert sorted(order[i].tolist()) == list(range(1 + width))
         length = max(length, len(path))
     assert length > 2
-
-
-def hidden_states_stay_in_the_order_of_drafts(patch: pytest.MonkeyPatch) -> None:
-    real = Drafting._learn_early
-
-    def learn(self: Drafting, step: Any, *parts: Any) -> None:
-        step.late.order = None
-        real(self, step, *parts)
-
-    patch.setattr(Drafting, "_learn_early", learn)
-
-
-def a_path_is_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    def accepted(*parts: Tensor) -> tuple[Tensor, Tensor]:
-        order, count = accepted_in_trees(*parts)
-        return torch.where(order > 1, order - 1, order), count
-
-    patch.setattr(in_flight, "accepted_in_trees", accepted)
-
-
-def random_numbers_are_those_of_a_chain(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DraftStore, "_enter_rows", lambda *_: None)
-
-
-def random_numbers_are_those_of_other_depths(patch: pytest.MonkeyPatch) -> None:
-    real = DraftStore._enter_rows
-
-    def enter(self: DraftStore, rows: Any, places: Any, counts: Any, below: Tensor) -> None:
-        real(self, rows, places, counts, (below - 1).clamp(min=0))
-
-    patch.setattr(DraftStore, "_enter_rows", enter)
-
-
-def random_numbers_are_those_of_accepted_trees(patch: pytest.MonkeyPatch) -> None:
-    real = InputBuffers._shorten_rows
-
-    def shorten(self: InputBuffers, rows: Any) -> None:
-        real(self, rows)
-        rows.num_fewer = None
-
-    patch.setattr(InputBuffers, "_shorten_rows", shorten)
-
-
-def no_draft_is_sure_to_be_rejected(patch: pytest.MonkeyPatch) -> None:
-    """The rows' last places are lowered, and the numbers to take off are not."""
-    real = InputBuffers._shorten_rows
-
-    def shorten(self: InputBuffers, rows: Any) -> None:
-        before = rows.num_tokens.copy()
-        real(self, rows)
-        rows.num_tokens[:] = before
-
-    patch.setattr(InputBuffers, "_shorten_rows", shorten)
-
-
-def nodes_stand_where_all_were_accepted(patch: pytest.MonkeyPatch) -> None:
-    real = InputBuffers.prepare_nodes_on_device
-    patch.setattr(InputBuffers, "prepare_nodes_on_device", lambda self, *parts: real(self, *parts[:4]))
-
-
-MUTATIONS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
-    ("medusa", keys_stay_where_they_were),
-    ("mtp", keys_stay_where_they_were),
-    ("medusa", hidden_states_stay_in_the_order_of_drafts),
-    ("medusa", a_path_ends_a_node_early),
-    ("medusa", a_path_is_off_by_one),
-    ("eagle3", nodes_stand_where_all_were_accepted),
-    ("mtp", hidden_states_stay_in_the_order_of_drafts),
-    ("mtp", nodes_stand_where_all_were_accepted),
-]
-OF_PLACES = [
-    random_numbers_are_those_of_a_chain,
-    random_numbers_are_those_of_other_depths,
-    random_numbers_are_those_of_accepted_trees,
-    no_draft_is_sure_to_be_rejected,
-]
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(("kind", "mutate"), MUTATIONS)
-def test_what_would_be_wrong_is_noticed(
-    models: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    drafted: Drafted,
-    kind: str,
-    mutate: Callable[[pytest.MonkeyPatch], None],
-) -> None:
-    mutate(monkeypatch)
-    with pytest.raises(AssertionError):
-        check(models, (kind, asks(), EAGER), drafted, Steps(monkeypatch))
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("mutate", OF_PLACES)
-def test_wrong_random_numbers_are_noticed(
-    models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted, mutate: Callable[[pytest.MonkeyPatch], None]
-) -> None:
-    mutate(monkeypatch)
-    with pytest.raises(AssertionError):
-        check(models, ASKED["Medusa, sampled"], drafted, Steps(monkeypatch))

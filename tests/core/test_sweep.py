@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from tests.helpers.durations import ROOT, read
-from tests.helpers.selection import pairwise, spread
+from tests.helpers.selection import covering, spread
 from tests.helpers.steps import LINES, Done, failures
 from tests.helpers.sweep import distances, parts_of, plan
 
 
 def test_pairs_of_a_product_meet() -> None:
     places = [dict(zip("abc", values, strict=True)) for values in product(range(4), range(3), range(5))]
-    kept = pairwise(places)
+    kept = covering(places, 2)
     assert len(kept) <= 25 < len(places)
     every, met = (
         {pair for place in some for pair in combinations(place.items(), 2)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,12 @@ def save_mtp(folder: Path) -> Path:
     write(folder, "glm4_moe", {**EXPERTS, **GROUPS, "head_dim": 16, "use_qk_norm": True, "first_k_dense_replace": 3})
     with_predictor(folder)
     return folder
+
+
+def knows_words(head: Path, words: Sequence[int]) -> None:
+    """Leave a head no vocabulary but these: then some of its drafts are right."""
+    config, file = json.loads((head / "config.json").read_text()), head / "model.safetensors"
+    (head / "config.json").write_text(json.dumps({**config, "draft_vocab_size": len(words)}))
+    tensors = load_file(file) | {"d2t": torch.tensor(list(words)) - torch.arange(len(words))}
+    generator = torch.Generator().manual_seed(2)
+    save_file(tensors | {"lm_head.weight": torch.randn((len(words), SIZE), generator=generator)}, file)

@@ -38,7 +38,7 @@ def left_to_the_sweep(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
         if mark is not None:
             kept = spread(len(found), *mark.args)
         elif len(found) > 8 and (places := [parameters(item) for item in found]) and len(places[0]) > 2:
-            kept = pairwise(places)
+            kept = set(covering(places, 2))
         else:
             continue
         yield from (item for i, item in enumerate(found) if i not in kept)
@@ -83,13 +83,13 @@ def spread(total: int, count: int) -> set[int]:
     return {round(i * (total - 1) / max(count - 1, 1)) for i in range(count)}
 
 
-def pairwise(places: Sequence[dict[str, Hashable]]) -> set[int]:
-    """Members of a product in which every two values of two parameters that meet at all meet once; greedy, in order."""
-    missing = [set(combinations(sorted(place.items()), 2)) for place in places]
+def covering(places: Sequence[dict[str, Hashable]], num: int) -> list[int]:
+    """Members of a product in which every ``num`` values of as many parameters that meet at all meet; greedy."""
+    missing = [set(combinations(sorted(place.items()), num)) for place in places]
     left = set().union(*missing)
-    kept: set[int] = set()
+    kept: list[int] = []
     while left:
         best = max(range(len(places)), key=lambda i: (len(missing[i] & left), -i))
-        kept.add(best)
+        kept.append(best)
         left -= missing[best]
     return kept

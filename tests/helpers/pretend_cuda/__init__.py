@@ -9,7 +9,7 @@ from tests.helpers.pretend_cuda.device import pretended
 from tests.helpers.pretend_cuda.graphs import triton_kernels
 from tests.helpers.pretend_cuda.journal import Journal
 from tests.helpers.pretend_cuda.stand_in import flashinfer_stand_in
-from tests.helpers.pretend_cuda.steps import EXACT, Steps, read_results
+from tests.helpers.pretend_cuda.steps import EXACT, Steps, serving
 from tests.helpers.pretend_cuda.tensors import JOURNAL
 
-__all__ = ["EXACT", "JOURNAL", "Journal", "Steps", "flashinfer_stand_in", "pretended", "read_results", "triton_kernels"]
+__all__ = ["EXACT", "JOURNAL", "Journal", "Steps", "flashinfer_stand_in", "pretended", "serving", "triton_kernels"]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fwk
 from fwk.worker.worker import LocalWorker
+from tests.helpers.pretend_cuda.device import pretended
 from tests.helpers.pretend_cuda.tensors import JOURNAL
 
 EXACT: dict[str, Any] = {
@@ -45,14 +49,20 @@ class Steps:
         """How many steps were in flight after each half: two where one was launched before the last was collected."""
         return list(accumulate(1 if half == "launch" else -1 for half, _ in self.halves))
 
+    def assert_one_wait(self) -> None:
+        """No launch waited, a collected step once, and nothing was copied as a device would not have it."""
+        assert JOURNAL.faults == []
+        assert max(self.waits("launch")) == 0, dict(JOURNAL.syncs)
+        assert max(self.waits("collect")) == 1, dict(JOURNAL.syncs)
+        assert JOURNAL.of_kind("blocking") == {}
+        assert JOURNAL.of_kind("pageable") == {}
 
-def read_results(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
-    """Break the code: the host reads what a method returns, and waits for it."""
-    real = getattr(owner, name)
 
-    def reading(self: Any, *parts: Any) -> Any:
-        found = real(self, *parts)
-        found.tolist()
-        return found
-
-    patch.setattr(owner, name, reading)
+@contextmanager
+def serving(model: Path, steps: Steps | None = None, **options: Any) -> Iterator[fwk.LLM]:
+    """A model on the pretended device. The journal and ``steps`` have what happens once it is loaded."""
+    with pretended() as plugins, fwk.LLM(str(model), plugins=plugins, device="pretended", **options) as llm:
+        JOURNAL.clear()
+        if steps is not None:
+            steps.halves.clear()
+        yield llm

@@ -13,7 +13,6 @@ import torch
 
 from fwk.interfaces.sampling import LogitsProcessor, SamplingContext
 from fwk.types import SamplingParams
-from fwk_kit.testing import LogitsProcessorSuite
 from fwk_kit.testing.base import installed
 from fwk_sampling.zoo.dry import Dry, run_lengths
 from fwk_sampling.zoo.dynamic_temperature import DynamicTemperature
@@ -325,49 +324,3 @@ def test_fields_out_of_range_are_refused() -> None:
         for name, field in getattr(item.declaration.params, "model_fields", {}).items()
     }
     assert {"typical_p", "top_n_sigma", "top_a", "xtc_probability", "dry_multiplier", "dynatemp_range"} <= set(params)
-
-
-class TestTypical(LogitsProcessorSuite):
-    plugin = "typical"
-    asks = ({"extra": {"typical_p": 0.3}}, {"extra": {"typical_p": 0.8}})
-
-
-class TestTopNSigma(LogitsProcessorSuite):
-    plugin = "top_n_sigma"
-    asks = ({"extra": {"top_n_sigma": 0.5}}, {"extra": {"top_n_sigma": 1.5}})
-
-
-class TestTopA(LogitsProcessorSuite):
-    plugin = "top_a"
-    asks = ({"extra": {"top_a": 1.0}}, {"extra": {"top_a": 0.5}})
-
-
-class TestXtc(LogitsProcessorSuite):
-    plugin = "xtc"
-    asks = ({"extra": {"xtc_probability": 1.0, "xtc_threshold": 0.02}},)
-
-
-class TestDry(LogitsProcessorSuite):
-    plugin = "dry"
-    asks = (
-        {"extra": {"dry_multiplier": 0.8, "dry_allowed_length": 1}},
-        {"extra": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_base": 1.2}},
-    )
-
-
-class TestDynamicTemperature(LogitsProcessorSuite):
-    plugin = "dynamic_temperature"
-    asks = ({"extra": {"dynatemp_range": 0.5}}, {"temperature": 0.7, "extra": {"dynatemp_range": 0.7}})
-
-
-class TestWatermark(LogitsProcessorSuite):
-    plugin = "watermark"
-    asks = ({"extra": {"watermark": True}}, {"extra": {"watermark": True, "watermark_delta": 5.0}})
-
-
-class TestMirostat(LogitsProcessorSuite):
-    plugin = "mirostat"
-    asks = (
-        {"extra": {"mirostat": 2, "mirostat_tau": 0.5}},
-        {"extra": {"mirostat": 1, "mirostat_tau": 0.5, "mirostat_eta": 0.5}},
-    )
