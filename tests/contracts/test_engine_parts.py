@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.helpers.interpreted import interpreted
 from tests.helpers.redis_server import RedisServer
 
 from fwk_kit.testing import (
@@ -44,7 +45,7 @@ class TestCpuExperts(MoERunnerSuite):
     plugin = "cpu"
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
+@interpreted
 class TestTritonExperts(MoERunnerSuite):
     plugin = "triton"
 
@@ -53,7 +54,7 @@ class TestTorchLoRA(LoRABackendSuite):
     plugin = "torch"
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
+@interpreted
 class TestTritonLoRA(LoRABackendSuite):
     plugin = "triton"
 

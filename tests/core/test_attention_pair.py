@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers.interpreted import interpreted
 from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, pretended, triton_kernels
 
 import fwk
@@ -29,9 +28,6 @@ from fwk_attention.cpu.backend import CpuBackend
 from fwk_attention.torch_sdpa.backend import TorchBackend
 from fwk_kit.testing import AttentionSuite
 from fwk_kit.testing.batches import make_batch
-from fwk_kit.testing.serving import TINY
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6], [11] * 20]
 OPTIONS: dict[str, Any] = {
@@ -44,14 +40,6 @@ OPTIONS: dict[str, Any] = {
 }
 SAMPLING = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (24, 9, 30, 6)]
 PLUGINS = discover()
-INTERPRETED = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    (made / "config.json").write_text(json.dumps(TINY))
-    return made
 
 
 def pair_of(prefill: str, decode: str) -> AttentionPairSpec:
@@ -98,14 +86,14 @@ def tokens(folder: Path, **options: Any) -> tuple[list[list[int]], dict[str, str
 )
 @pytest.mark.parametrize(("prefill", "decode"), [("cpu", "torch"), ("torch", "cpu")])
 def test_the_tokens_are_those_of_either_alone(
-    folder: Path, prefill: str, decode: str, settings: dict[str, Any]
+    tiny_folder: Path, prefill: str, decode: str, settings: dict[str, Any]
 ) -> None:
     sides = {"prefill_attention_backend": prefill, "decode_attention_backend": decode}
-    both, chosen = tokens(folder, **sides, **settings)
+    both, chosen = tokens(tiny_folder, **sides, **settings)
     assert chosen["attention"] == f"{prefill}-prefill.{decode}-decode"
     assert chosen["step"].startswith("eager (prompts and next tokens have attention backends of their own")
-    assert both == tokens(folder, attention_backend="cpu", **settings)[0]
-    assert both == tokens(folder, attention_backend="torch", **settings)[0]
+    assert both == tokens(tiny_folder, attention_backend="cpu", **settings)[0]
+    assert both == tokens(tiny_folder, attention_backend="torch", **settings)[0]
 
 
 def test_each_computes_its_part_of_a_mixed_step() -> None:
@@ -179,12 +167,12 @@ def test_rows_are_the_same_bytes_in_both() -> None:
     assert np.array_equal(*caches)
 
 
-def test_one_named_leaves_the_other_to_auto(folder: Path) -> None:
-    assert tokens(folder, decode_attention_backend="torch")[1]["attention"] == "cpu-prefill.torch-decode"
-    assert tokens(folder, prefill_attention_backend="torch")[1]["attention"] == "torch-prefill.cpu-decode"
-    assert tokens(folder, prefill_attention_backend="cpu")[1]["attention"] == "cpu"
+def test_one_named_leaves_the_other_to_auto(tiny_folder: Path) -> None:
+    assert tokens(tiny_folder, decode_attention_backend="torch")[1]["attention"] == "cpu-prefill.torch-decode"
+    assert tokens(tiny_folder, prefill_attention_backend="torch")[1]["attention"] == "torch-prefill.cpu-decode"
+    assert tokens(tiny_folder, prefill_attention_backend="cpu")[1]["attention"] == "cpu"
     # In int8 no other can share a cache with torch here.
-    assert tokens(folder, prefill_attention_backend="torch", kv_cache_dtype="int8")[1]["attention"] == "torch"
+    assert tokens(tiny_folder, prefill_attention_backend="torch", kv_cache_dtype="int8")[1]["attention"] == "torch"
 
 
 @pytest.mark.parametrize(
@@ -212,9 +200,9 @@ def test_one_named_leaves_the_other_to_auto(folder: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(folder: Path, options: dict[str, Any], error: type[FwkError], why: str) -> None:
+def test_what_cannot_be_is_refused(tiny_folder: Path, options: dict[str, Any], error: type[FwkError], why: str) -> None:
     with pytest.raises(error, match=why):
-        fwk.LLM(str(folder), **OPTIONS, **options)
+        fwk.LLM(str(tiny_folder), **OPTIONS, **options)
 
 
 def test_a_backend_without_a_shared_layout_is_refused() -> None:
@@ -253,12 +241,12 @@ def test_other_servers_values_are_understood() -> None:
     [
         ("flashinfer-stand-in", "torch"),
         ("torch", "flashinfer-stand-in"),
-        pytest.param("flashinfer-stand-in", "triton", marks=[pytest.mark.sweep, INTERPRETED]),
+        pytest.param("flashinfer-stand-in", "triton", marks=[pytest.mark.sweep, interpreted]),
     ],
 )
-def test_on_a_device_with_graphs(folder: Path, prefill: str, decode: str) -> None:
+def test_on_a_device_with_graphs(tiny_folder: Path, prefill: str, decode: str) -> None:
     """Decode steps are captured where the decode backend can plan for that, and nothing waits or is overwritten."""
-    expected, _ = tokens(folder, attention_backend="torch", device="cpu")
+    expected, _ = tokens(tiny_folder, attention_backend="torch", device="cpu")
     options = OPTIONS | {"operator_backend": "torch", "sampling_backend": "torch"}
     sides = {"prefill_attention_backend": prefill, "decode_attention_backend": decode}
     kernels = triton_kernels() if decode == "triton" else nullcontext()
@@ -266,7 +254,7 @@ def test_on_a_device_with_graphs(folder: Path, prefill: str, decode: str) -> Non
         kernels,
         flashinfer_stand_in(),
         pretended() as plugins,
-        fwk.LLM(str(folder), plugins=plugins, device="pretended", **options, **sides) as llm,
+        fwk.LLM(str(tiny_folder), plugins=plugins, device="pretended", **options, **sides) as llm,
     ):
         step = llm.engine.info.chosen["step"]
         JOURNAL.clear()

@@ -15,8 +15,6 @@ from benchmarks.gpu.cases import LLAMA, Case, cases
 from benchmarks.gpu.measure import measure
 from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, pretended, triton_kernels
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 128,

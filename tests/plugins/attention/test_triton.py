@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.interpreted import interpreted
 from tests.helpers.machine_code import compiled
 
 import fwk
@@ -37,9 +37,7 @@ from fwk_attention.triton_paged.rows import FP8, decode, encode_fp8
 from fwk_kit.testing.attention_cases import STEPS, TREES, Cached, Shape, check
 from fwk_kit.testing.batches import block_tables
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="here is a GPU: tests/gpu looks at the kernels"
-)
+pytestmark = interpreted
 
 PLUGINS = discover()
 TRITON = find(PLUGINS, "attention", "triton")

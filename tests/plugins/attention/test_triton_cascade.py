@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers.interpreted import interpreted
 from tests.helpers.machine_code import compiled
 
 import fwk
@@ -23,9 +23,7 @@ from fwk_attention.triton_paged.shared import share
 from fwk_kit.testing.attention_cases import RELATIVE, TOLERANCE, Cached, Shape, reference
 from fwk_kit.testing.batches import make_batch
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="here is a GPU: tests/gpu looks at the kernels"
-)
+pytestmark = interpreted
 
 TRITON = find(discover(), "attention", "triton")
 SPLIT = 32

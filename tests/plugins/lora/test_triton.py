@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.adapters import make_adapter, make_base
-from tests.helpers.interpreted import check_never_chosen_by_itself
+from tests.helpers.interpreted import check_never_chosen_by_itself, interpreted
 from tests.helpers.machine_code import compiled
 
 import fwk
@@ -20,8 +19,6 @@ from fwk.plugins import discover
 from fwk_kit.testing.lora import batch_of
 from fwk_lora.triton_lora import backend
 from fwk_lora.triton_lora.backend import TritonLoRA
-
-interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
 
 INPUTS, OUTPUTS = 200, (96, 70, 130)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.checkpoints import make_checkpoint
-from tests.helpers.interpreted import check_never_chosen_by_itself
+from tests.helpers.interpreted import check_never_chosen_by_itself, interpreted
 from tests.helpers.machine_code import compiled
 from tests.helpers.packed import packed_matrix
 from torch import Tensor
@@ -30,8 +29,6 @@ from fwk_tiles.launches import Tile
 PLUGINS = discover()
 TRITON = find(PLUGINS, "moe", "triton")
 CPU = torch.device("cpu")
-
-interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
 
 
 def made(experts: Experts, dtype: torch.dtype = torch.float32, activation: str = "silu") -> TritonRunner:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.helpers.interpreted import interpreted
 from tests.helpers.machine_code import compiled
 
 from fwk.interfaces.declaration import Facts, Host
@@ -14,7 +13,6 @@ from fwk.plugins import discover, find
 from fwk_quant.none import invariant
 from fwk_quant.none.invariant import linear
 
-interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
 TOLERANCE = {torch.float32: (1e-5, 1e-5), torch.float16: (2**-10, 1e-3), torch.bfloat16: (2**-8, 1e-3)}
 """Relative and absolute: sums are made in float32, and rounded once."""
 

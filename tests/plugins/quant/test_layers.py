@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tests.helpers.interpreted import interpreted
 from tests.helpers.models import make_quantised_context
 from tests.helpers.quantised import CHECKPOINTS, ONLINE, Twins, checkpoint_twins, gguf_twins, online_twins
 from torch import Tensor
@@ -364,7 +364,7 @@ def method_of(name: str) -> str:
 
 
 @pytest.mark.gate(6)
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="its kernels run in Triton's interpreter")
+@interpreted
 @pytest.mark.parametrize("num_tokens", [2, 70])
 @pytest.mark.parametrize("name", [name for name in EVERY if method_of(name) in ("int4", "int8", "fp8")])
 def test_products_in_triton(name: str, num_tokens: int, twins: Any) -> None:

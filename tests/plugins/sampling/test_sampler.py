@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers.interpreted import interpreted
 
 from fwk import native
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
@@ -46,8 +46,6 @@ def in_triton(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
     return TritonSampler(SamplingContext(logits.shape[1], 8, torch.device("cpu"), ())).sample(logits, rows)
 
-
-interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
 
 WAYS = [on_cpu, sample_batch, needs_compiler(natively)]
 EACH_WAY = pytest.mark.parametrize("sample", [*WAYS, pytest.param(in_triton, marks=interpreted)])

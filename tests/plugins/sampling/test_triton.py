@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
-from tests.helpers.interpreted import check_never_chosen_by_itself
+from tests.helpers.interpreted import check_never_chosen_by_itself, interpreted
 from tests.helpers.machine_code import compiled
 from torch import Tensor
 
@@ -23,7 +21,6 @@ TRITON = find(PLUGINS, "samplers", "triton")
 CPU = torch.device("cpu")
 INF = float("inf")
 
-interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
 
 ASKED = [
     {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
