@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 import fwk
 from fwk import SamplingParams, SpeculativeDecoderSpec, hookimpl
@@ -16,9 +14,6 @@ from fwk.errors import FwkError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder
 from fwk.plugins import discover
 from fwk_loaders.hub.source import HubSource
-from tests.helpers.drawing_decoder import DrawingDecoder, DrawingPlugin
-from tests.helpers.models import RunnableModel
-from tests.helpers.statistics import chi_squared
 from tests.helpers.tiny import save_llama
 
 PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 100], [3]]
@@ -143,39 +138,6 @@ def test_a_draft_model_of_the_hub_has_a_revision(
     options["speculative_draft_model_path"] = str(folders["other"])
     with pytest.raises(FwkError, match=r"--revision v1: .* is on this machine and has none"):
         fwk.LLM(str(folders["same"]), **ENGINE, **options, speculative_draft_model_revision="v1")
-
-
-@pytest.mark.sweep
-def test_sampled_drafts_leave_the_distribution_as_it_is(folders: dict[str, Path]) -> None:
-    """20,000 sequences of three tokens: all pairs of the last two against their exact probabilities."""
-    prompt, allowed = [5, 6, 7], list(DrawingDecoder.tokens)
-    model = RunnableModel(folders["same"])
-    paths: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(3):
-        paths = {
-            (*path, token): chance * p
-            for path, chance in paths.items()
-            for token, p in zip(
-                allowed, torch.softmax(model.logits([*prompt, *path])[-1][allowed], 0).tolist(), strict=True
-            )
-        }
-    plugins = discover()
-    plugins.register(DrawingPlugin(), "speculative.drawing", "tests", "1")
-    sampling = SamplingParams(max_tokens=3, allowed_token_ids=allowed, temperature=1.0, ignore_eos=True)
-    settings = {"max_total_tokens": 65536, "max_running_requests": 500, "random_seed": 11}
-    counts: dict[tuple[int, ...], int] = dict.fromkeys(paths, 0)
-    with fwk.LLM(str(folders["same"]), plugins=plugins, speculative_algorithm="drawing", **settings) as llm:
-        for _ in range(20):
-            for done in llm.generate([prompt] * 10, sampling, n=100):
-                counts[tuple(done.token_ids)] += 1
-        stats = llm.engine.stats()
-        assert 0.2 < stats.accepted_draft_tokens / stats.draft_tokens < 0.95
-    expected = np.array([20_000 * chance for chance in paths.values()])
-    found = np.array(list(counts.values()))
-    rare = expected < 5
-    merged = np.append(expected[~rare], expected[rare].sum() + 1e-9), np.append(found[~rare], found[rare].sum())
-    degrees = len(merged[0]) - 1
-    assert chi_squared(merged[1], merged[0]) < degrees + 3.3 * (2 * degrees) ** 0.5
 
 
 class OracleDecoder(SpeculativeDecoder):

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 import fwk
 from tests.helpers.http import NO_TLS
@@ -18,6 +19,7 @@ from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server, assert_no_leak, until
 
 openai = lazy("openai")
+openai_types = lazy("openai.types")
 
 TINY = {
     "architectures": ["BertModel"],
@@ -65,6 +67,15 @@ async def test_many_clients_get_their_own(server: Server, vectors: np.ndarray, e
     found = np.array([item.embedding for reply in replies for item in reply.data])
     np.testing.assert_allclose(found, vectors, atol=1e-5)
     np.testing.assert_allclose(one.embedding, vectors[7], atol=1e-5)
+
+
+def test_replies_are_of_the_clients_types(server: Server) -> None:
+    kind = TypeAdapter(openai_types.CreateEmbeddingResponse)
+    for asked in ("Hi", ["Hi", "Ho"], [72, 105], [[72], [105]]):
+        kind.validate_json(server.post({"input": asked, "model": "tiny"}, "/v1/embeddings").text, strict=True)
+    packed = server.post({"input": "Hi", "encoding_format": "base64"}, "/v1/embeddings").json()
+    assert isinstance(packed["data"][0].pop("embedding"), str)
+    kind.validate_json(json.dumps(packed | {"data": [packed["data"][0] | {"embedding": [0.0]}]}), strict=True)
 
 
 def test_what_it_says_of_itself(server: Server) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,41 +192,6 @@ def test_a_websocket_is_refused(locked: Server) -> None:
             b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
         )
         assert b" 101 " not in connection.recv(4096)
-
-
-def run_to_its_end(*flags: str, model: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fwk", "serve", str(model), "--load-format", "dummy", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_a_taken_port_is_told_before_the_model_is_opened(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        ended = run_to_its_end("--port", str(port), model=tmp_path / "there is no such model")
-    assert ended.returncode not in (0, None)
-    (line,) = ended.stderr.strip().splitlines()
-    assert line.startswith("fwk: error: ")
-    assert str(port) in line
-    assert "--port" in line
-
-
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    ended = run_to_its_end("--port", "0", model=tmp_path / "nothing")
-    assert ended.returncode not in (0, None)
-    assert ended.stderr.strip().splitlines()[-1].startswith("fwk: error: ")
-    assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.gate(2)
-@pytest.mark.parametrize(
-    ("flag", "value"), [("--no-such-flag", "1"), ("--page-size", "0"), ("--executor", "none-such"), ("--port", "70000")]
-)
-def test_a_wrong_option_ends_in_one_line(tiny_model: Path, flag: str, value: str) -> None:
-    port = () if flag == "--port" else ("--port", "0")
-    ended = run_to_its_end(*port, flag, value, model=tiny_model)
-    assert ended.returncode not in (0, None)
-    assert "Traceback" not in ended.stderr
-    assert "fwk: error: " in ended.stderr
 
 
 def test_nothing_of_the_rig_is_installed() -> None:

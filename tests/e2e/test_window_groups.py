@@ -86,12 +86,3 @@ def test_a_window_as_long_as_the_context_leaves_one_table(tmp_path: Path) -> Non
     with fwk.LLM(str(tmp_path), **OPTIONS, context_length=24) as llm:
         assert llm.engine.info.num_block_tables == 1
         assert not [reason for reason in llm.engine.info.reasons if "see a window only" in reason]
-
-
-def test_the_same_pool_holds_a_longer_request(tiny: tuple[Path, list[list[int]]]) -> None:
-    lengths: list[int] = []
-    for off in (True, False):
-        with fwk.LLM(str(tiny[0]), **OPTIONS, disable_hybrid_swa_memory=off) as llm:
-            lengths.append(llm.engine.info.max_model_len)
-    assert lengths[0] == 160
-    assert lengths[1] > 2 * 160

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.client import connect, dial, raw_request, together
-from tests.helpers.rig import FAKE_CHUNK, Server, until, write_model
+from tests.helpers.rig import FAKE, FAKE_CHUNK, Server, until, write_model
 from tests.helpers.rude import LONG, Rude
 from tests.helpers.servers import Start
 
@@ -26,6 +26,17 @@ CONTEXT = 8192  # all of the K/V memory that these servers have
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny random model that continues for long."""
     return write_model(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def fake(spawn: Start) -> Server:
+    """Not the one that others use: of that model, and with so many requests that each abort can be counted."""
+    return spawn(*FAKE, "--chunked-prefill-size", str(FAKE_CHUNK), "--fake-step-ms", "2")
+
+
+@pytest.fixture(scope="module")
+def tiny(spawn: Start) -> Server:
+    return spawn()
 
 
 @pytest.fixture(scope="module", params=["fake", "tiny"])

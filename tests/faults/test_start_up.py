@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fwk.errors import ConfigError, EngineDead, ModelLoadError, PluginError, PortTaken
+from fwk.errors import ConfigError, EngineDead, FwkError, ModelLoadError, PluginError, PortTaken
 from tests.helpers.rig import FAKE, Server, until
 from tests.helpers.servers import Start
 
@@ -63,17 +63,24 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     assert "nothing" in line
 
 
-@pytest.mark.parametrize("words", [("--no-such-flag",), ("--page-size", "0"), ("--port", "70000")])
-def test_a_wrong_option(tiny_model: Path, words: tuple[str, ...]) -> None:
-    code, line = ends(str(tiny_model), *words)
-    assert code == ConfigError.exit_code
-    assert words[0] in line
-
-
-def test_a_plugin_that_is_not_there(tiny_model: Path) -> None:
-    code, line = ends(str(tiny_model), "--port", "0", "--load-balance-method", "none-such")
-    assert code == PluginError.exit_code
-    assert "none-such" in line
+@pytest.mark.gate(3)
+@pytest.mark.parametrize(
+    ("words", "error", "named"),
+    [
+        (["--no-such-flag"], ConfigError, "--no-such-flag"),
+        (["--page-size", "0"], ConfigError, "--page-size"),
+        (["--port", "70000"], ConfigError, "--port"),
+        (["--tp-size", "two"], ConfigError, "--tensor-parallel-size: Input should be a valid integer"),
+        (["--watchdog-timeout", "0"], ConfigError, "--watchdog-timeout: Input should be greater than 0"),
+        (["--tp", "3"], ModelLoadError, "4 heads cannot be shared by 3 ranks"),
+        (["--executor", "none-such"], PluginError, "none-such"),
+        (["--load-balance-method", "none-such"], PluginError, "none-such"),
+    ],
+)
+def test_a_wrong_option(tiny_model: Path, words: list[str], error: type[FwkError], named: str) -> None:
+    code, line = ends(str(tiny_model), *([] if "--port" in words else ["--port", "0"]), *words)
+    assert code == error.exit_code
+    assert named in line
 
 
 @pytest.mark.sweep
