@@ -26,38 +26,33 @@ WEATHER = {
 TYPED = ("add", '{"city": "01", "days": 3, "exact": true, "zip": "12", "more": {"x": [1, "2"]}}')
 
 
+def called(*calls: tuple[str, str], text: str = "") -> tuple[str, str, list[tuple[str, str]]]:
+    """What is read of a sample: its text, no thoughts, and its calls."""
+    return text, "", list(calls)
+
+
 class TestLlama3(ToolParserSuite):
     plugin = "llama3-json"
     samples = {
-        f'{{"name": "add", "parameters": {ARGUMENTS}}}': ("", "", [ADD]),
-        f'<|python_tag|>{{"name": "add", "parameters": {ARGUMENTS}}}; {{"name": "say", "parameters": {{}}}}': (
-            "",
-            "",
-            [ADD, ("say", "{}")],
+        f'{{"name": "add", "parameters": {ARGUMENTS}}}': called(ADD),
+        f'<|python_tag|>{{"name": "add", "parameters": {ARGUMENTS}}}; {{"name": "say", "parameters": {{}}}}': called(
+            ADD, ("say", "{}")
         ),
-        f'<|python_start|>{{"name": "add", "parameters": {ARGUMENTS}}}<|python_end|>': ("", "", [ADD]),
-        '{"type": "function", "name": "say", "parameters": {"text": "a"}}': ("", "", [("say", '{"text": "a"}')]),
+        f'<|python_start|>{{"name": "add", "parameters": {ARGUMENTS}}}<|python_end|>': called(ADD),
+        '{"type": "function", "name": "say", "parameters": {"text": "a"}}': called(("say", '{"text": "a"}')),
     }
 
 
 class TestPythonic(ToolParserSuite):
     plugin = "pythonic"
     samples = {
-        '[add(a=1, b=[2, {"c": "}"}])]': ("", "", [ADD]),
-        "[add(a=-1.5, b=None, c=True), say()]": (
-            "",
-            "",
-            [("add", '{"a": -1.5, "b": null, "c": true}'), ("say", "{}")],
+        '[add(a=1, b=[2, {"c": "}"}])]': called(ADD),
+        "[add(a=-1.5, b=None, c=True), say()]": called(("add", '{"a": -1.5, "b": null, "c": true}'), ("say", "{}")),
+        "<|python_start|>[say(text='it\\'s )(', more=('a', 'b'))]<|python_end|>": called(
+            ("say", '{"text": "it\'s )(", "more": ["a", "b"]}')
         ),
-        "<|python_start|>[say(text='it\\'s )(', more=('a', 'b'))]<|python_end|>": (
-            "",
-            "",
-            [("say", '{"text": "it\'s )(", "more": ["a", "b"]}')],
-        ),
-        "Let me see.\n<|python_start|>[say(text='x\\n')]<|python_end|>": (
-            "Let me see.",
-            "",
-            [("say", '{"text": "x\\n"}')],
+        "Let me see.\n<|python_start|>[say(text='x\\n')]<|python_end|>": called(
+            ("say", '{"text": "x\\n"}'), text="Let me see."
         ),
     }
 
@@ -65,11 +60,9 @@ class TestPythonic(ToolParserSuite):
 class TestLfm2(ToolParserSuite):
     plugin = "lfm2"
     samples = {
-        '<|tool_call_start|>[add(a=1, b=[2, {"c": "}"}])]<|tool_call_end|>Adding.': ("Adding.", "", [ADD]),
-        '<|tool_call_start|>[say(text="a"), say(text="b")]<|tool_call_end|>': (
-            "",
-            "",
-            [("say", '{"text": "a"}'), ("say", '{"text": "b"}')],
+        '<|tool_call_start|>[add(a=1, b=[2, {"c": "}"}])]<|tool_call_end|>Adding.': called(ADD, text="Adding."),
+        '<|tool_call_start|>[say(text="a"), say(text="b")]<|tool_call_end|>': called(
+            ("say", '{"text": "a"}'), ("say", '{"text": "b"}')
         ),
     }
 
@@ -77,11 +70,9 @@ class TestLfm2(ToolParserSuite):
 class TestOlmo(ToolParserSuite):
     plugin = "olmo"
     samples = {
-        '<function_calls>\nadd(a=1, b=[2, {"c": "}"}])\n</function_calls>': ("", "", [ADD]),
-        "I will.\n<function_calls>\nadd(a=null, b=true)\nsay(text='x')\n</function_calls>": (
-            "I will.",
-            "",
-            [("add", '{"a": null, "b": true}'), ("say", '{"text": "x"}')],
+        '<function_calls>\nadd(a=1, b=[2, {"c": "}"}])\n</function_calls>': called(ADD),
+        "I will.\n<function_calls>\nadd(a=null, b=true)\nsay(text='x')\n</function_calls>": called(
+            ("add", '{"a": null, "b": true}'), ("say", '{"text": "x"}'), text="I will."
         ),
     }
 
@@ -89,24 +80,20 @@ class TestOlmo(ToolParserSuite):
 class TestPhi4(ToolParserSuite):
     plugin = "phi-4"
     samples = {
-        f'<|tool_call|>[{{"name": "add", "arguments": {ARGUMENTS}}}]<|/tool_call|>': ("", "", [ADD]),
-        f'<|tool_call|>{{"name": "add", "arguments": {ARGUMENTS}}}<|/tool_call|><|tool_call|>{{"name": "say"}}': (
-            "",
-            "",
-            [ADD, ("say", "{}")],
+        f'<|tool_call|>[{{"name": "add", "arguments": {ARGUMENTS}}}]<|/tool_call|>': called(ADD),
+        f'<|tool_call|>{{"name": "add", "arguments": {ARGUMENTS}}}<|/tool_call|><|tool_call|>{{"name": "say"}}': called(
+            ADD, ("say", "{}")
         ),
-        f'functools[{{"name": "add", "arguments": {ARGUMENTS}}}]': ("", "", [ADD]),
+        f'functools[{{"name": "add", "arguments": {ARGUMENTS}}}]': called(ADD),
     }
 
 
 class TestGranite(ToolParserSuite):
     plugin = "granite"
     samples = {
-        f'<|tool_call|>[{{"name": "add", "arguments": {ARGUMENTS}}}]': ("", "", [ADD]),
-        f'<tool_call>[{{"arguments": {ARGUMENTS}, "name": "add"}}, {{"name": "say", "arguments": {{}}}}]': (
-            "",
-            "",
-            [ADD, ("say", "{}")],
+        f'<|tool_call|>[{{"name": "add", "arguments": {ARGUMENTS}}}]': called(ADD),
+        f'<tool_call>[{{"arguments": {ARGUMENTS}, "name": "add"}}, {{"name": "say", "arguments": {{}}}}]': called(
+            ADD, ("say", "{}")
         ),
     }
 
@@ -114,11 +101,9 @@ class TestGranite(ToolParserSuite):
 class TestGranite20b(ToolParserSuite):
     plugin = "granite-20b"
     samples = {
-        f'<function_call> {{"name": "add", "arguments": {ARGUMENTS}}}': ("", "", [ADD]),
-        f'<function_call> {{"name": "add", "arguments": {ARGUMENTS}}}\n<function_call> {{"name": "say"}}': (
-            "",
-            "",
-            [ADD, ("say", "{}")],
+        f'<function_call> {{"name": "add", "arguments": {ARGUMENTS}}}': called(ADD),
+        f'<function_call> {{"name": "add", "arguments": {ARGUMENTS}}}\n<function_call> {{"name": "say"}}': called(
+            ADD, ("say", "{}")
         ),
     }
 
@@ -126,15 +111,11 @@ class TestGranite20b(ToolParserSuite):
 class TestInternLM(ToolParserSuite):
     plugin = "internlm"
     samples = {
-        f'I add.<|action_start|><|plugin|>\n{{"name": "add", "parameters": {ARGUMENTS}}}<|action_end|>\n': (
-            "I add.",
-            "",
-            [ADD],
+        f'I add.<|action_start|><|plugin|>\n{{"name": "add", "parameters": {ARGUMENTS}}}<|action_end|>\n': called(
+            ADD, text="I add."
         ),
-        '<|action_start|><|plugin|>{"name": "say", "arguments": {"text": "Grüße, \\"<b>\\""}}<|action_end|>': (
-            "",
-            "",
-            [SAY],
+        '<|action_start|><|plugin|>{"name": "say", "arguments": {"text": "Grüße, \\"<b>\\""}}<|action_end|>': called(
+            SAY
         ),
     }
 
@@ -142,15 +123,11 @@ class TestInternLM(ToolParserSuite):
 class TestMiniMax(ToolParserSuite):
     plugin = "minimax"
     samples = {
-        f'<tool_calls>\n{{"name": "add", "arguments": {ARGUMENTS}}}\n{{"name": "say"}}\n</tool_calls>': (
-            "",
-            "",
-            [ADD, ("say", "{}")],
+        f'<tool_calls>\n{{"name": "add", "arguments": {ARGUMENTS}}}\n{{"name": "say"}}\n</tool_calls>': called(
+            ADD, ("say", "{}")
         ),
-        'Well.\n\n<tool_calls>\n{"name": "say", "arguments": {}}\n</tool_calls>\nDone.': (
-            "Well.\nDone.",
-            "",
-            [("say", "{}")],
+        'Well.\n\n<tool_calls>\n{"name": "say", "arguments": {}}\n</tool_calls>\nDone.': called(
+            ("say", "{}"), text="Well.\nDone."
         ),
     }
 
@@ -158,22 +135,18 @@ class TestMiniMax(ToolParserSuite):
 class TestHunyuan(ToolParserSuite):
     plugin = "hunyuan"
     samples = {
-        f'<tool_calls>[{{"name": "add", "arguments": {ARGUMENTS}}}, {{"name": "say"}}]</tool_calls>': (
-            "",
-            "",
-            [ADD, ("say", "{}")],
+        f'<tool_calls>[{{"name": "add", "arguments": {ARGUMENTS}}}, {{"name": "say"}}]</tool_calls>': called(
+            ADD, ("say", "{}")
         ),
-        '<tool_calls>[{"name": "say", "arguments": {}}]</tool_calls>': ("", "", [("say", "{}")]),
+        '<tool_calls>[{"name": "say", "arguments": {}}]</tool_calls>': called(("say", "{}")),
     }
 
 
 class TestNemotron(ToolParserSuite):
     plugin = "nemotron"
     samples = {
-        f'<TOOLCALL>[{{"name": "add", "arguments": {ARGUMENTS}}}, {{"name": "say"}}]</TOOLCALL>': (
-            "",
-            "",
-            [ADD, ("say", "{}")],
+        f'<TOOLCALL>[{{"name": "add", "arguments": {ARGUMENTS}}}, {{"name": "say"}}]</TOOLCALL>': called(
+            ADD, ("say", "{}")
         ),
     }
 
@@ -181,15 +154,13 @@ class TestNemotron(ToolParserSuite):
 class TestMistral(ToolParserSuite):
     plugin = "mistral"
     samples = {
-        f'[TOOL_CALLS][{{"name": "add", "arguments": {ARGUMENTS}}}, {{"name": "say", "arguments": {{}}}}]': (
-            "",
-            "",
-            [ADD, ("say", "{}")],
+        f'[TOOL_CALLS][{{"name": "add", "arguments": {ARGUMENTS}}}, {{"name": "say", "arguments": {{}}}}]': called(
+            ADD, ("say", "{}")
         ),
-        f'[TOOL_CALLS] [{{"name": "add", "arguments": {ARGUMENTS}, "id": "9Ae3bDc2F"}}]': ("", "", [ADD]),
-        f"I add.[TOOL_CALLS]add[ARGS]{ARGUMENTS}[TOOL_CALLS]say[ARGS]{{}}": ("I add.", "", [ADD, ("say", "{}")]),
-        f"[TOOL_CALLS]add[CALL_ID]9Ae3bDc2F[ARGS]{ARGUMENTS}": ("", "", [ADD]),
-        f"[TOOL_CALLS]add{ARGUMENTS}[TOOL_CALLS]say{{}}": ("", "", [ADD, ("say", "{}")]),
+        f'[TOOL_CALLS] [{{"name": "add", "arguments": {ARGUMENTS}, "id": "9Ae3bDc2F"}}]': called(ADD),
+        f"I add.[TOOL_CALLS]add[ARGS]{ARGUMENTS}[TOOL_CALLS]say[ARGS]{{}}": called(ADD, ("say", "{}"), text="I add."),
+        f"[TOOL_CALLS]add[CALL_ID]9Ae3bDc2F[ARGS]{ARGUMENTS}": called(ADD),
+        f"[TOOL_CALLS]add{ARGUMENTS}[TOOL_CALLS]say{{}}": called(ADD, ("say", "{}")),
     }
 
 
@@ -197,10 +168,10 @@ class TestDeepSeekV3(ToolParserSuite):
     plugin = "deepseek-v3"
     samples = {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
-        f"{ARGUMENTS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>": ("", "", [ADD]),
+        f"{ARGUMENTS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>": called(ADD),
         "I add.\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
         f"{ARGUMENTS}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>say\n```json\n{{}}\n```"
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>": ("I add.", "", [ADD, ("say", "{}")]),
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>": called(ADD, ("say", "{}"), text="I add."),
     }
 
 
@@ -208,16 +179,10 @@ class TestDeepSeekV31(ToolParserSuite):
     plugin = "deepseek-v3.1"
     samples = {
         f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{ARGUMENTS}"
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>": (
-            "",
-            "",
-            [ADD],
-        ),
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>": called(ADD),
         f"Yes.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>"
-        "<｜tool▁call▁begin｜>say<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>": (
-            "Yes.",
-            "",
-            [ADD, ("say", "{}")],
+        "<｜tool▁call▁begin｜>say<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>": called(
+            ADD, ("say", "{}"), text="Yes."
         ),
     }
 
@@ -227,10 +192,10 @@ class TestDeepSeekV32(ToolParserSuite):
     samples = {
         '<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n<｜DSML｜parameter name="a" string="false">1'
         '</｜DSML｜parameter>\n<｜DSML｜parameter name="b" string="false">[2, {"c": "}"}]</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n</｜DSML｜function_calls>": ("", "", [ADD]),
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>": called(ADD),
         'Wait.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="say">\n<｜DSML｜parameter name="text" string="true">'
         '12</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="add">\n</｜DSML｜invoke>\n'
-        "</｜DSML｜function_calls>": ("Wait.", "", [("say", '{"text": "12"}'), ("add", "{}")]),
+        "</｜DSML｜function_calls>": called(("say", '{"text": "12"}'), ("add", "{}"), text="Wait."),
     }
 
 
@@ -238,10 +203,10 @@ class TestKimiK2(ToolParserSuite):
     plugin = "kimi-k2"
     samples = {
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
-        f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>": ("", "", [ADD]),
+        f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>": called(ADD),
         "I do both.<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
         f"{ARGUMENTS}<|tool_call_end|>\n<|tool_call_begin|>say:1<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
-        "<|tool_calls_section_end|>": ("I do both.", "", [ADD, ("say", "{}")]),
+        "<|tool_calls_section_end|>": called(ADD, ("say", "{}"), text="I do both."),
     }
 
 
@@ -249,13 +214,11 @@ class TestGptOss(ToolParserSuite):
     plugin = "gpt-oss"
     prompt_tail = "<|start|>assistant"
     samples = {
-        f"<|channel|>commentary to=functions.add <|constrain|>json<|message|>{ARGUMENTS}<|call|>": ("", "", [ADD]),
-        f" to=functions.add<|channel|>commentary json<|message|>{ARGUMENTS}": ("", "", [ADD]),
+        f"<|channel|>commentary to=functions.add <|constrain|>json<|message|>{ARGUMENTS}<|call|>": called(ADD),
+        f" to=functions.add<|channel|>commentary json<|message|>{ARGUMENTS}": called(ADD),
         "<|channel|>commentary to=functions.say <|constrain|>json<|message|>{}<|call|><|start|>assistant"
-        f"<|channel|>commentary to=functions.add <|constrain|>json<|message|>{ARGUMENTS}<|call|>": (
-            "",
-            "",
-            [("say", "{}"), ADD],
+        f"<|channel|>commentary to=functions.add <|constrain|>json<|message|>{ARGUMENTS}<|call|>": called(
+            ("say", "{}"), ADD
         ),
         "<|channel|>final<|message|>Hello.": ("<|channel|>final<|message|>Hello.", "", []),
     }
@@ -267,17 +230,13 @@ class TestQwen3Coder(ToolParserSuite):
     samples = {
         "<tool_call>\n<function=add>\n<parameter=city>\n01\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
         "<parameter=exact>\nTrue\n</parameter>\n<parameter=zip>\n12\n</parameter>\n"
-        '<parameter=more>\n{"x": [1, "2"]}\n</parameter>\n</function>\n</tool_call>': ("", "", [TYPED]),
+        '<parameter=more>\n{"x": [1, "2"]}\n</parameter>\n</function>\n</tool_call>': called(TYPED),
         "I say it.\n\n<tool_call>\n<function=say>\n<parameter=text>\nif a < b:\n    c()\n\n</parameter>\n</function>\n"
-        "</tool_call>\n<tool_call>\n<function=say>\n</function>\n</tool_call>": (
-            "I say it.",
-            "",
-            [("say", '{"text": "if a < b:\\n    c()\\n"}'), ("say", "{}")],
+        "</tool_call>\n<tool_call>\n<function=say>\n</function>\n</tool_call>": called(
+            ("say", '{"text": "if a < b:\\n    c()\\n"}'), ("say", "{}"), text="I say it."
         ),
-        "<function=say>\n<parameter=text>\na\n<parameter=more>\nb\n</function>\n</tool_call>": (
-            "",
-            "",
-            [("say", '{"text": "a", "more": "b"}')],
+        "<function=say>\n<parameter=text>\na\n<parameter=more>\nb\n</function>\n</tool_call>": called(
+            ("say", '{"text": "a", "more": "b"}')
         ),
     }
 
@@ -286,7 +245,7 @@ class TestSeedOss(ToolParserSuite):
     plugin = "seed-oss"
     samples = {
         "<seed:tool_call>\n<function=add>\n<parameter=a>1</parameter>\n"
-        '<parameter=b>[2, {"c": "}"}]</parameter>\n</function>\n</seed:tool_call>': ("", "", [ADD]),
+        '<parameter=b>[2, {"c": "}"}]</parameter>\n</function>\n</seed:tool_call>': called(ADD),
     }
 
 
@@ -296,17 +255,10 @@ class TestGlm45(ToolParserSuite):
     samples = {
         "<tool_call>add\n<arg_key>city</arg_key>\n<arg_value>01</arg_value>\n<arg_key>days</arg_key>\n"
         "<arg_value>3</arg_value>\n<arg_key>exact</arg_key>\n<arg_value>true</arg_value>\n<arg_key>zip</arg_key>\n"
-        '<arg_value>12</arg_value>\n<arg_key>more</arg_key>\n<arg_value>{"x": [1, "2"]}</arg_value>\n</tool_call>': (
-            "",
-            "",
-            [TYPED],
-        ),
+        "<arg_value>12</arg_value>\n"
+        '<arg_key>more</arg_key>\n<arg_value>{"x": [1, "2"]}</arg_value>\n</tool_call>': called(TYPED),
         "Both.\n<tool_call>say<arg_key>text</arg_key><arg_value>a\nb</arg_value></tool_call>"
-        "<tool_call>say</tool_call>": (
-            "Both.",
-            "",
-            [("say", '{"text": "a\\nb"}'), ("say", "{}")],
-        ),
+        "<tool_call>say</tool_call>": called(("say", '{"text": "a\\nb"}'), ("say", "{}"), text="Both."),
     }
 
 
@@ -314,12 +266,10 @@ class TestMiniMaxM2(ToolParserSuite):
     plugin = "minimax-m2"
     samples = {
         '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n'
-        '<parameter name="b">[2, {"c": "}"}]</parameter>\n</invoke>\n</minimax:tool_call>': ("", "", [ADD]),
+        '<parameter name="b">[2, {"c": "}"}]</parameter>\n</invoke>\n</minimax:tool_call>': called(ADD),
         'Both.\n<minimax:tool_call>\n<invoke name="say">\n<parameter name="text">a</parameter>\n</invoke>\n'
-        "<invoke name=say>\n</invoke>\n</minimax:tool_call>\n": (
-            "Both.",
-            "",
-            [("say", '{"text": "a"}'), ("say", "{}")],
+        "<invoke name=say>\n</invoke>\n</minimax:tool_call>\n": called(
+            ("say", '{"text": "a"}'), ("say", "{}"), text="Both."
         ),
     }
 
