@@ -301,7 +301,7 @@ def test_responses(http: httpx.Client, shape: str) -> None:
 
 @pytest.mark.parametrize("shape", MESSAGES)
 def test_messages(http: httpx.Client, shape: str) -> None:
-    body: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "temperature": 0, "messages": USER, **MESSAGES[shape]}
+    body: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "messages": USER, **MESSAGES[shape]}
     whole = held(claude.Message, post(http, "/v1/messages", body))
     found = [held(claude.RawMessageStreamEvent, event) for event in events(http, "/v1/messages", body)]
     held(claude.Message, found[0]["message"])
