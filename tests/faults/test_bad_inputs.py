@@ -11,8 +11,6 @@ from tests.helpers.wrong_requests import Wrong, of_both, of_chat, of_completions
 TEXT: dict[str, Any] = {"prompt": "Hi", "max_tokens": 1}
 USER = {"role": "user", "content": "Hi"}
 CHAT: dict[str, Any] = {"messages": [USER], "max_tokens": 1}
-CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-ANSWER = {"role": "tool", "content": "4", "tool_call_id": "c1"}
 
 
 def tool(**function: Any) -> dict[str, Any]:
@@ -55,24 +53,15 @@ CHATS: Wrong = [
     (said({"content": "Hi"}), "messages[0]"),
     (said({"role": "user", "content": [{"type": "smell", "smell": "x"}]}), "messages[0]"),
     (said({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}), "messages[0]"),
-    (said(USER, ANSWER), "messages[1]"),
-    (said(USER, {"role": "assistant", "tool_calls": [CALL]}, ANSWER | {"tool_call_id": "c2"}), "messages[2]"),
-    (said(USER, {"role": "assistant", "tool_calls": [{"id": "c1"}]}, ANSWER), "messages[1]"),
-    (said(USER, {"role": "assistant", "tool_calls": "f()"}), "messages[1]"),
-    ({"max_completion_tokens": -1}, "max_completion_tokens"),
-    ({"logprobs": True, "top_logprobs": 1000}, "top_logprobs"),
+    (said(USER, {"role": "assistant", "tool_calls": [{"id": "c1"}]}), "messages[1]"),
+    (said(USER, {"role": "tool", "content": "4", "tool_call_id": "c1"}), "messages[1]"),
     ({"tools": {}}, "tools"),
-    ({"tools": [{"type": "function"}]}, "tools"),
     ({"tools": [tool(name="")]}, "tools"),
     ({"tools": [tool(name=7)]}, "tools"),
-    ({"tools": [tool(parameters=[1])]}, "tools"),
     ({"tools": [tool(parameters={"type": "thing"})]}, "tools"),
-    ({"tools": [tool(), tool()]}, "tools"),
     ({"tools": [tool()], "tool_choice": "always"}, "tool_choice"),
     ({"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
-    ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "poem"}}, "response_format"),
-    ({"response_format": {"type": "json_schema"}}, "response_format"),
     (schema({"type": "thing"}), "response_format"),
     (schema([1]), "response_format"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),

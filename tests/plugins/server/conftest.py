@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +17,11 @@ from fastapi import FastAPI
 from tests.helpers.http_app import listening
 from tests.helpers.lazy import lazy
 
+from fwk.config import ServerOptions
 from fwk.interfaces.dialect import Dialect, DialectContext
-from fwk.server.app import install_error_handlers
+from fwk.server.admission import AdmissionController
+from fwk.server.app import Reports, build_app, install_error_handlers
+from fwk.server.keys import Keys
 from fwk_kit.testing.fake_frontend import BOS, EOS, VOCAB_SIZE, FakeFrontend, deltas_of, interleaved, score
 from fwk_server.openai.dialect import OpenAIDialect
 
@@ -56,6 +59,32 @@ def app(dialect: Dialect) -> FastAPI:
     dialect.routes(app)
     dialect.admin_routes(app)
     return app
+
+
+@pytest.fixture
+def whole_app() -> Callable[..., FastAPI]:
+    """The server's own app around dialects."""
+
+    def make(*dialects: Dialect) -> FastAPI:
+        reports = Reports(lambda: None, lambda: None, dict)
+        admission = AdmissionController(ServerOptions(), 100)
+        return build_app(list(dialects), [], reports=reports, keys=Keys(), admission=admission, max_body_bytes=1 << 20)
+
+    return make
+
+
+@pytest.fixture
+def app_of() -> Callable[[Dialect], FastAPI]:
+    """A dialect with errors of its own shape."""
+
+    def make(dialect: Dialect) -> FastAPI:
+        app = FastAPI()
+        shape = lambda scope, status, message, param, code: dialect.error_body(status, message, param, code)  # noqa: E731
+        install_error_handlers(app, shape)
+        dialect.routes(app)
+        return app
+
+    return make
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from tests.helpers.lazy import lazy
 
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.parser import ParserContext
-from fwk.server.app import install_error_handlers
 from fwk_parsers.json.parser import JsonParser
 from fwk_parsers.think.parser import ThinkParser
 from fwk_server.anthropic.dialect import AnthropicDialect
@@ -23,14 +22,8 @@ TEXT = "Gr\u00fc\u00dfe 0 \U0001f642!"
 
 
 @pytest.fixture
-def app(frontend) -> FastAPI:
-    app = FastAPI()
-    dialect = AnthropicDialect(DialectContext(frontend))
-    install_error_handlers(
-        app, lambda scope, status, message, param, code: dialect.error_body(status, message, param, code)
-    )
-    dialect.routes(app)
-    return app
+def app(frontend, app_of) -> FastAPI:
+    return app_of(AnthropicDialect(DialectContext(frontend)))
 
 
 @pytest.fixture

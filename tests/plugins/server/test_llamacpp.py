@@ -8,12 +8,8 @@ import re
 import pytest
 from fastapi import FastAPI
 
-from fwk.config import ServerOptions
 from fwk.interfaces.dialect import DialectContext, Infill
 from fwk.interfaces.parser import ParserContext
-from fwk.server.admission import AdmissionController
-from fwk.server.app import Reports, build_app
-from fwk.server.keys import Keys
 from fwk_kit.testing.fake_frontend import BOS, deltas_of
 from fwk_parsers.hermes.parser import HermesParser
 from fwk_server.llamacpp.dialect import LlamaCppDialect
@@ -23,15 +19,8 @@ IDS = list(TEXT.encode())
 
 
 @pytest.fixture
-def app(frontend) -> FastAPI:
-    return build_app(
-        [LlamaCppDialect(DialectContext(frontend))],
-        [],
-        reports=Reports(lambda: None, lambda: None, dict),
-        keys=Keys(),
-        admission=AdmissionController(ServerOptions(), 100),
-        max_body_bytes=1 << 20,
-    )
+def app(frontend, whole_app) -> FastAPI:
+    return whole_app(LlamaCppDialect(DialectContext(frontend)))
 
 
 @pytest.fixture

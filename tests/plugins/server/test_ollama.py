@@ -8,7 +8,6 @@ from tests.helpers.lazy import lazy
 
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.parser import ParserContext
-from fwk.server.app import install_error_handlers
 from fwk_parsers.json.parser import JsonParser
 from fwk_parsers.think.parser import ThinkParser
 from fwk_server.ollama.dialect import OllamaDialect
@@ -20,14 +19,8 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 
 @pytest.fixture
-def app(frontend) -> FastAPI:
-    app = FastAPI()
-    dialect = OllamaDialect(DialectContext(frontend))
-    install_error_handlers(
-        app, lambda scope, status, message, param, code: dialect.error_body(status, message, param, code)
-    )
-    dialect.routes(app)
-    return app
+def app(frontend, app_of) -> FastAPI:
+    return app_of(OllamaDialect(DialectContext(frontend)))
 
 
 @pytest.fixture

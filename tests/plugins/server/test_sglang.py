@@ -10,12 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from fwk.config import ServerOptions
 from fwk.errors import RequestFailed
 from fwk.interfaces.dialect import DialectContext
-from fwk.server.admission import AdmissionController
-from fwk.server.app import Reports, build_app
-from fwk.server.keys import Keys
 from fwk_kit.testing.fake_frontend import BOS, deltas_of, score
 from fwk_server.tgi import TGIOptions
 from fwk_server.tgi.dialect import TGIDialect
@@ -25,15 +21,8 @@ IDS = list(TEXT.encode())
 
 
 @pytest.fixture
-def app(frontend) -> FastAPI:
-    return build_app(
-        [TGIDialect(DialectContext(frontend))],
-        [],
-        reports=Reports(lambda: None, lambda: None, dict),
-        keys=Keys(),
-        admission=AdmissionController(ServerOptions(), 100),
-        max_body_bytes=1 << 20,
-    )
+def app(frontend, whole_app) -> FastAPI:
+    return whole_app(TGIDialect(DialectContext(frontend)))
 
 
 @pytest.fixture
@@ -139,15 +128,9 @@ async def test_a_failure_is_told(post, frontend):
     assert (await post(500, text="a"))["error"]["message"] == "bad luck"
 
 
-async def test_a_stream_may_have_only_what_is_new(frontend):
-    app = build_app(
-        [TGIDialect(DialectContext(frontend, options=TGIOptions(stream_output=True, weight_version="v7")))],
-        [],
-        reports=Reports(lambda: None, lambda: None, dict),
-        keys=Keys(),
-        admission=AdmissionController(ServerOptions(), 100),
-        max_body_bytes=1 << 20,
-    )
+async def test_a_stream_may_have_only_what_is_new(frontend, whole_app):
+    options = TGIOptions(stream_output=True, weight_version="v7")
+    app = whole_app(TGIDialect(DialectContext(frontend, options=options)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         reply = await client.post("/generate", json={"text": "a", "stream": True})
         whole = (await client.post("/generate", json={"text": "a"})).json()

@@ -11,12 +11,8 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError, ValidationError
 from pydantic import BaseModel
 
-from fwk.config import ServerOptions
 from fwk.errors import EngineDead, RequestFailed
 from fwk.interfaces.dialect import DialectContext
-from fwk.server.admission import AdmissionController
-from fwk.server.app import Reports, build_app
-from fwk.server.keys import Keys
 from fwk.types import GrammarRequest
 from fwk_server.openai.dialect import OpenAIDialect
 from fwk_server.tgi.dialect import TGIDialect
@@ -27,17 +23,10 @@ LEN = len(TEXT.encode())
 
 
 @pytest.fixture
-def app(frontend) -> FastAPI:
+def app(frontend, whole_app) -> FastAPI:
     """Both dialects, as a server routes them."""
     context = DialectContext(frontend)
-    return build_app(
-        [OpenAIDialect(context), TGIDialect(context)],
-        [],
-        reports=Reports(lambda: None, lambda: None, dict),
-        keys=Keys(),
-        admission=AdmissionController(ServerOptions(), 100),
-        max_body_bytes=1 << 20,
-    )
+    return whole_app(OpenAIDialect(context), TGIDialect(context))
 
 
 def body_of(**parameters):
