@@ -79,18 +79,30 @@ def test_wrong_files_are_one_line_errors(tmp_path: Path, text: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_an_option_has_one_owner() -> None:
-    class Clash(Options):
-        page_size: int = option(3, "not ours")
+class SameOption(Options):
+    page_size: int = option(3, "not ours")
 
+
+class SameAlias(Options):
+    clash: int = option(3, "x", aliases=["tp"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (SameOption, r"option --page-size is declared by engine and by cache\.clash \(acme 1\)"),
+        (SameAlias, r"--tp is another name of --clash of cache\.clash, and already stands for"),
+    ],
+)
+def test_a_name_has_one_owner(options: type[Options], message: str) -> None:
     class Plugin:
         @hookimpl
         def prefix_caches(self) -> list[PrefixCacheSpec]:
-            return [PrefixCacheSpec(name="clash", load="a:b", options=Clash)]
+            return [PrefixCacheSpec(name="clash", load="a:b", options=options)]
 
     plugins = discover()
     plugins.register(Plugin(), "cache.clash", "acme", "1")
-    with pytest.raises(PluginError, match=r"option --page-size is declared by engine and by cache\.clash \(acme 1\)"):
+    with pytest.raises(PluginError, match=message):
         build_config(plugins, {})
 
 
@@ -191,18 +203,3 @@ def test_a_flag_of_a_known_plugin_says_how_to_install_it(
     assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="--plugin-catalogue: cannot read /no/such"):
         read("--plugin-catalogue", "/no/such", "--other")
-
-
-def test_a_second_meaning_of_a_name_is_refused() -> None:
-    class Clash(Options):
-        clash: int = option(3, "x", aliases=["tp"])
-
-    class Plugin:
-        @hookimpl
-        def prefix_caches(self) -> list[PrefixCacheSpec]:
-            return [PrefixCacheSpec(name="clash", load="a:b", options=Clash)]
-
-    plugins = discover()
-    plugins.register(Plugin(), "cache.clash", "acme", "1")
-    with pytest.raises(PluginError, match=r"--tp is another name of --clash of cache\.clash, and already stands for"):
-        build_config(plugins, {})

@@ -351,20 +351,7 @@ def test_a_policy_takes_at_most_40_lines(name: str) -> None:
     assert len([line for line in lines if line and not line.startswith("#")]) <= 40
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        "rank",
-        "order",
-        "admit",
-        "victim",
-        "choose_preemption_victim",
-        "chunk",
-        "on_waiting",
-        "on_started",
-        "on_finished",
-    ],
-)
+@pytest.mark.parametrize("question", QUESTIONS)
 def test_a_policy_that_raises_ends_the_engine_in_its_own_name(question: str) -> None:
     def wrong(self: Any, *args: Any) -> Any:
         raise ZeroDivisionError
