@@ -9,15 +9,16 @@ import json
 import resource
 import socket
 import time
-from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from fwk_http.connection import MAX_HEAD_BYTES, MAX_HEADERS
-from tests.helpers.client import HealthProbe, connect, dial, raw_request
-from tests.helpers.rig import FAKE, Server, assert_no_leak, until
+from tests.helpers.client import answer, connect, dial, raw_request
+from tests.helpers.rig import FAKE, Server, until
 from tests.helpers.servers import Start
+
+pytestmark = pytest.mark.usefixtures("as_before")
 
 READ_SECONDS = 2.0
 MEGABYTE = 2**20
@@ -36,31 +37,6 @@ def get(*headers: bytes, line: bytes = b"GET /health HTTP/1.1") -> bytes:
 @pytest.fixture(scope="module")
 def server(spawn: Start) -> Server:
     return spawn(*FAKE, "--read-timeout", str(READ_SECONDS))
-
-
-@pytest.fixture(autouse=True)
-def as_before(server: Server) -> Iterator[None]:
-    """Others are served meanwhile, and nothing of it all is left."""
-    with HealthProbe(server) as probe:
-        yield
-    assert probe.statuses <= {200}
-    server.check_invariants()
-
-
-async def answer(server: Server, *parts: bytes) -> bytes:
-    """All that comes back until the server hangs up."""
-    reader, writer = await dial(server)
-    reply = b""
-    with contextlib.suppress(ConnectionError):
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-        reply = await asyncio.wait_for(reader.read(), 20)
-    writer.close()
-    with contextlib.suppress(ConnectionError):
-        await writer.wait_closed()
-    assert_no_leak(reply.decode("latin-1"))
-    return reply
 
 
 def status(reply: bytes) -> int:

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers.client import HealthProbe, dial, raw_request
-from tests.helpers.rig import FAKE, Server, assert_no_leak, until
+from tests.helpers.client import answer, dial, raw_request
+from tests.helpers.rig import FAKE, Server, until
 from tests.helpers.servers import Start
+
+pytestmark = pytest.mark.usefixtures("as_before")
 
 READ_SECONDS = 2.0
 NUM_CLIENTS = 100
@@ -28,32 +29,8 @@ def server(spawn: Start) -> Server:
     return spawn(*FAKE, "--read-timeout", str(READ_SECONDS), "--max-body-bytes", "65536")
 
 
-@pytest.fixture(autouse=True)
-def as_before(server: Server) -> Iterator[None]:
-    """Others are served meanwhile, and nothing of it all is left."""
-    with HealthProbe(server) as probe:
-        yield
-    assert probe.statuses <= {200}
-    server.check_invariants()
-
-
 def with_headers(*headers: bytes, data: bytes = DATA) -> bytes:
     return HEAD.replace(b"\r\n\r\n", b"\r\n" + b"\r\n".join(headers) + b"\r\n\r\n") + data
-
-
-async def answer(server: Server, *parts: bytes, ends: bool = False) -> bytes:
-    """All that comes back until the server hangs up; ``ends``: the client says that it sends no more."""
-    reader, writer = await dial(server)
-    for part in parts:
-        writer.write(part)
-        await writer.drain()
-        await asyncio.sleep(0.02)
-    if ends:
-        writer.write_eof()
-    reply = await asyncio.wait_for(reader.read(), 20)
-    writer.close()
-    assert_no_leak(reply.decode("latin-1"))
-    return reply
 
 
 def statuses(reply: bytes) -> list[int]:
@@ -156,7 +133,7 @@ async def test_an_upgrade_is_ignored(server: Server, protocol: bytes) -> None:
     everything = (head + DATA) * 2 + chunked + chunks + LAST
     wanted = json.loads(server.post(BODY).text)["choices"][0]["text"]
     for parts in ((everything,), (head, DATA[:5], DATA[5:] + head, DATA, chunked, chunks, LAST)):
-        reply = await answer(server, *parts)
+        reply = await answer(server, *parts, pause=0.02)
         assert statuses(reply) == [200] * 4, reply
         assert reply.count(b'"text_completion"') == 4
         assert reply.count(json.dumps(wanted).encode()) == 4, "the body was read"
@@ -181,7 +158,7 @@ async def test_thousands_of_upgrades_in_one_piece(server: Server) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_half_closed_client_gets_its_reply(server: Server, stream: bool) -> None:
     head, data = raw_request({"prompt": "Hi", "max_tokens": 100, "ignore_eos": True, "stream": stream})
-    reply = await answer(server, head, data, ends=True)
+    reply = await answer(server, head, data, pause=0.02, ends=True)
     final = reply[reply.index(b"HTTP/1.1 200") :]
     assert set(statuses(reply[: -len(final)])) <= {100}
     assert b'"finish_reason":"length"' in final

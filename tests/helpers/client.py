@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import io
 import json
 import threading
 import time
 from collections.abc import Awaitable, Iterable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,7 +102,7 @@ class Client:
         return result
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def connect(server: Server, key: str | None = None):
     """A client of a server, with a connection per request under way; ``key`` instead of the server's usual one."""
     headers = server.headers if key is None else {"authorization": f"Bearer {key}"}
@@ -131,6 +131,25 @@ def raw_request(body: dict[str, Any], path: str = "/v1/completions", length: int
 async def dial(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = server.url.removeprefix("http://").split(":")
     return await asyncio.open_connection(host, int(port))
+
+
+async def answer(server: Server, *parts: bytes, pause: float = 0.0, ends: bool = False) -> bytes:
+    """All that comes back until the server hangs up; ``ends``: the client says that it sends no more."""
+    reader, writer = await dial(server)
+    reply = b""
+    with contextlib.suppress(ConnectionError):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(pause)
+        if ends:
+            writer.write_eof()
+        reply = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+    assert_no_leak(reply.decode("latin-1"))
+    return reply
 
 
 class HealthProbe:
