@@ -15,6 +15,7 @@ from tests.helpers.checkpoints import make_checkpoint, reference_logits, token_i
 from tests.helpers.models import RunnableModel, make_quantised_context, on_ranks
 from tests.helpers.mxfp4 import write_packed
 from tests.helpers.quantised import gguf_of
+from tests.helpers.ranks import Rank
 from torch import Tensor
 
 from fwk.interfaces.moe import MoEContext, MoERunner
@@ -83,13 +84,6 @@ CASES = [
 ]
 
 
-class Alone(SingleRank):
-    """One of two ranks, whose part is not summed with the other's: Triton's interpreter takes one thread."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank, self.size = rank, 2
-
-
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("mixture")
@@ -124,5 +118,5 @@ def test_every_runner_and_format(runner: str, dtype: str, name: str, num_tokens:
     near = 1e-5 if dtype == "float32" else 2.0**-7  # each rank rounds its part
     with torch.inference_mode():
         wanted = layer(SingleRank(), 1)(x).float()
-        found = layer(Alone(0), 2)(x).float() + layer(Alone(1), 2)(x).float()
+        found = layer(Rank(0, 2), 2)(x).float() + layer(Rank(1, 2), 2)(x).float()
     torch.testing.assert_close(found, wanted, rtol=near, atol=near * float(wanted.abs().max()))

@@ -12,12 +12,12 @@ import pytest
 import torch
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.models import make_quantised_context
+from tests.helpers.ranks import Rank
 from torch import Tensor
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.expert_placement import ExpertPlacement, PlacedLayer, PlacementShape
 from fwk.interfaces.moe import MoEContext, MoERunner, Routing
-from fwk.interfaces.parallel import SingleRank
 from fwk.layers import MoE
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
@@ -38,13 +38,6 @@ CASES = [
 ]
 TRIVIAL = [*range(8), 0, 1]
 OTHERS = [[5, 5, 1, 2, 0, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0, 3, 3], TRIVIAL]
-
-
-class Alone(SingleRank):
-    """One of two ranks, whose part is not summed with the other's."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank, self.size = rank, 2
 
 
 class Given(ExpertPlacement):
@@ -80,7 +73,7 @@ def layer(folder: Path, case: tuple[str, str, str], rank: int, placement: Given 
 
     given: dict[str, Any] = {"dtype": getattr(torch, dtype), "quantization": quantization}
     if placement is not None:
-        given |= {"tp": Alone(rank), "ep_size": 2}
+        given |= {"tp": Rank(rank, 2), "ep_size": 2}
     context = make_quantised_context(folder, **given)
     context.moe_runner, context.expert_placement = build, placement
     with torch.inference_mode():

@@ -13,30 +13,17 @@ from safetensors.torch import load_file
 from tests.helpers.interpreted import interpreted
 from tests.helpers.models import make_quantised_context
 from tests.helpers.quantised import CHECKPOINTS, ONLINE, Twins, checkpoint_twins, gguf_twins, online_twins
+from tests.helpers.ranks import Rank
 from torch import Tensor
 
 from fwk import native
 from fwk.errors import ConfigError, ModelLoadError
-from fwk.interfaces.parallel import ParallelGroup
 from fwk.layers import ColumnParallelLinear, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
 from fwk_quant._common import product
 from fwk_quant._linear_cpu.kernel import PackedMatrix
 from fwk_quant._linear_cpu.pages import SLAB
 
 ATTENTION, MLP = "model.layers.1.self_attn", "model.layers.1.mlp"
-
-
-class Rank(ParallelGroup):
-    """One rank whose collectives leave its own part to the test."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return x
 
 
 GGUF_TYPES = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
