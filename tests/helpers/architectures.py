@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fwk_loaders.dummy.tokenizer import build_tokenizer
+from tests.helpers import checkpoints
 from tests.helpers.lazy import lazy
 
 transformers = lazy("transformers")
@@ -201,6 +202,66 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0], "tie_word_embeddings": False}),
 }
+
+
+QWEN3, QWEN3_MOE, GEMMA3, LATENT_V2 = (
+    checkpoints.KINDS[kind][2] for kind in ("qwen3", "qwen3_moe", "gemma3", "deepseek_v2")
+)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+ROPES = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}
+V2_GROUPS = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama own head size": ("llama", {"head_dim": 24}),
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama one kv head": ("llama", {"num_key_value_heads": 1}),
+    "llama every head its own": ("llama", {"num_key_value_heads": 4}),
+    "llama rope llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama rope linear": ("llama", {"rope_parameters": LINEAR}),
+    "llama rope yarn": ("llama", {"rope_parameters": YARN}),
+    "llama rope yarn, tuned": (
+        "llama",
+        {"rope_parameters": {**YARN, "beta_fast": 16.0, "truncate": False, "mscale": 0.7}},
+    ),
+    "llama rope yarn, scaled": ("llama", {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2}}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral window": ("mistral", {"sliding_window": 12}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3": ("qwen3", QWEN3),
+    "qwen3 tied, biased": ("qwen3", {**QWEN3, "tie_word_embeddings": True, "attention_bias": True}),
+    "qwen3 windows": ("qwen3", {**QWEN3, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3_moe": ("qwen3_moe", QWEN3_MOE),
+    "qwen3_moe not normalised": ("qwen3_moe", {**QWEN3_MOE, "norm_topk_prob": False, "num_experts_per_tok": 2}),
+    "qwen3_moe some layers dense": ("qwen3_moe", {**QWEN3_MOE, "num_hidden_layers": 3, "mlp_only_layers": [1]}),
+    "qwen3_moe every second": ("qwen3_moe", {**QWEN3_MOE, "num_hidden_layers": 3, "decoder_sparse_step": 2}),
+    "qwen3_moe all experts": ("qwen3_moe", {**QWEN3_MOE, "num_experts_per_tok": 8}),
+    "gemma3": ("gemma3_text", GEMMA3),
+    "gemma3 scaled ropes": ("gemma3_text", {**GEMMA3, "rope_parameters": ROPES}),
+    "gemma3 capped": ("gemma3_text", {**GEMMA3, "final_logit_softcapping": 3.0}),
+    "gemma3 own head": ("gemma3_text", {**GEMMA3, "tie_word_embeddings": False, "attention_bias": True}),
+    "deepseek_v2": ("deepseek_v2", LATENT_V2),
+    "deepseek_v2 query latent, biases": (
+        "deepseek_v2",
+        {**LATENT_V2, "q_lora_rank": 24, "attention_bias": True, "rms_norm_eps": 1e-2, "first_k_dense_replace": 0},
+    ),
+    "deepseek_v2 yarn": (
+        "deepseek_v2",
+        {**LATENT_V2, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}},
+    ),
+    "deepseek_v2 groups, tied": ("deepseek_v2", {**LATENT_V2, **V2_GROUPS, "tie_word_embeddings": True}),
+}
+"""Of the families that ``checkpoints`` writes too: what else a config of theirs says."""
 
 
 def write(folder: Path, kind: str, changes: dict[str, Any]) -> transformers.PreTrainedModel:

@@ -6,6 +6,7 @@ Inputs of linear layers are multiples of 128 (but for latents): groups of 64 div
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fwk
+from fwk import SamplingParams
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 from tests.helpers.lazy import lazy
 
@@ -101,6 +104,12 @@ def randomise(model: transformers.PreTrainedModel) -> None:
             parameter.normal_(centre if "norm" in name else 0.0, 0.25)
 
 
+def change_config(folder: Path, **changes: Any) -> None:
+    """Let a checkpoint's config.json say something else."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
 def checkpoint_maker(root: Path) -> Callable[..., Path]:
     """Folders of checkpoints below ``root``, each made once."""
 
@@ -136,3 +145,12 @@ def reference_greedy(model: transformers.PreTrainedModel, prompt: list[int], cou
         pad_token_id=0,
     )
     return out[0, len(prompt) :].tolist()
+
+
+def gives_tokens_of(path: Path, reference: transformers.PreTrainedModel) -> None:
+    """The engine continues a long and a short prompt as the reference does."""
+    prompts = [token_ids(n, n) for n in (40, 7)]
+    wanted = [reference_greedy(reference, prompt, 8) for prompt in prompts]
+    settings = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    with fwk.LLM(str(path), dtype="float32", max_total_tokens=512) as llm:
+        assert [done.token_ids for done in llm.generate(prompts, settings)] == wanted

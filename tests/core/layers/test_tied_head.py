@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,11 @@ from tests.helpers.checkpoints import reference_logits, token_ids
 def test_a_head_with_other_numbers_is_read(differs: bool, tmp_path: Path) -> None:
     """As transformers does it; the same numbers again are no other head."""
     from tests.helpers.architectures import close, write
+    from tests.helpers.checkpoints import change_config
     from tests.helpers.models import RunnableModel
 
     reference = write(tmp_path, "llama", {"tie_word_embeddings": False, "num_hidden_layers": 1})
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
+    change_config(tmp_path, tie_word_embeddings=True)
     if not differs:
         tensors = load_file(tmp_path / "model.safetensors")
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()

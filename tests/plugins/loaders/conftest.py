@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.quantised import random_blocks
 
 from fwk.interfaces.loader import LoaderContext
 from fwk_loaders.gguf.loader import GGUFCheckpoint, GGUFLoader
@@ -94,28 +95,11 @@ class GGUFBuilder:
 def small_blocks(type_id: int, num_values: int, seed: int) -> bytes:
     """Random blocks of a type whose factors are small finite numbers."""
     stored, rng = TENSOR_TYPES[type_id], np.random.default_rng(seed)
-    num_blocks = num_values // stored.block_size
     if stored.name == "F32":
         return rng.normal(0, 0.1, num_values).astype("<f4").tobytes()
     if stored.block_size == 1:
         return rng.integers(0x3000, 0x3C00, num_values, dtype=np.uint16).tobytes()
-    blocks = rng.integers(0, 256, (num_blocks, stored.block_bytes), dtype=np.uint8)
-    halves = {
-        "Q4_1": (0, 2),
-        "Q5_1": (0, 2),
-        "Q4_K": (0, 2),
-        "Q5_K": (0, 2),
-        "Q6_K": (208,),
-        "Q2_K": (80, 82),
-        "Q3_K": (108,),
-        "MXFP4": (),
-    }.get(stored.name, (0,))
-    for start in halves:
-        factor = rng.normal(0, 0.05, num_blocks).astype("<f2")
-        blocks[:, start : start + 2] = factor.view(np.uint8).reshape(num_blocks, 2)
-    if stored.name == "MXFP4":
-        blocks[:, 0] = rng.integers(118, 124, num_blocks)
-    return blocks.tobytes()
+    return random_blocks(rng, stored.name, 1, num_values).tobytes()
 
 
 _TOKENS = ["<|end|>", "<|im_start|>", "<|im_end|>", "<tool>", "h", "e", "l", "o", "\u0120", "he", "ll", "hell", "hello"]

@@ -10,12 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import EXPERTS, GPT_OSS, GROUPS, LATENT, OWN, write
-from tests.helpers.checkpoints import reference_greedy, token_ids
+from tests.helpers.checkpoints import gives_tokens_of
 from tests.helpers.gguf_families import MORE, converter
 from tests.helpers.quantised import gguf_like
 
 import fwk
-from fwk import SamplingParams
 from fwk.errors import ModelLoadError
 from fwk_loaders.gguf.architectures import ARCHITECTURES
 from fwk_loaders.gguf.tokenizer import PRE_TOKENIZERS
@@ -78,15 +77,7 @@ def test_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
         more=more,
         change=converter(config),
     )
-    check(path, reference)
-
-
-def check(path: Path, reference: Any) -> None:
-    prompts = [token_ids(n, n) for n in (40, 7)]
-    wanted = [reference_greedy(reference, prompt, 8) for prompt in prompts]
-    settings = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    with fwk.LLM(str(path), dtype="float32", max_total_tokens=512) as llm:
-        assert [done.token_ids for done in llm.generate(prompts, settings)] == wanted
+    gives_tokens_of(path, reference)
 
 
 FALCONS: dict[str, dict[str, Any]] = {
@@ -101,14 +92,14 @@ def test_falcons_with_groups_of_heads(changes: dict[str, Any], tmp_path: Path) -
     reference = write(tmp_path / "source", "falcon", changes)
     config = json.loads((tmp_path / "source" / "config.json").read_text())
     given = {"interleaves": False, "change": converter(config)}
-    check(gguf_like(tmp_path / "source", tmp_path / "m.gguf", "falcon", {}, **given), reference)
+    gives_tokens_of(gguf_like(tmp_path / "source", tmp_path / "m.gguf", "falcon", {}, **given), reference)
 
 
 def test_parts_one_after_another(tmp_path: Path) -> None:
     reference = write(tmp_path / "source", "gpt_neox", {**OWN, "use_parallel_residual": False})
     config = json.loads((tmp_path / "source" / "config.json").read_text())
     given = {"interleaves": False, "change": converter(config), "more": MORE["gptneox"](config)}
-    check(gguf_like(tmp_path / "source", tmp_path / "m.gguf", "gptneox", {}, **given), reference)
+    gives_tokens_of(gguf_like(tmp_path / "source", tmp_path / "m.gguf", "gptneox", {}, **given), reference)
 
 
 def test_a_layer_that_predicts_is_left_out(tmp_path: Path) -> None:
@@ -122,20 +113,22 @@ def test_a_layer_that_predicts_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "source" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     more = {**MORE["glm4moe"](config), "glm4moe.nextn_predict_layers": 1}
     given = {"interleaves": False, "change": converter(config), "more": more}
-    check(gguf_like(tmp_path / "source", tmp_path / "m.gguf", "glm4moe", {}, **given), reference)
+    gives_tokens_of(gguf_like(tmp_path / "source", tmp_path / "m.gguf", "glm4moe", {}, **given), reference)
 
 
 @pytest.mark.parametrize("architecture", ["internlm2", "baichuan"])
 def test_families_that_are_llama_by_other_names(architecture: str, tmp_path: Path) -> None:
     """Their checkpoints join matrices; the converter takes those apart."""
     reference = write(tmp_path / "source", "llama", {})
-    check(gguf_like(tmp_path / "source", tmp_path / "m.gguf", architecture, {}, interleaves=True), reference)
+    gives_tokens_of(gguf_like(tmp_path / "source", tmp_path / "m.gguf", architecture, {}, interleaves=True), reference)
 
 
 def test_minicpm_is_granite_with_the_usual_scale_of_scores(tmp_path: Path) -> None:
     reference = write(tmp_path / "source", "granite", {**SCALES, "attention_multiplier": 0.25})  # of heads of 16
     numbers = {key: name for key, name in GRANITE.items() if key != "attention.scale"}
-    check(gguf_like(tmp_path / "source", tmp_path / "m.gguf", "minicpm", numbers, interleaves=True), reference)
+    gives_tokens_of(
+        gguf_like(tmp_path / "source", tmp_path / "m.gguf", "minicpm", numbers, interleaves=True), reference
+    )
 
 
 def test_a_deepseek_file_of_older_converters_holds_the_matrix_in_one(tmp_path: Path) -> None:
@@ -144,7 +137,7 @@ def test_a_deepseek_file_of_older_converters_holds_the_matrix_in_one(tmp_path: P
     for name in ("key", "value"):
         more[f"deepseek2.attention.{name}_length"] = more.pop(f"deepseek2.attention.{name}_length_mla")
     path = gguf_like(tmp_path / "source", tmp_path / "m.gguf", "deepseek2", {}, interleaves=False, more=more)
-    check(path, reference)
+    gives_tokens_of(path, reference)
 
 
 def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:

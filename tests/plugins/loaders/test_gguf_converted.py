@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tests.helpers.architectures import DELTA, HYBRID, JAMBA, LLAMA4, MAMBA, NEMOTRON, NEXT, write
-from tests.helpers.checkpoints import reference_greedy, token_ids
+from tests.helpers.checkpoints import gives_tokens_of
 from tests.helpers.gguf_converted import written
 from tests.helpers.lazy import lazy
 
 import fwk
-from fwk import SamplingParams
 from fwk.errors import ModelLoadError
 from fwk_loaders.gguf.loader import GGUFCheckpoint
 
@@ -60,19 +59,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def check(path: Path, reference: Any) -> None:
-    prompts = [token_ids(n, n) for n in (40, 7)]
-    wanted = [reference_greedy(reference, prompt, 8) for prompt in prompts]
-    settings = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    with fwk.LLM(str(path), dtype="float32", max_total_tokens=512) as llm:
-        assert [done.token_ids for done in llm.generate(prompts, settings)] == wanted
-
-
 @pytest.mark.parametrize("kind", CASES)
 def test_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     architecture, name, changes = CASES[kind]
     reference = write(tmp_path / "source", name, changes)
-    check(written(tmp_path / "source", tmp_path / "m.gguf", architecture), reference)
+    gives_tokens_of(written(tmp_path / "source", tmp_path / "m.gguf", architecture), reference)
 
 
 def test_chatglms_own_files_hold_queries_keys_and_values_in_one_matrix(tmp_path: Path) -> None:
@@ -84,14 +75,14 @@ def test_chatglms_own_files_hold_queries_keys_and_values_in_one_matrix(tmp_path:
             parts = [tensors.pop(f"model.layers.{layer}.self_attn.{part}_proj.{kind}") for part in "qkv"]
             tensors[f"encoder.layers.{layer}.self_attention.query_key_value.{kind}"] = np.concatenate(parts)
     save_file(tensors, file)
-    check(written(tmp_path / "source", tmp_path / "m.gguf", "chatglm"), reference)
+    gives_tokens_of(written(tmp_path / "source", tmp_path / "m.gguf", "chatglm"), reference)
 
 
 def test_granite_with_shared_experts_and_attention_alone(tmp_path: Path) -> None:
     """The converter calls Granite 4 without a state space ``granitemoe``."""
     changes = {**HYBRID, **ROUTED, "layer_types": ["full_attention"] * 2, "position_embedding_type": "rope"}
     reference = write(tmp_path / "source", "granitemoehybrid", changes)
-    check(written(tmp_path / "source", tmp_path / "m.gguf", "granitemoe"), reference)
+    gives_tokens_of(written(tmp_path / "source", tmp_path / "m.gguf", "granitemoe"), reference)
 
 
 def test_llama4_stretches_long_waves_without_a_range_between(tmp_path: Path) -> None:
@@ -101,7 +92,7 @@ def test_llama4_stretches_long_waves_without_a_range_between(tmp_path: Path) -> 
     path = written(tmp_path / "source", tmp_path / "m.gguf", "llama4", extras=extras)
     scaling = GGUFCheckpoint(path).config()["rope_scaling"]
     assert scaling == {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
-    check(path, reference)
+    gives_tokens_of(path, reference)
 
 
 def test_a_layer_that_predicts_is_left_out(tmp_path: Path) -> None:
@@ -109,7 +100,7 @@ def test_a_layer_that_predicts_is_left_out(tmp_path: Path) -> None:
     reference = write(tmp_path / "source", "qwen3_next", NEXT)
     extras = {f"blk.2.{name}.weight": np.ones(64, np.float32) for name in ("attn_norm", "nextn.enorm")}
     more = {"block_count": 3, "nextn_predict_layers": 1}
-    check(written(tmp_path / "source", tmp_path / "m.gguf", "qwen3next", more=more, extras=extras), reference)
+    gives_tokens_of(written(tmp_path / "source", tmp_path / "m.gguf", "qwen3next", more=more, extras=extras), reference)
 
 
 PACKED = {

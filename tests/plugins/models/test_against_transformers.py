@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.helpers.architectures import ARCHITECTURES, SMALL, close, write
-from tests.helpers.checkpoints import reference_greedy, reference_logits, token_ids
+from tests.helpers.architectures import ARCHITECTURES, SMALL, VARIANTS, close, write
+from tests.helpers.checkpoints import change_config, reference_greedy, reference_logits, token_ids
 from tests.helpers.lazy import lazy
 from tests.helpers.models import RunnableModel, on_ranks
 
@@ -21,10 +21,11 @@ from fwk_kit.testing.batches import block_tables
 
 transformers = lazy("transformers")
 
+EVERY = {**ARCHITECTURES, **VARIANTS}
 RECURRENT = ["mamba2", "lfm2", "qwen3_next", "qwen3_5", "granite hybrid", "nemotron_h", "mamba", "jamba"]
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
+@pytest.fixture(scope="module", params=EVERY.values(), ids=EVERY.keys())
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[transformers.PreTrainedModel, Path]:
@@ -78,15 +79,14 @@ def test_layers_behind_the_last_one_are_left_out(name: str, tmp_path: Path) -> N
         ("olmoe", {"clip_qkv": 8.0}, "'clip_qkv' is 8.0"),
         ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset 8 and attn_layer_period 2 must be"),
         ("jamba", {"expert_layer_offset": 3}, "expert_layer_offset 3 must be less than expert_layer_period 3"),
+        ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "'spiral'"),
+        ("llama", {"hidden_act": "relu6"}, "'relu6'"),
         ("nemotron_h", {"layers_block_type": ["mamba", "moe"]}, "layer 1 is of kind 'moe': .* experts without a gate"),
     ],
 )
-def test_unknown_ways_of_models_with_experts_are_named(
-    name: str, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    write(tmp_path, *ARCHITECTURES[name])
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+def test_unknown_ways_are_named(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path, *EVERY[name])
+    change_config(tmp_path, **changes)
     with pytest.raises(ModelLoadError, match=message):
         RunnableModel(tmp_path)
 
@@ -186,3 +186,14 @@ def test_greedy_tokens_through_the_whole_engine(name: str, tmp_path: Path) -> No
         sized = {"max_total_tokens": 2048, **options}
         with fwk.LLM(str(tmp_path), dtype="float32", check_blocks=True, **sized) as llm:
             assert [done.token_ids for done in llm.generate(prompts, settings)] == wanted
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_bfloat16_follows_transformers(name: str, tmp_path: Path) -> None:
+    """No further from the truth than transformers' own bfloat16."""
+    reference = write(tmp_path, *VARIANTS[name]).to(torch.bfloat16)
+    prompt = token_ids(40)
+    wanted = reference_logits(reference, prompt).float()
+    exact = reference_logits(reference.float(), prompt)
+    actual = RunnableModel(tmp_path, dtype=torch.bfloat16).logits(prompt, [30, 1, 9]).float()
+    assert (actual - exact).abs().mean() <= 1.2 * (wanted - exact).abs().mean()

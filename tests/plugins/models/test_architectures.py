@@ -1,97 +1,26 @@
-"""Every architecture but Llama's against transformers, on tiny random checkpoints."""
+"""Whole engines, groups of ranks and wrong settings of the families that ``checkpoints`` writes."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tests.helpers.checkpoints import make_checkpoint, reference_greedy, reference_logits, token_ids
+from tests.helpers.architectures import close
+from tests.helpers.checkpoints import change_config, make_checkpoint, reference_greedy, reference_logits, token_ids
 from tests.helpers.lazy import lazy
 from tests.helpers.models import RunnableModel, on_ranks
 
 import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, ModelLoadError, PluginError
-from fwk_kit.testing.batches import block_tables
 
 transformers = lazy("transformers")
 
-LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "mscale": 0.7,
-    "mscale_all_dim": 0.9,
-}
-GROUPED = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
-ROPES = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}
 KINDS = ["qwen3", "qwen3_moe", "gemma3", "deepseek_v2"]
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3": ("qwen3", {}),
-    "qwen3 tied, biased": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
-    "qwen3 windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
-    "qwen3_moe": ("qwen3_moe", {}),
-    "qwen3_moe not normalised": ("qwen3_moe", {"norm_topk_prob": False, "num_experts_per_tok": 2}),
-    "qwen3_moe some layers dense": ("qwen3_moe", {"num_hidden_layers": 3, "mlp_only_layers": [1]}),
-    "qwen3_moe every second": ("qwen3_moe", {"num_hidden_layers": 3, "decoder_sparse_step": 2}),
-    "qwen3_moe all experts": ("qwen3_moe", {"num_experts_per_tok": 8}),
-    "gemma3": ("gemma3", {}),
-    "gemma3 scaled ropes": ("gemma3", {"rope_parameters": ROPES}),
-    "gemma3 capped": ("gemma3", {"final_logit_softcapping": 3.0}),
-    "deepseek_v2": ("deepseek_v2", {}),
-    "deepseek_v2 query latent, biases": (
-        "deepseek_v2",
-        {"q_lora_rank": 24, "attention_bias": True, "rms_norm_eps": 1e-2, "first_k_dense_replace": 0},
-    ),
-    "deepseek_v2 yarn": ("deepseek_v2", {"rope_parameters": YARN}),
-    "deepseek_v2 groups, tied": ("deepseek_v2", {**GROUPED, "tie_word_embeddings": True}),
-    "gemma3 own head": ("gemma3", {"tie_word_embeddings": False, "attention_bias": True}),
-}
 
 
-@pytest.fixture(scope="module", params=VARIANTS.values(), ids=VARIANTS.keys())
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[transformers.PreTrainedModel, Path]:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    kind, changes = request.param
-    return make_checkpoint(folder, kind, **changes), folder
-
-
-def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, wanted, atol=1e-4 * float(wanted.abs().max()), rtol=1e-4)
-
-
-def test_prompt_in_one_go_in_chunks_and_token_by_token(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
-    reference, folder = pair
-    prompt = token_ids(70)
-    wanted = reference_logits(reference, prompt)
-    model = RunnableModel(folder)
-    close(model.logits(prompt), wanted)
-    close(model.logits(prompt, [32, 20, 18]), wanted)
-    close(model.logits(prompt, [60, 4, 1, 1, 3, 1]), wanted)
-    assert model.weights.asked == set(model.weights.names())
-
-
-def test_batch_of_different_lengths(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
-    """A chunk, a decode and drafts in one step give each sequence what it gets alone."""
-    reference, folder = pair
-    model = RunnableModel(folder)
-    prompts = [token_ids(60, 1), token_ids(33, 2), token_ids(45, 3)]
-    tables = block_tables([len(p) for p in prompts])
-    pasts = [20, 32, 40]
-    model.step([0, 0, 0], [p[:n] for p, n in zip(prompts, pasts, strict=True)], tables)
-    out = model.step(pasts, [p[n:] for p, n in zip(prompts, pasts, strict=True)], tables)
-    for rows, prompt, past in zip(out, prompts, pasts, strict=True):
-        close(rows, reference_logits(reference, prompt)[past:])
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["llama", *KINDS])
 def test_greedy_tokens_through_the_whole_engine(kind: str, tmp_path: Path) -> None:
     reference = make_checkpoint(tmp_path, kind)
     prompts = [token_ids(n, n) for n in (70, 3, 33)]
@@ -136,8 +65,7 @@ def test_ranks_together_are_the_model(kind: str, size: int, tmp_path: Path) -> N
 )
 def test_wrong_settings_are_named(kind: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, kind)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    change_config(tmp_path, **changes)
     with pytest.raises(ModelLoadError, match=message):
         RunnableModel(tmp_path)
 
@@ -149,13 +77,3 @@ def test_a_runner_for_a_model_without_experts_is_refused(tmp_path: Path) -> None
     make_checkpoint(tmp_path, "qwen3_moe")
     with pytest.raises(PluginError, match=r"unknown MoE runner 'trton'.*installed: cpu, torch"):
         fwk.LLM(str(tmp_path), moe_runner_backend="trton")
-
-
-def test_bfloat16_follows_transformers(tmp_path: Path) -> None:
-    """No further from the truth than transformers' own bfloat16."""
-    reference = make_checkpoint(tmp_path, "gemma3").to(torch.bfloat16)
-    prompt = token_ids(40)
-    wanted = reference_logits(reference, prompt).float()
-    exact = reference_logits(reference.float(), prompt)
-    actual = RunnableModel(tmp_path, dtype=torch.bfloat16).logits(prompt, [30, 1, 9]).float()
-    assert (actual - exact).abs().mean() <= 1.2 * (wanted - exact).abs().mean()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import close
+from tests.helpers.checkpoints import change_config
 from tests.helpers.images import IMAGE_ID, VISION, encoded, greedy, noise, reference_processor, write_vision
 from tests.helpers.lazy import lazy
 
@@ -328,7 +328,6 @@ def test_the_encoder_has_the_weight_formats_that_are_asked_for(
 )
 def test_wrong_settings_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     write_vision(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    change_config(tmp_path, **changes)
     with pytest.raises(ModelLoadError, match=message):
         fwk.LLM(str(tmp_path), **SMALL)

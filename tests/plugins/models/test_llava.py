@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import close
 from tests.helpers.checkpoints import SMALL as TEXT
-from tests.helpers.checkpoints import randomise
+from tests.helpers.checkpoints import change_config, randomise
 from tests.helpers.images import IMAGE_ID, SPECIALS, VISION, encoded, greedy, noise
 from tests.helpers.lazy import lazy
 from tokenizers import AddedToken
@@ -136,7 +136,6 @@ def test_text_alone_loads_no_encoder(tmp_path: Path) -> None:
 )
 def test_wrong_settings_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    change_config(tmp_path, **changes)
     with pytest.raises(ModelLoadError, match=message):
         fwk.LLM(str(tmp_path), **SMALL)

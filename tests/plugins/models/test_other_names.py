@@ -39,6 +39,15 @@ def grouped(parts: list[Tensor]) -> Tensor:
     return torch.cat([q, k, v], 1).reshape(-1, parts[0].shape[-1])
 
 
+def renamed(tensors: Tensors, names: dict[str, str]) -> Tensors:
+    found: Tensors = {}
+    for name, x in tensors.items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        found[name] = x
+    return found
+
+
 def as_internlm2(tensors: Tensors) -> Tensors:
     found: Tensors = {}
     for layer in range(2):
@@ -49,11 +58,7 @@ def as_internlm2(tensors: Tensors) -> Tensors:
         "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
         "mlp.down_proj": "feed_forward.w2", "embed_tokens": "tok_embeddings",
     }  # fmt: skip
-    for name, x in tensors.items():
-        for ours, theirs in names.items():
-            name = name.replace(ours, theirs)
-        found[name] = x
-    return found
+    return found | renamed(tensors, names)
 
 
 def as_chatglm(tensors: Tensors) -> Tensors:
@@ -69,11 +74,7 @@ def as_chatglm(tensors: Tensors) -> Tensors:
         "self_attn.o_proj": "self_attention.dense", "mlp.gate_up_proj": "mlp.dense_h_to_4h",
         "mlp.down_proj": "mlp.dense_4h_to_h",
     }  # fmt: skip
-    for name, x in tensors.items():
-        for ours, theirs in names.items():
-            name = name.replace(ours, theirs)
-        found[name] = x
-    return found
+    return found | renamed(tensors, names)
 
 
 def as_baichuan(tensors: Tensors) -> Tensors:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.helpers.checkpoints import SMALL, VOCAB, make_checkpoint, reference_greedy, reference_logits, token_ids
+from tests.helpers.checkpoints import (
+    SMALL,
+    VOCAB,
+    change_config,
+    make_checkpoint,
+    reference_greedy,
+    reference_logits,
+    token_ids,
+)
 from tests.helpers.lazy import lazy
 from tests.helpers.models import RunnableModel, on_ranks
 from torch import nn
@@ -58,11 +65,6 @@ def make(folder: Path, kind: str, **changes: Any) -> transformers.PreTrainedMode
     return model
 
 
-def change(folder: Path, **settings: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
-
-
 def serve(folder: Path, **options: Any) -> fwk.LLM:
     settings = {"dtype": "float32", "max_total_tokens": 2048, "check_blocks": True, **options}
     return fwk.LLM(str(folder), model_impl="transformers", **settings)
@@ -109,7 +111,7 @@ def test_greedy_tokens_through_the_whole_engine(kind: str, tmp_path: Path) -> No
 )
 def test_what_it_cannot_run_is_refused(kind: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     make(tmp_path, kind)
-    change(tmp_path, **settings)
+    change_config(tmp_path, **settings)
     with pytest.raises(FwkError, match=message) as caught:
         serve(tmp_path)
     assert "\n" not in str(caught.value)
@@ -166,7 +168,9 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     make(tmp_path, "granite")
     marker = tmp_path / "ran"
     (tmp_path / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
-    change(tmp_path, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil", "AutoConfig": "modeling_evil.Config"})
+    change_config(
+        tmp_path, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil", "AutoConfig": "modeling_evil.Config"}
+    )
     with serve(tmp_path) as llm:
         assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].token_ids
     assert not marker.exists()

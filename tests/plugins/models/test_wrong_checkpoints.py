@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import ARCHITECTURES, write
-from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.checkpoints import change_config, make_checkpoint
 
 import fwk
 from fwk.errors import FwkError
@@ -26,11 +25,6 @@ def refusal(folder: Path) -> str:
     said = str(caught.value)
     assert "\n" not in said
     return said
-
-
-def change_config(folder: Path, changes: dict[str, Any]) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +56,7 @@ def test_a_config_that_contradicts_its_tensors(
         write(tmp_path, *ARCHITECTURES[kind])
     else:
         make_checkpoint(tmp_path, kind)
-    change_config(tmp_path, changes)
+    change_config(tmp_path, **changes)
     assert re.search(sentence, refusal(tmp_path))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import ARCHITECTURES, EXPERTS, GROUPS, LATENT, write
+from tests.helpers.checkpoints import change_config
 from tests.helpers.draft_heads import DRAFT_VOCAB, save_eagle, save_eagle3, save_medusa, with_predictor
 from tests.helpers.lazy import lazy
 from tests.helpers.tiny import save_llama
@@ -405,8 +405,7 @@ def run_layer(reference: Any, layer: Any, x: Tensor) -> Tensor:
 
 def changed(folder: Path, **keys: Any) -> Path:
     """A head whose config.json says something else."""
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+    change_config(folder, **keys)
     return folder
 
 
