@@ -67,11 +67,6 @@ def check(places: Places, names: tuple[str, ...]) -> None:
         assert feature.proof(found), f"{feature.name} took no part"
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_each_alone(places: Places, name: str) -> None:
-    check(places, (name,))
-
-
 DISTANCE = 7
 
 
@@ -80,6 +75,13 @@ def is_sampled(pair: tuple[str, str]) -> bool:
     names = list(BY_NAME)
     distance = abs(names.index(pair[0]) - names.index(pair[1]))
     return pair in REFUSED or min(distance, len(names) - distance) == DISTANCE
+
+
+@pytest.mark.gate(3)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_each_alone(places: Places, name: str) -> None:
+    """A pair of the gate that runs proves both of its features too, so that the gate needs but a few alone."""
+    check(places, (name,))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_the_sample_has_each_feature_twice() -> None:
     sampled = [pair for pair in PAIRS if is_sampled(pair) and pair not in REFUSED]
     for name in BY_NAME:
         refused = sum(name in pair for pair in REFUSED)
-        assert sum(name in pair for pair in sampled) >= 2 - refused
+        assert sum(name in pair for pair in sampled) >= max(1, 2 - refused)
     assert len(sampled) < len(PAIRS) / 8
 
 
