@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.http import NO_TLS
 from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server, until
+from tests.helpers.servers import Begin
 
 transformers = lazy("transformers")
 
@@ -30,18 +30,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, transfor
     return folder, make_checkpoint(folder, "qwen3_moe")
 
 
-@pytest.fixture
-def started() -> Iterator[list[Server]]:
-    servers: list[Server] = []
-    yield servers
-    for server in servers:
-        server.close()
-
-
-def serve(servers: list[Server], model: Path, *flags: str) -> Server:
+def serve(begin: Begin, model: Path, *flags: str) -> Server:
     words = ("--load-format", "safetensors", "--dtype", "float32", "--admin-api-key", "admin-key")
-    servers.append(Server(model, *words, "--disable-radix-cache", *flags))
-    return servers[-1].start(None)
+    return begin(model, *words, "--disable-radix-cache", *flags)
 
 
 def record(server: Server, what: str, status: int = 200) -> dict[str, Any]:
@@ -81,10 +72,10 @@ RANKS = ["--tensor-parallel-size", "2"]
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("flags", [[], RANKS, [*RANKS, "--ep-size", "2"], ["--data-parallel-size", "2"]])
 def test_counts_are_those_of_transformers_routers(
-    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], flags: list[str]
+    checkpoint: tuple[Path, transformers.PreTrainedModel], begin: Begin, flags: list[str]
 ) -> None:
     path, reference = checkpoint
-    server = serve(started, path, "--expert-distribution-recorder-mode", "stat", *flags)
+    server = serve(begin, path, "--expert-distribution-recorder-mode", "stat", *flags)
     assert "observers.expert_distribution reads" in server.get("/server_info").json()["chosen"]["step"]
     record(server, "start")
     assert "is under way" in str(record(server, "start", 400))
@@ -107,12 +98,12 @@ def test_counts_are_those_of_transformers_routers(
 
 
 def test_each_tokens_experts_are_written(
-    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], tmp_path: Path
+    checkpoint: tuple[Path, transformers.PreTrainedModel], begin: Begin, tmp_path: Path
 ) -> None:
     path, reference = checkpoint
     folder = tmp_path / "experts"
     flags = ("--expert-distribution-recorder-mode", "per_token", "--expert-distribution-recorder-folder", str(folder))
-    server = serve(started, path, *flags)
+    server = serve(begin, path, *flags)
     record(server, "start")
     tokens = generate(server)
     file = Path(record(server, "dump")["engines"][0]["file"])
@@ -128,11 +119,11 @@ def test_each_tokens_experts_are_written(
 
 
 def test_a_record_by_step_keeps_the_latest(
-    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], tmp_path: Path
+    checkpoint: tuple[Path, transformers.PreTrainedModel], begin: Begin, tmp_path: Path
 ) -> None:
     path, reference = checkpoint
     flags = ("--expert-distribution-recorder-mode", "per_pass", "--expert-distribution-recorder-folder", str(tmp_path))
-    server = serve(started, path, *flags, "--expert-distribution-recorder-buffer-size", "3")
+    server = serve(begin, path, *flags, "--expert-distribution-recorder-buffer-size", "3")
     record(server, "start")
     expected = routed(reference, generate(server))[-3:]
     found = load_file(record(server, "dump")["engines"][0]["file"])
@@ -143,11 +134,9 @@ def test_a_record_by_step_keeps_the_latest(
 
 
 @pytest.mark.sweep
-def test_balance_is_told_in_the_log(
-    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server]
-) -> None:
+def test_balance_is_told_in_the_log(checkpoint: tuple[Path, transformers.PreTrainedModel], begin: Begin) -> None:
     path, _ = checkpoint
-    server = serve(started, path, "--enable-expert-distribution-metrics")
+    server = serve(begin, path, "--enable-expert-distribution-metrics")
     assert server.post({}, "/start_expert_distribution_record").status_code == 404
 
     def is_told() -> bool:
@@ -175,9 +164,7 @@ def test_balancedness() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(
-    tmp_path: Path, started: list[Server], kind: str, flags: list[str], words: str
-) -> None:
+def test_what_cannot_be_is_refused(tmp_path: Path, begin: Begin, kind: str, flags: list[str], words: str) -> None:
     make_checkpoint(tmp_path, kind)
     with pytest.raises(AssertionError, match=words):
-        serve(started, tmp_path, *flags)
+        serve(begin, tmp_path, *flags)

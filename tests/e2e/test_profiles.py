@@ -35,18 +35,20 @@ def steps_in(path: Path) -> list[str]:
     return [event["name"] for event in sorted(found, key=lambda event: event["ts"])]
 
 
-@pytest.fixture(scope="module", params=["alone", "ranks", "replicas"])
+pytestmark = pytest.mark.gate(1)
+
+
+@pytest.fixture(scope="module", params=["ranks of replicas", "alone"])
 def server(spawn: Start, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Server:
     """With a folder for profiles, ``folder``."""
     folder = tmp_path_factory.mktemp("profiles")
-    flags = {"alone": [], "ranks": ["--tensor-parallel-size", "2"], "replicas": ["--data-parallel-size", "2"]}
-    found = spawn("--profiler-dir", str(folder), "--admin-api-key", "admin-key", *flags[request.param])
+    flags = [] if request.param == "alone" else ["--tensor-parallel-size", "2", "--data-parallel-size", "2"]
+    found = spawn("--profiler-dir", str(folder), "--admin-api-key", "admin-key", *flags)
     found.folder = folder  # type: ignore[attr-defined]
-    found.num_files = 1 if request.param == "alone" else 2  # type: ignore[attr-defined]
+    found.num_files = 4 if flags else 1  # type: ignore[attr-defined]
     return found
 
 
-@pytest.mark.gate(1)
 def test_a_profile_has_the_steps_of_every_worker(server: Any) -> None:
     begun = post(server, "/start_profile", {"profile_id": "one", "record_shapes": True})
     assert begun["output_dir"] == str(server.folder)
@@ -62,7 +64,6 @@ def test_a_profile_has_the_steps_of_every_worker(server: Any) -> None:
         assert path.stat().st_mode & 0o77 == 0 or path.parent.stat().st_mode & 0o77 == 0
 
 
-@pytest.mark.gate(1)
 def test_it_ends_by_itself_after_so_many_steps(server: Any) -> None:
     post(server, "/start_profile", {"num_steps": 2, "output_dir": "sub", "activities": ["CPU", "MEM"]})
     for _ in range(4):

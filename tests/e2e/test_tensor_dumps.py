@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server
+from tests.helpers.servers import Begin
 
 transformers = lazy("transformers")
 
@@ -24,19 +24,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, transfor
     return folder, make_checkpoint(folder, "llama")
 
 
-@pytest.fixture
-def started() -> Iterator[list[Server]]:
-    servers: list[Server] = []
-    yield servers
-    for server in servers:
-        server.close()
-
-
-def serve(servers: list[Server], model: Path, folder: Path, *flags: str) -> Server:
+def serve(begin: Begin, model: Path, folder: Path, *flags: str) -> Server:
     words = ("--load-format", "safetensors", "--dtype", "float32", "--debug-tensor-dump-output-folder", str(folder))
     flags = flags if "--debug-tensor-dump-max-steps" in flags else ("--debug-tensor-dump-max-steps", "100000", *flags)
-    servers.append(Server(model, *words, *flags))
-    return servers[-1].start(None)
+    return begin(model, *words, *flags)
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -44,10 +35,10 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def test_layers_compute_what_transformers_does(
-    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], tmp_path: Path
+    checkpoint: tuple[Path, transformers.PreTrainedModel], begin: Begin, tmp_path: Path
 ) -> None:
     path, reference = checkpoint
-    server = serve(started, path, tmp_path)
+    server = serve(begin, path, tmp_path)
     assert "observers.tensor_dump reads what layers compute" in server.get("/server_info").json()["chosen"]["step"]
     body = {"prompt": PROMPT, "max_tokens": 3, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     body |= {"logprobs": 1}  # so that every logit is computed
@@ -75,11 +66,11 @@ def test_layers_compute_what_transformers_does(
 
 @pytest.mark.sweep
 def test_only_what_is_wanted_is_written(
-    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], tmp_path: Path
+    checkpoint: tuple[Path, transformers.PreTrainedModel], begin: Begin, tmp_path: Path
 ) -> None:
     path, _ = checkpoint
     layers = ("--debug-tensor-dump-layers", "1", "layers.*.mlp", "--debug-tensor-dump-max-steps", "2")
-    server = serve(started, path, tmp_path, *layers, "--tensor-parallel-size", "2")
+    server = serve(begin, path, tmp_path, *layers, "--tensor-parallel-size", "2")
     assert server.post({"prompt": PROMPT, "max_tokens": 6, "ignore_eos": True}).status_code == 200
     for rank in range(2):
         files = sorted((tmp_path / f"replica0-rank{rank}").iterdir())
@@ -90,8 +81,8 @@ def test_only_what_is_wanted_is_written(
 
 
 def test_a_layer_that_is_not_there_is_refused(
-    checkpoint: tuple[Path, transformers.PreTrainedModel], started: list[Server], tmp_path: Path
+    checkpoint: tuple[Path, transformers.PreTrainedModel], begin: Begin, tmp_path: Path
 ) -> None:
     path, _ = checkpoint
     with pytest.raises(AssertionError, match=r"no layer is called so; there are embedding, layers\.0"):
-        serve(started, path, tmp_path, "--debug-tensor-dump-layers", "layers.99.*")
+        serve(begin, path, tmp_path, "--debug-tensor-dump-layers", "layers.99.*")

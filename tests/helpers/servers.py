@@ -11,6 +11,7 @@ import pytest
 from tests.helpers.rig import FAKE, FAKE_CHUNK, Server, install_plugins, write_model
 
 Start = Callable[..., Server]
+Begin = Callable[..., Server]
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +47,20 @@ def spawn(tiny_model: Path, python_path: str) -> Iterator[Start]:
     """Start servers with the given flags; they end with the module."""
     with starting(tiny_model, python_path) as start:
         yield start
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Start servers of any model with the given flags; they end with the test, if they started or not."""
+    servers: list[Server] = []
+
+    def start(model: Path, *flags: str) -> Server:
+        servers.append(Server(model, *flags))
+        return servers[-1].start()
+
+    yield start
+    for server in servers:
+        server.close()
 
 
 class Shared:
