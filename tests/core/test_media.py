@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,17 @@ import torch
 from torch import Tensor
 
 from fwk.config import ModelOptions, ServerOptions
-from fwk.engine.media import MediaPayloads
 from fwk.errors import ConfigError, InvalidRequest, NotServed, PluginError
+from fwk.features.wire import packed
+from fwk.interfaces.feature import EnginePartContext, LoadedModel, WorkerPartContext
 from fwk.plugins import discover
 from fwk.server.media_reader import MediaReader
 from fwk.text.media import PayloadFolder, media_limits, processor_item
 from fwk.types import Batch, Media, ModelConfig, NewSequence, Request, SamplingParams, ScheduledSequence
-from fwk.types.media import cache_ids
-from fwk.worker.media import EncoderCache, MediaInputs
-from fwk.worker.sequence_table import SequenceTable
 from fwk_kit.testing.serving import TINY
+from fwk_multimodal.media import MediaOptions, PromptMedia, features
+from fwk_multimodal.media.engine import MediaPrompts, cache_ids
+from fwk_multimodal.media.worker import EncoderCache, MediaRows
 
 
 def media(key: int, start: int, length: int, payload: str = "", index: int = 0) -> Media:
@@ -52,37 +54,41 @@ class Workers:
 
     def __call__(self, name: str, paths: list[str]) -> list[Any]:
         self.calls.append((name, paths))
-        return ["", self.trouble] if name == "open_media" else [None, None]
+        return ["", self.trouble] if name == "open" else [None, None]
 
 
-def request(*paths: str) -> Request:
-    found = [media(i, i, 1, path) for i, path in enumerate(paths)]
-    return Request(request_id="a", prompt_token_ids=[1] * 9, sampling=SamplingParams(max_tokens=1), media=found)
+WIRE = features()[0].wire
+
+
+def prompts(workers: Workers) -> MediaPrompts:
+    return MediaPrompts(EnginePartContext("media", workers, WIRE))
+
+
+def request(name: str, *paths: str) -> Request:
+    sent = {"media": packed(PromptMedia([media(i, i, 1, path) for i, path in enumerate(paths)]))}
+    return Request(request_id=name, prompt_token_ids=[1] * 9, sampling=SamplingParams(max_tokens=1), features=sent)
 
 
 def test_payloads_are_open_as_long_as_a_request_reads_them() -> None:
     workers = Workers()
-    payloads = MediaPayloads(workers)
-    payloads.enter(request("x", "x", "y"))
-    payloads.enter(request("x"))
-    payloads.enter(request())
-    assert workers.calls == [("open_media", ["x", "y"])]
-    payloads.leave(request("x", "x", "y"))
-    payloads.leave(request())
-    assert workers.calls[1:] == [("close_media", ["y"])]
-    payloads.leave(request("x"))
-    assert workers.calls[2:] == [("close_media", ["x"])]
+    part = prompts(workers)
+    one, two = request("one", "x", "x", "y"), request("two", "x")
+    part.check(one)
+    part.check(two)
+    assert workers.calls == [("open", ["x", "y"])]
+    part.left(one)
+    assert workers.calls[1:] == [("close", ["y"])]
+    part.left(two)
+    assert workers.calls[2:] == [("close", ["x"])]
 
 
 def test_a_payload_that_one_worker_cannot_read_refuses_its_request() -> None:
     workers = Workers("gone")
     with pytest.raises(InvalidRequest, match="gone"):
-        MediaPayloads(workers).enter(request("x"))
-    assert workers.calls == [("open_media", ["x"]), ("close_media", ["x"])]
-    with pytest.raises(InvalidRequest, match="this engine's model takes text only"):
-        MediaPayloads().enter(request("x"))
+        prompts(workers).check(request("a", "x"))
+    assert workers.calls == [("open", ["x"]), ("close", ["x"])]
     with pytest.raises(InvalidRequest, match="the request's media end behind its prompt"):
-        MediaPayloads(workers).enter(request(*"abcdefghij"))
+        prompts(workers).check(request("a", *"abcdefghij"))
 
 
 def test_the_cache_gives_up_what_was_used_least_recently() -> None:
@@ -118,29 +124,33 @@ class Model:
         return [torch.stack((item["x"], item["x"]), 1).float() for item in items]
 
 
-def sequence(slot: int, count: int, computed: int, media: list[Media]) -> NewSequence:
-    return NewSequence(slot, [1] * count, count, computed, [], SamplingParams(), 0, media=media)
-
-
 def test_rows_are_those_of_the_step(tmp_path: Path) -> None:
     """Two sequences in chunks that cut media; each is encoded when its tokens come, and once."""
     path = str(tmp_path / "payload.npz")
     np.savez(path, allow_pickle=False, **{f"{i}.x": np.arange(100 * i, 100 * i + 4) for i in range(1, 4)})
     model: Any = Model()
-    table = SequenceTable(4, 64, 4)
-    inputs = MediaInputs(model, table, EncoderCache(1000), torch.device("cpu"), torch.from_numpy)
-    assert inputs.open([path]) == ""
+    options = MediaOptions(mm_encoder_cache_bytes=1000)
+    context = WorkerPartContext("media", torch.device("cpu"), torch.from_numpy, lambda x: x, WIRE, options)
+    part = MediaRows(context)
+    part.model_loaded(LoadedModel(model, {}))
+    assert part.open_payloads([path]) == ""
     Path(path).unlink()  # the client went away
-    first = sequence(2, 20, 0, [media(1, 3, 4, path, 1), media(2, 9, 4, path, 2)])
-    second = sequence(0, 20, 6, [media(1, 2, 4, path, 1), media(3, 7, 4, path, 3)])
 
-    def step(new: list[NewSequence], *parts: tuple[int, int]) -> list[tuple[int, float]]:
-        batch = Batch(1, [], new, [ScheduledSequence(slot, count, False, [], []) for slot, count in parts])
-        table.begin(batch)
-        inputs.begin(batch)
-        found = inputs.inserted(batch)
-        for slot, count in parts:
-            table.num_computed[slot] += count
+    def sequence(slot: int, computed: int, *found: Media) -> tuple[NewSequence, PromptMedia]:
+        return NewSequence(slot, [1] * 20, 20, computed, [], SamplingParams(), 0), PromptMedia(list(found))
+
+    first = sequence(2, 0, media(1, 3, 4, path, 1), media(2, 9, 4, path, 2))
+    second = sequence(0, 6, media(1, 2, 4, path, 1), media(3, 7, 4, path, 3))
+
+    def step(new: list[tuple[NewSequence, PromptMedia]], *parts: tuple[int, int]) -> list[tuple[int, float]]:
+        for one in new:
+            part.begin(*one)
+        batch = Batch(1, [], [], [ScheduledSequence(slot, count, False, [], []) for slot, count in parts])
+        forward: Any = SimpleNamespace(inserted=None)
+        calls = part.calls_layers(batch)
+        part.inputs(batch, forward)
+        found = forward.inserted
+        assert calls == (found is not None)
         return [] if found is None else list(zip(found.rows.tolist(), found.values[:, 0].tolist(), strict=True))
 
     assert step([first], (2, 5)) == [(3, 100.0), (4, 101.0)]
@@ -149,12 +159,12 @@ def test_rows_are_those_of_the_step(tmp_path: Path) -> None:
     assert step([], (2, 1), (0, 1)) == []
     assert model.encoded == [[100], [300, 200]]
     other: Any = Model()
-    inputs.use(other)
-    again = sequence(1, 20, 0, [media(1, 0, 4, path, 1)])
+    part.model_loaded(LoadedModel(other, {}))
+    again = sequence(1, 0, media(1, 0, 4, path, 1))
     assert step([again], (1, 2)) == [(0, 100.0), (1, 101.0)]
     assert other.encoded == [[100]], "other weights make other rows"
-    inputs.close([path])
-    assert "cannot be read" in inputs.open([path])
+    part.close_payloads([path])
+    assert "cannot be read" in part.open_payloads([path])
 
 
 def test_files_live_as_long_as_somebody_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

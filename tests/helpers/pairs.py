@@ -298,7 +298,7 @@ FEATURES = [
     ),
     Feature(
         "images",
-        lambda run: any(new.media for batch in run.batches for new in batch.new) or not run.tokens,
+        lambda run: any("media" in new.features for batch in run.batches for new in batch.new) or not run.tokens,
         shared={"mm_processor_kwargs": '{"do_image_splitting": false}'},
         kind="images",
     ),

@@ -277,14 +277,6 @@ class EngineOptions(DisaggregationOptions):
         "Write text that a grammar leaves no choice about one token a step, as any other; outputs are the same.",
         stability="beta",
     )
-    mm_encoder_cache_bytes: int = option(
-        2**28,
-        "Bytes that a worker keeps of encoded images and the like, by content, so that those of earlier turns are not "
-        "encoded again; those used least recently go first. 0: none.",
-        stability="beta",
-        ge=0,
-        le=2**40,
-    )
     page_size: int = option(16, "Tokens per KV cache block.", aliases=["block-size"], ge=1, le=1024)
     max_total_tokens: int | None = option(
         None,

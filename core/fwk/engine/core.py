@@ -13,7 +13,6 @@ from fwk.engine.adapters import Adapters, adapter_paths
 from fwk.engine.gate import CacheGate, GrammarGate
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.kv_connector import KVFetches, KVOffers
-from fwk.engine.media import MediaPayloads
 from fwk.engine.node import common
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
@@ -267,7 +266,6 @@ def _assemble(
         state_interval=options.mamba_track_interval,
         window=loaded.window,
         encoder=setup.opened.served.encoder,
-        max_step_media=1 if setup.device.is_host else None,  # a CPU takes no less time for several at once
         runs_ahead=executor.launches_ahead and not options.disable_overlap_schedule,
     )
     kv_blocks = KVBlockManager(limits, loaded.num_blocks, cache)
@@ -278,9 +276,12 @@ def _assemble(
         gates=(GrammarGate(executor.call), CacheGate(cache)),
         adapters=_adapters(config, executor),
         policy_name=setup.factory.item("schedulers").name,
-        media=MediaPayloads(executor.call if setup.opened.served.media else None),
         parts=build_engine_features(
-            setup.factory, executor.call, block_size=options.page_size, max_running=options.max_running_requests
+            setup.factory,
+            executor.call,
+            block_size=options.page_size,
+            max_running=options.max_running_requests,
+            is_host=setup.device.is_host,
         ),
     )
     if options.disaggregation_mode == "prefill":

@@ -448,7 +448,6 @@ class LLM:
             service=item.service,
             cache_namespace=("" if parts is None else parts.namespace) + cache_namespace(item.cache_salt, adapter),
             adapter=adapter,
-            media=list(item.media),
             features={} if parts is None else parts.features,
         )
         for event in self.engine.add(request):

@@ -25,8 +25,6 @@ class Limits:
     ``num_window_groups``: block tables in addition to the first, for layers that see ``window`` tokens only.
     ``encoder``: one reads the prompts. ``max_model_len`` then has room for what ``encoder_prompt.placed`` adds.
     ``runs_ahead``: steps may be planned while drafts of their sequences are being verified, if the worker says so.
-    ``max_step_media``: pieces of media of one prompt that a step encodes, where prompts may be cut; None: all it has
-    tokens of.
     ``admission_interval``: steps between two looks at the waiting queue while sequences run.
     """
 
@@ -44,7 +42,6 @@ class Limits:
     conservativeness: float = 1.0
     is_mixed: bool = True
     admission_interval: int = 1
-    max_step_media: int | None = None
     max_start_tokens: int | None = None
     max_prompts: int | None = None
     num_window_groups: int = 0

@@ -14,7 +14,6 @@ from fwk.engine.encoder_prompt import placed
 from fwk.engine.gate import Gate, PauseGate
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.kv_connector import KVConnector
-from fwk.engine.media import MediaPayloads
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
 from fwk.engine.policy_runner import PolicyRunner
 from fwk.engine.sequence import Sequence, Status
@@ -40,7 +39,7 @@ from fwk.types import (
 class Scheduler:
     """Decides what each step computes and keeps the books of sequences, slots and blocks."""
 
-    def __init__(  # noqa: PLR0913 - what it schedules with, each once
+    def __init__(
         self,
         limits: Limits,
         kv_blocks: KVBlockManager,
@@ -49,7 +48,6 @@ class Scheduler:
         gates: Iterable[Gate] = (),
         adapters: Adapters | None = None,
         policy_name: str = "",
-        media: MediaPayloads | None = None,
         parts: EngineFeatures | None = None,
     ) -> None:
         """parts: of features; those that concern a sequence are asked about it, and told of it."""
@@ -58,7 +56,6 @@ class Scheduler:
         self._kv_blocks = kv_blocks
         self._policy = PolicyRunner(policy, self, policy_name)
         self.adapters = adapters or Adapters()
-        self._media = media or MediaPayloads()
         self._now = now
         self._pauses = PauseGate()
         self._connector = KVConnector()
@@ -184,8 +181,12 @@ class Scheduler:
         if self.limits.encoder is not None:
             request = placed(request, self.limits.encoder, self.limits.block_size)
         parts = self.parts.of(request)
-        self._media.enter(request)
-        self.adapters.enter(request.adapter, request.n)
+        try:
+            self.adapters.enter(request.adapter, request.n)
+        except InvalidRequest:
+            for part in parts:
+                part.left(request)
+            raise
         arrival = self._now()
         sequences = [Sequence(request, i, self._num_arrived + i, arrival, parts) for i in range(request.n)]
         self._num_arrived += request.n
@@ -532,7 +533,6 @@ class Scheduler:
             sequence.request.segment_start,
             sequence.state_source,
             sequence.request.num_encoder_tokens,
-            sequence.request.media,
             features.new(sequence, sequence.parts) if sequence.parts else {},
         )
         # After what came back, the first chunk needs no more blocks than it would have without.
@@ -612,7 +612,8 @@ class Scheduler:
         siblings.remove(sequence)
         if not siblings:
             del self._by_request[sequence.request.request_id]
-            self._media.leave(sequence.request)
+            for part in sequence.parts:
+                part.left(sequence.request)
             self._pauses.paused.discard(sequence.request.request_id)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -655,15 +656,6 @@ class Scheduler:
         else:
             most = min(remaining, budget, self.limits.max_chunk_tokens)
             most = max(1, min(most, self._policy.ask("chunk", sequence, remaining, most)))
-            most = self._cut_at_media(sequence, len(sequence.token_ids) - remaining, most)
             for part in sequence.parts:
                 most = max(1, min(most, part.limit(sequence, len(sequence.token_ids) - remaining, most)))
         return self._kv_blocks.cut_chunk(sequence, len(sequence.token_ids) - remaining, most)
-
-    def _cut_at_media(self, sequence: Sequence, start: int, count: int) -> int:
-        """How many of ``count`` tokens from ``start`` on come before one piece of media too many."""
-        most, media = self.limits.max_step_media, sequence.request.media
-        if most is None or not media:
-            return count
-        touched = [item.start for item in media if item.end > start and item.start < start + count]
-        return count if len(touched) <= most else touched[most] - start

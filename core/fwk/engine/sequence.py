@@ -10,7 +10,6 @@ import msgspec
 from fwk.engine.window_blocks import WindowBlocks
 from fwk.features.engine import Parts
 from fwk.types import FinishReason, Request, SamplingParams, ScheduledSequence, TokenLogprobs
-from fwk.types.media import cache_ids
 
 
 class Status(Enum):
@@ -80,8 +79,8 @@ class Sequence:
         self.arrival = arrival
         self.status = Status.WAITING
         self.token_ids = list(request.prompt_token_ids)
-        media = request.media
-        self.cache_prompt = cache_ids(request.prompt_token_ids, media) if media else None  # ``cache_ids`` of it
+        known = [ids for part in parts if (ids := part.cache_ids(request)) is not None]
+        self.cache_prompt = known[0] if known else None  # its prompt as the prefix cache knows it, if otherwise
         self.num_computed_tokens = 0
         self.num_pending = 0
         self.num_preemptions = 0

@@ -33,8 +33,13 @@ class EngineFeatures:
                 raise InvalidRequest(f"this engine has no feature {next(iter(request.features))!r}")
             return ()
         found = tuple(part for part in self.all if part.concerns(request))
-        for part in found:
-            part.check(request)
+        for i, part in enumerate(found):
+            try:
+                part.check(request)
+            except InvalidRequest:
+                for other in found[:i]:
+                    other.left(request)
+                raise
         return found
 
     def took(self, sequence: FeatureSequence, parts: Parts, features: Features) -> None:
@@ -92,7 +97,12 @@ def event(sequence: FeatureSequence, parts: Parts) -> Features:
 
 
 def build_engine_features(
-    factory: PluginFactory, call: Callable[..., list[Any]], *, block_size: int, max_running: int
+    factory: PluginFactory,
+    call: Callable[..., list[Any]],
+    *,
+    block_size: int,
+    max_running: int,
+    is_host: bool,
 ) -> EngineFeatures:
     """The parts of all features that are on. call: of all workers (``Executor.call``)."""
     parts: list[EnginePart] = []
@@ -104,6 +114,7 @@ def build_engine_features(
             options=options,
             block_size=block_size,
             max_running=max_running,
+            is_host=is_host,
         )
         parts.append(build(item, context, spec.engine) if spec.engine else EnginePart(context))
     return EngineFeatures(parts)

@@ -73,6 +73,10 @@ class WorkerFeatures:
             for name, operation in part.operations().items()
         }
 
+    def kept_bytes(self, takes: frozenset[str]) -> int:
+        """What they may keep in memory besides."""
+        return sum(part.kept_bytes(takes) for part in self._parts)
+
     def model_loaded(self, loaded: LoadedModel) -> None:
         """The model is there, or another in its place."""
         for part in self._parts:
@@ -99,7 +103,7 @@ def run_operation(key: str, name: str, operation: Callable[..., Any], *args: Any
 def inputs(parts: Sequence[WorkerPart], batch: Batch, forward: ForwardBatch) -> None:
     """Before the pass."""
     if parts:
-        forward.extras = {}  # the object may be that of the step before
+        forward.extras, forward.inserted = {}, None  # the object may be that of the step before
         for part in parts:
             part.inputs(batch, forward)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
 
-from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.declaration import Declaration, Facts
 from fwk.interfaces.dialect import EmbedInput, Frontend, GenerateInput, OutputDelta, TextTools
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.model import HiddenTap, Model
@@ -49,6 +49,8 @@ class Wire:
 class FeatureSpec(Declaration):
     """Declares a feature; every installed one takes part, one with ``enabled_by`` when it is turned on.
 
+    A run that one with ``enabled_by`` refuses does not start; one without is left out of a run that it refuses.
+
     server, engine, worker: ``"package.module:Class"`` of a ``ServerPart``, an ``EnginePart``, a ``WorkerPart``, each
     imported only where it runs. One with a server part alone is a filter of requests, one with a worker part alone a
     probe. ``load`` is the first of them unless it is given.
@@ -74,6 +76,11 @@ class FeatureSpec(Declaration):
             raise ValueError(f"FeatureSpec {self.name!r}: none of server, engine and worker names a part")
         object.__setattr__(self, "load", self.load or places[0])
         super().__post_init__()
+
+    def refusal(self, facts: Facts) -> str | None:
+        if self.worker and facts.task not in ("", "generate"):
+            return f"has a part in steps of models that generate, and this one is served to {facts.task}"
+        return super().refusal(facts)
 
 
 # The part in the server.
@@ -222,6 +229,7 @@ class EnginePartContext:
     call: ``call(operation, *args)`` runs an operation of the feature's worker parts on every worker, between two steps;
         the answers by rank. Raises ``FwkError`` with a refusal.
     wire: the feature's. block_size: tokens in a block of the KV cache. max_running: sequences that run at once.
+    is_host: whether workers compute on the host itself.
     """
 
     name: str
@@ -230,6 +238,7 @@ class EnginePartContext:
     options: Any = None
     block_size: int = 16
     max_running: int = 256
+    is_host: bool = True
 
 
 class EnginePart(Gate):
@@ -267,6 +276,16 @@ class EnginePart(Gate):
 
     def check(self, request: Request) -> None:
         """A request arrives. Raises ``InvalidRequest`` for what cannot be served; then nothing more is heard of it."""
+
+    def left(self, request: Request) -> None:
+        """None of its sequences waits or runs any more; or, after ``check``, something else has refused it."""
+
+    def cache_ids(self, request: Request) -> list[int] | None:
+        """Its prompt as prefix caches are to know it, as long as it is; None: by its tokens.
+
+        For prompts whose K/V depend on more than their tokens. Ids that are no token's are negative, and of 32 bits.
+        """
+        return None
 
     def matchable(self, sequence: FeatureSequence, count: int) -> int:
         """How many of its first ``count`` tokens may come from the prefix cache."""
@@ -369,6 +388,17 @@ class WorkerPart:
     def __init__(self, context: WorkerPartContext) -> None:
         self.context = context
 
+    def calls_layers(self, batch: Batch) -> bool:
+        """Whether a step in which it has a part must be computed by calling the layers; by default, as ``graphs`` says.
+
+        Asked before ``inputs``, of steps in which more changes than that each sequence has one more token.
+        """
+        return self.graphs == "eager"
+
+    def kept_bytes(self, takes: frozenset[str]) -> int:
+        """What it may keep in memory besides; asked before the model is built. takes: ``ModelContext.media``."""
+        return 0
+
     def operations(self) -> Mapping[str, Callable[..., Any]]:
         """What ``EnginePartContext.call`` can call, by name: between two steps, with plain data.
 
@@ -390,7 +420,7 @@ class WorkerPart:
         return False
 
     def inputs(self, batch: Batch, forward: ForwardBatch) -> None:
-        """Before the pass; ``forward.extras`` is the place for what layers are to find."""
+        """Before the pass; ``forward.extras`` is the place for what layers are to find, ``inserted`` for rows."""
 
     def computed(self, batch: Batch, forward: ForwardBatch, hidden: Tensor, logits: Tensor | None) -> Any:
         """After the pass, on the device: never waits for it. Returns what ``results`` needs.

@@ -354,7 +354,6 @@ class ServerFrontend(Frontend):
             service=item.service,
             cache_namespace=("" if parts is None else parts.namespace) + cache_namespace(item.cache_salt, adapter),
             adapter=adapter,
-            media=list(item.media),
             kv_source=kv_source,
             features={} if parts is None else parts.features,
         )

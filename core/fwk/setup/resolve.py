@@ -100,11 +100,6 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
         if item.name in parts[item.family]:
             noun, why = FAMILIES[item.family].noun, parts[item.family][item.name]
             raise PluginError(f"{noun} {item.name!r} ({item.package}) cannot be used: {why}")
-        if opened.runner == "pool" and getattr(item.declaration, "worker", ""):
-            raise PluginError(
-                f"feature {item.name!r} ({item.package}) cannot be used: it has a part in steps of models that "
-                f"generate, and {opened.name} does not"
-            )
     refused = resolution.refusals() | parts
     step_tokens, start_tokens = _step_tokens(config.engine, opened, chosen.device)
     factory = PluginFactory(plugins, config.plugin_options, resolution)
@@ -152,7 +147,8 @@ def _using(config: Config, plugins: PluginSet) -> Iterable[Registered]:
     """The plugins of ``PARTS`` that this run uses, but for the tiers, which are chosen with the prefix cache."""
     for family in ("logits_processors", "features", *(("lora_sources",) if config.engine.enable_lora else ())):
         for item, _ in taking_part(plugins, family, config.plugin_options, host=None):
-            yield item
+            if family != "features" or item.declaration.enabled_by:  # else it is left out of a run that it refuses
+                yield item
 
 
 def _facts(

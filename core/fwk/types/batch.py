@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fwk.types.media import Media
 from fwk.types.request import Features, TokenLogprobs
 from fwk.types.sampling import SamplingParams
 
@@ -37,7 +36,6 @@ class NewSequence(msgspec.Struct, array_like=True):
     segment_start: int = 0  # first token of the prompt's second text, of models that read pairs; 0: there is one text
     state_source: int = -1  # place of the kept state it continues from; -1: it begins with no token computed
     num_encoder_tokens: int = 0  # of the prompt, which an encoder reads; its decoder's begin at the next block
-    media: list[Media] = []  # of the prompt
     features: Features = {}
 
 
@@ -130,7 +128,7 @@ class StateRows:
 
 @dataclass(slots=True)
 class Inserted:
-    """Rows that take the place of tokens' embeddings: what a model's ``encode`` made of media."""
+    """Rows that take the place of tokens' embeddings."""
 
     rows: Tensor  # [n] int64: of the batch's tokens
     values: Tensor  # [n, hidden_size]

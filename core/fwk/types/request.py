@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 
 from fwk.errors import InvalidRequest
-from fwk.types.media import Media
 from fwk.types.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -90,7 +89,6 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     adapter: str = ""
     segment_start: int = 0
     num_encoder_tokens: int = 0  # set by the engine: of the prompt, which an encoder reads; 0: none does
-    media: list[Media] = []  # in the order of their tokens
     kv_offer: KVOffer | None = None
     kv_source: KVSource | None = None
     features: Features = {}

@@ -47,7 +47,6 @@ from fwk.worker.graphs import StepModel
 from fwk.worker.in_flight import Early, InFlight, Settled
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.kv_exchange import KVExchange, open_exchange
-from fwk.worker.media import EncoderCache, MediaInputs, NoMedia
 from fwk.worker.model_builder import ModelBuilder
 from fwk.worker.model_hash import ModelHash
 from fwk.worker.model_runner import ModelRunner
@@ -233,7 +232,6 @@ class WorkerBuilder:
             sampling=sampling,
             drafting=drafting,
             adapters=adapters,
-            media=self._media(model, table),
             in_flight=self._in_flight(table, inputs.max_tokens),
             uploads=self._uploads,
             num_captured=num_captured,
@@ -295,8 +293,6 @@ class WorkerBuilder:
         if isinstance(drafting, Drafting):
             drafting.layers = self._models.layers
         runner.model = step_model(model)
-        if isinstance(runner.media, MediaInputs):
-            runner.media.use(model)
         if self.parts.features is not None:
             self.parts.features.model_loaded(LoadedModel(model, self._models.taps))
         with kv_cache.scratch_kv_cache(memory, self._models.layers):
@@ -360,6 +356,7 @@ class WorkerBuilder:
         )
         features = self.parts.features = build_worker_features(self._factory, context)
         self.parts.operations |= features.operations()
+        self._models.kept_bytes = features.kept_bytes
         return features
 
     def _staging(self, kind: type[StagingRing] = StagingRing) -> StagingRing:
@@ -513,6 +510,7 @@ class WorkerBuilder:
             num_null=num_null,
             graph_sizes=self._capturing.sizes.sizes if num_null else (),
             piece_sizes=self._capturing.piece_sizes.sizes,
+            kept_bytes=self._models.kept_bytes(self._setup.opened.served.media),
         )
 
     def _memory_before(self) -> MemoryInfo:
@@ -636,14 +634,6 @@ class WorkerBuilder:
         if device.is_host:
             return None
         return partial(InFlight, device, self._device, table, size=MAX_IN_FLIGHT + 1, max_rows=max_rows)
-
-    def _media(self, model: Model, table: SequenceTable) -> MediaInputs | NoMedia:
-        if not self._setup.opened.served.media:
-            return NoMedia()
-        cache = EncoderCache(self._config.engine.mm_encoder_cache_bytes)
-        media = MediaInputs(model, table, cache, self._device, self._uploads.send)
-        self.parts.operations |= media.operations()
-        return media
 
     def _adapters(self) -> AdapterStore | NoAdapters:
         backend = self._models.lora

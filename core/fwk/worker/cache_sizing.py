@@ -58,9 +58,11 @@ class CacheSizing:
         num_null: int,
         graph_sizes: Sequence[int],
         piece_sizes: Sequence[int] = (),
+        kept_bytes: int = 0,
     ) -> None:
         """groups: layers by block table. others: bytes in use before anything was loaded. num_null: blocks that no
         sequence holds. graph_sizes: of decode steps that are captured, smallest first; piece_sizes: of steps in pieces.
+        kept_bytes: what features may keep.
         """
         self._options = config.engine
         self._setup = setup
@@ -73,6 +75,7 @@ class CacheSizing:
         self._num_null = num_null
         self._graph_sizes = graph_sizes
         self._piece_sizes = piece_sizes
+        self._kept_bytes = kept_bytes
 
     def size(
         self,
@@ -184,8 +187,7 @@ class CacheSizing:
             if found is None:
                 log.warning("the memory of the largest step was not measured: the device counts none")
             step = found or 0
-        if self._setup.opened.served.media:
-            step += self._options.mm_encoder_cache_bytes
+        step += self._kept_bytes
         if isinstance(runner, ModelRunner) and on_trial is not None:
             graphs = profile.of_graphs(self._graph_sizes, partial(_captured, runner, on_trial, runner.capture_decodes))
         if isinstance(runner, ModelRunner) and pieces_on_trial is not None:

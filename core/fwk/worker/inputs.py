@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fwk.types import Batch, ForwardBatch, Inserted
+from fwk.types import Batch, ForwardBatch
 from fwk.types.batch import KVGroup, StateRows
 from fwk.worker.draft_tree import DraftTree, ancestors, depths, positions_in_trees, tree_mask
 from fwk.worker.graph_sizes import GraphSizes
@@ -93,12 +93,11 @@ class InputBuffers:
         trees: Mapping[int, DraftTree] | None = None,
         *,
         has_trees: bool = False,
-        inserted: Inserted | None = None,
     ) -> tuple[ForwardBatch, StepRows]:
         """Fill the buffers for a batch whose sequences the table already knows.
 
         trees: by slot, those among its drafts; the others are chains. The objects may be those of the step before.
-        has_trees: some are, though only the device may know them. inserted: of the batch's tokens, in its order.
+        has_trees: some are, though only the device may know them.
         """
         if self._last is not None and not trees and self._last.is_before(batch):
             return self._advance(self._last, batch)
@@ -121,7 +120,8 @@ class InputBuffers:
         logits_indices = starts[step_rows.sequences] + (step_rows.num_tokens - 1 - computed[step_rows.sequences])
         token_ids = table.token_ids[rows, positions]
         # No capture has room for such a step.
-        is_computed = has_adapters or inserted is not None or members.is_eager
+        is_eager = members.is_eager(batch)
+        is_computed = has_adapters or is_eager
         padding = None if trees or has_trees or is_computed else self._padding(step_rows, len(token_ids))
         if padding is not None:
             forward = self._padded(rows, token_ids, positions, padding)
@@ -141,7 +141,7 @@ class InputBuffers:
             )
             if more is not None:  # the last layer's pieces are of as many rows as those before
                 forward.piece_tokens, forward.hidden_indices = len(token_ids) + more, None
-        forward.inserted, forward.is_eager = inserted, members.is_eager
+        forward.is_eager = is_eager
         if has_adapters:  # they are told apart by token, in the last layer, too
             forward.adapter_ids_np, forward.adapter_ids = self._ring.fill("adapter_ids", table.adapter[rows])
             forward.hidden_indices = None
@@ -155,7 +155,7 @@ class InputBuffers:
                 self._shorten_rows(step_rows)
         if trees:
             forward.tree_mask = self.send(tree_mask(slots.tolist(), num_new.tolist(), trees))
-        elif self._ring.is_host and is_decode and len(step_rows.slots) == len(slots) and inserted is None:
+        elif self._ring.is_host and is_decode and len(step_rows.slots) == len(slots) and not is_eager:
             num_left = forward.kv_groups[0].block_table_np.shape[1] * table.block_size - int(seq_lens.max())
             self._last = DecodeStep(slots.tolist(), forward, step_rows, num_left)
         return forward, step_rows

@@ -36,7 +36,7 @@ def check(
 ) -> None:
     """Say what the engine's weights will take. Raises ``ConfigError`` with the numbers where they cannot fit.
 
-    cache_bytes: what it may keep of encoded media. Only a model on a CPU whose sizes are known; a GPU's memory is its
+    cache_bytes: what else it may keep. Only a model on a CPU whose sizes are known; a GPU's memory is its
     own matter.
     """
     if not sizes or not setup.device.is_host:

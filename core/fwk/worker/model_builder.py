@@ -99,6 +99,7 @@ class ModelBuilder:
         self._served_cache: WeightsCache = NO_WEIGHTS_CACHE
         self.wanted_taps: list[HiddenTap] = []  # of the served model, in the order heads asked for them
         self.taps: dict[int, HiddenTap] = {}
+        self.kept_bytes: Callable[[frozenset[str]], int] = lambda takes: 0  # what workers may keep besides
         self.expert_placement: ModelPlacement | None = None  # of the served model
         self._is_placed = is_placed(config.engine)
         self._location = read_location(config.engine.init_expert_location)
@@ -232,7 +233,7 @@ class ModelBuilder:
         opened, served = setup.opened, setup.opened.served
         context = self._context(opened, self._config.engine, "served")
         context.attention_layers = layers
-        kept = self._config.engine.mm_encoder_cache_bytes if served.media else 0
+        kept = self.kept_bytes(served.media)
         memory_need.check(setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.size, kept)
         context.lora = self.lora
         if self._is_placed:

@@ -21,7 +21,6 @@ from fwk.worker.hidden_states import hidden_states, put_all
 from fwk.worker.in_flight import Early, InFlight, LateRows, Launched, Pending, Settled
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.logprobs import PromptLogprobs, prompt_logprobs
-from fwk.worker.media import MediaInputs, NoMedia
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.states import StateStore
@@ -48,7 +47,6 @@ class ModelRunner:
         sampling: SamplingPipeline,
         drafting: NoDrafting,
         adapters: AdapterStore | NoAdapters,
-        media: MediaInputs | NoMedia,
         in_flight: Callable[[StepSampler, Settled, Early | None], InFlight] | None = None,
         uploads: Uploads | None = None,
         num_captured: int = 0,
@@ -68,7 +66,6 @@ class ModelRunner:
         self._drafting = drafting
         self._sampler = StepSampler(table, sampling, Verifier(table, sampling, drafting))
         self._adapters = adapters
-        self.media = media
         self._num_captured = num_captured
         self._uploads = uploads
         early = self._drafting.draft_early if self._drafting.is_early or self._drafting.moves_early else None
@@ -114,8 +111,7 @@ class ModelRunner:
         failed = self._begin(batch)
         trees = self._drafting.trees(batch.sequences)
         has_trees = bool(trees) or self._drafting.has_hidden_trees(batch.sequences)
-        inserted = self.media.inserted(batch)
-        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees, inserted=inserted)
+        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees)
         stored = self._drafting.enter(batch, forward, rows)
         forward.is_greedy = self._sampling.is_greedy(rows)
         features.inputs(rows.parts, batch, forward)
@@ -211,8 +207,7 @@ class ModelRunner:
         failed = self._begin(batch)
         trees = self._drafting.trees(batch.sequences)
         has_trees = bool(trees) or self._drafting.has_hidden_trees(batch.sequences)
-        inserted = self.media.inserted(batch)
-        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees, inserted=inserted)
+        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees)
         launched = time.perf_counter()
         forward.is_greedy = self._sampling.is_greedy(rows)
         features.inputs(rows.parts, batch, forward)
@@ -286,7 +281,6 @@ class ModelRunner:
         self._drafting.forget(batch.freed_slots)
         self._table.begin(batch)
         self._adapters.begin(batch)
-        self.media.begin(batch)
         if self._states is not None:
             self._states.begin(batch)
         failed: dict[int, BlameSequence] = {}

@@ -121,10 +121,9 @@ class StepMembers:
             table.parts_of(slots),
         )
 
-    @property
-    def is_eager(self) -> bool:
-        """Whether layers must be called, not replayed."""
-        return any(part.graphs == "eager" for part in self.parts)
+    def is_eager(self, batch: Batch) -> bool:
+        """Whether layers must be called in a step of them, not replayed."""
+        return any(part.calls_layers(batch) for part in self.parts)
 
     @property
     def reads_hidden(self) -> bool:

@@ -1,10 +1,10 @@
-"""Media in prompts: encoded when a step comes to their tokens, and kept by content for those that come again."""
+"""The part in each worker: media are encoded when a step comes to their tokens, and kept by content."""
 
 from __future__ import annotations
 
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,28 +12,16 @@ import torch
 from torch import Tensor
 
 from fwk.errors import EngineDead
-from fwk.interfaces.device import Upload
-from fwk.interfaces.model import Model
-from fwk.types import Batch, Inserted, Media
-from fwk.worker.sequence_table import SequenceTable
-
-
-class NoMedia:
-    """Of a model that takes none."""
-
-    def begin(self, batch: Batch) -> None:
-        """Take new sequences' media, and forget those of sequences that left."""
-
-    def inserted(self, batch: Batch) -> Inserted | None:
-        """What the step inserts in place of tokens' embeddings; None where it is of tokens alone."""
-        return None
+from fwk.interfaces.feature import LoadedModel, WorkerPart, WorkerPartContext
+from fwk.types import Batch, ForwardBatch, Inserted, Media, NewSequence
+from fwk_multimodal.media import PromptMedia
 
 
 class EncoderCache:
     """What was encoded, by content. Those used least recently go first when there are more than ``max_bytes``."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._found: OrderedDict[bytes, Tensor] = OrderedDict()
         self.num_bytes = 0
 
@@ -45,13 +33,13 @@ class EncoderCache:
 
     def put(self, key: bytes, rows: Tensor) -> None:
         """Keep it, unless it alone is too large."""
-        if key in self._found or rows.nbytes > self._max_bytes:
+        if key in self._found or rows.nbytes > self.max_bytes:
             return
         if rows.untyped_storage().nbytes() > rows.nbytes:  # of a batch, all of which it would keep
             rows = rows.clone()
         self._found[key] = rows
         self.num_bytes += rows.nbytes
-        while self.num_bytes > self._max_bytes:
+        while self.num_bytes > self.max_bytes:
             self.num_bytes -= self._found.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
@@ -59,28 +47,27 @@ class EncoderCache:
         self.num_bytes = 0
 
 
-class MediaInputs(NoMedia):
+class MediaRows(WorkerPart):
     """The media of the sequences that a worker knows, and the rows that a model makes of them.
 
     A step encodes what its tokens come to and nothing else, so that a prompt of many pieces holds up the others no
     longer than a step each. What the cache has given up is encoded again, from the payload.
     """
 
-    def __init__(
-        self, model: Model, table: SequenceTable, cache: EncoderCache, device: torch.device, send: Upload
-    ) -> None:
-        self.model = model
-        self._table = table
-        self._cache = cache
-        self._device = device
-        self._send = send
+    def __init__(self, context: WorkerPartContext) -> None:
+        super().__init__(context)
+        self._cache = EncoderCache(context.options.mm_encoder_cache_bytes)
         self._payloads: dict[str, Any] = {}  # opened files, by path
         self._media: dict[int, Sequence[Media]] = {}  # by slot; none once all of them are computed
+        self._num_computed: dict[int, int] = {}
 
-    def operations(self) -> dict[str, Callable[..., Any]]:
-        return {"open_media": self.open, "close_media": self.close}
+    def operations(self) -> Mapping[str, Callable[..., Any]]:
+        return {"open": self.open_payloads, "close": self.close_payloads}
 
-    def open(self, paths: list[str]) -> str:
+    def kept_bytes(self, takes: frozenset[str]) -> int:
+        return self._cache.max_bytes if takes else 0
+
+    def open_payloads(self, paths: list[str]) -> str:
         """Open payloads that requests to come read; why one cannot be opened, if so."""
         try:
             for path in paths:
@@ -89,27 +76,34 @@ class MediaInputs(NoMedia):
             return f"what was made of the request's media cannot be read: {type(error).__name__}"
         return ""
 
-    def close(self, paths: list[str]) -> None:
+    def close_payloads(self, paths: list[str]) -> None:
         """No request reads these any more."""
         for path in paths:
             if path in self._payloads:
                 self._payloads.pop(path).close()
 
-    def use(self, model: Model) -> None:
-        """Other weights serve from now on: what was encoded is of the old ones."""
-        self.model = model
-        self._cache.clear()
+    def model_loaded(self, loaded: LoadedModel) -> None:
+        self._model = loaded.model
+        self._cache.clear()  # what was encoded is of the old weights
 
-    def begin(self, batch: Batch) -> None:
-        for slot in batch.freed_slots:
-            self._media.pop(slot, None)
-        for new in batch.new:
-            if new.media:
-                self._media[new.slot] = new.media
+    def begin(self, new: NewSequence, asked: PromptMedia) -> None:
+        self._media[new.slot] = asked.media
+        self._num_computed[new.slot] = new.num_computed_tokens
 
-    def inserted(self, batch: Batch) -> Inserted | None:
-        if not self._media:
-            return None
+    def forget(self, slot: int) -> None:
+        self._media.pop(slot, None)
+        self._num_computed.pop(slot, None)
+
+    def calls_layers(self, batch: Batch) -> bool:
+        """Whether a step comes to tokens of media: no capture has room for their rows."""
+        for scheduled in batch.sequences:
+            past = self._num_computed.get(scheduled.slot, 0)
+            end = past + scheduled.num_new_tokens
+            if any(item.end > past and item.start < end for item in self._media.get(scheduled.slot, ())):
+                return True
+        return False
+
+    def inputs(self, batch: Batch, forward: ForwardBatch) -> None:
         rows: list[np.ndarray] = []
         parts: list[tuple[Media, slice]] = []
         first = 0
@@ -118,8 +112,8 @@ class MediaInputs(NoMedia):
             media = self._media.get(scheduled.slot)
             if media is None:
                 continue
-            past = int(self._table.num_computed[scheduled.slot])
-            end = past + scheduled.num_new_tokens
+            past = self._num_computed[scheduled.slot]
+            end = self._num_computed[scheduled.slot] = past + scheduled.num_new_tokens
             for item in media:
                 low, high = max(item.start, past), min(item.end, end)
                 if low < high:
@@ -127,11 +121,10 @@ class MediaInputs(NoMedia):
                     parts.append((item, slice(low - item.start, high - item.start)))
             if end >= media[-1].end:
                 del self._media[scheduled.slot]
-        if not parts:
-            return None
-        encoded = self._encoded([item for item, _ in parts])
-        values = [encoded[item.key][part] for item, part in parts]
-        return Inserted(self._send(np.concatenate(rows)), torch.cat(values))
+        if parts:
+            encoded = self._encoded([item for item, _ in parts])
+            values = [encoded[item.key][part] for item, part in parts]
+            forward.inserted = Inserted(self.context.send(np.concatenate(rows)), torch.cat(values))
 
     def _encoded(self, items: Sequence[Media]) -> dict[bytes, Tensor]:
         """Rows by key: [length, hidden_size] each. Those of a kind that are not known yet are encoded together."""
@@ -144,7 +137,7 @@ class MediaInputs(NoMedia):
             else:
                 found[item.key] = rows
         for kind, of_kind in missing.items():
-            made = self.model.encode(kind, [self._read(item) for item in of_kind.values()])
+            made = self._model.encode(kind, [self._read(item) for item in of_kind.values()])
             for item, rows in zip(of_kind.values(), made, strict=True):
                 if len(rows) != item.length:
                     raise EngineDead(f"the model made {len(rows)} rows of media with {item.length} tokens")
@@ -156,4 +149,4 @@ class MediaInputs(NoMedia):
         """The arrays of a piece of media, by name."""
         prefix, file = f"{item.index}.", self._payloads[item.payload]
         names = [name for name in file.files if name.startswith(prefix)]
-        return {name.removeprefix(prefix): torch.from_numpy(file[name]).to(self._device) for name in names}
+        return {name.removeprefix(prefix): torch.from_numpy(file[name]).to(self.context.device) for name in names}

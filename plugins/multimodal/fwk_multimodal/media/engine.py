@@ -1,0 +1,80 @@
+"""The part in the engine: workers open what was made of media before a sequence starts, until the last has ended.
+
+A prefix cache knows a placeholder by its media's hash, and a step on a CPU comes to one piece of media at most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import cycle, islice
+
+from fwk.errors import InvalidRequest
+from fwk.interfaces.feature import EnginePart, EnginePartContext, FeatureSequence
+from fwk.types import Media, Request
+from fwk_multimodal.media import PromptMedia
+
+NUM_KEY_BYTES = 32
+
+
+def cache_ids(token_ids: Sequence[int], media: Sequence[Media]) -> list[int]:
+    """A prompt as prefix caches know it: a placeholder's id is a word of its media's hash.
+
+    The words of a hash come one after another, so that eight tokens or more hold all of it. They are negative, so that
+    none is a token's id, and of 32 bits, as ids are.
+    """
+    ids = list(token_ids)
+    for item in media:
+        words = [~(int.from_bytes(item.key[i : i + 4], "little") >> 1) for i in range(0, NUM_KEY_BYTES, 4)]
+        ids[item.start : item.end] = islice(cycle(words), item.length)
+    return ids
+
+
+class MediaPrompts(EnginePart):
+    """The payloads that workers hold for requests that wait or run.
+
+    A file may be gone as soon as its request was aborted, while steps of it are still in flight: what is open then
+    stays readable.
+    """
+
+    def __init__(self, context: EnginePartContext) -> None:
+        super().__init__(context)
+        self._counts: Counter[str] = Counter()  # requests that read a file: those of a beam search share one
+        self._media: dict[str, list[Media]] = {}  # by request
+
+    def check(self, request: Request) -> None:
+        asked: PromptMedia = self.asked(request)
+        if asked.media[-1].end > len(request.prompt_token_ids):
+            raise InvalidRequest("the request's media end behind its prompt", "messages")
+        paths = _paths(asked.media)
+        new = [path for path in paths if not self._counts[path]]
+        troubles = [trouble for trouble in self.context.call("open", new) if trouble] if new else []
+        if troubles:
+            self.context.call("close", new)
+            raise InvalidRequest(troubles[0], "messages")
+        self._counts.update(paths)
+        self._media[request.request_id] = asked.media
+
+    def left(self, request: Request) -> None:
+        paths = _paths(self._media.pop(request.request_id))
+        self._counts.subtract(paths)
+        left = [path for path in paths if not self._counts[path]]
+        for path in left:
+            del self._counts[path]
+        if left:
+            self.context.call("close", left)
+
+    def cache_ids(self, request: Request) -> list[int]:
+        return cache_ids(request.prompt_token_ids, self._media[request.request_id])
+
+    def limit(self, sequence: FeatureSequence, start: int, count: int) -> int:
+        """A CPU takes no less time for several pieces at once; a device is given all that a step comes to."""
+        if not self.context.is_host:
+            return count
+        media = self._media[sequence.request.request_id]
+        touched = [item.start for item in media if item.end > start and item.start < start + count]
+        return count if len(touched) <= 1 else touched[1] - start
+
+
+def _paths(media: Sequence[Media]) -> list[str]:
+    return sorted({item.payload for item in media})
