@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from fwk.engine.sequence import Sequence
@@ -51,7 +52,7 @@ def test_the_short_way_is_the_long_one(seed: int) -> None:
         SequenceResult(0, [3], error="no"),
         SequenceResult(0, [3], is_complete=True),
         SequenceResult(0, []),
-        SequenceResult(0, [3], hidden_states=[b""]),
+        SequenceResult(0, [3], features={"probe": msgspec.Raw(b"\xc0")}),
         SequenceResult(0, [3], embedding=b""),
     ],
 )

@@ -66,7 +66,10 @@ REFUSED: dict[tuple[str, str], str] = {
         "hierarchical cache",
         "prefill elsewhere",
     ): "--disaggregation-mode prefill needs a prefix cache .* 'hierarchical' moves blocks to tiers",
-    ("hidden states", "rerank"): "--enable-return-hidden-states: .* is served to classify, and its replies are made of",
+    (
+        "hidden states",
+        "rerank",
+    ): "is served to classify, and its replies are made of hidden states .* leave --enable-return-hidden-states out",
     ("sliding window", "state group"): "lfm2 has no sliding window",
     ("window groups", "state group"): "lfm2 has no sliding window",
     (

@@ -267,11 +267,6 @@ class EngineOptions(DisaggregationOptions):
     grammar_backend: str = option(
         "auto", "Compiler of constrained output (JSON schema, regex, ...); none: such requests are refused."
     )
-    enable_return_hidden_states: bool = option(
-        False,
-        "Let requests ask for hidden states (return_hidden_states): of each token what its logits are made of.",
-        stability="beta",
-    )
     disable_jump_forward: bool = option(
         False,
         "Write text that a grammar leaves no choice about one token a step, as any other; outputs are the same.",

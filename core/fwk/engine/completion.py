@@ -79,6 +79,7 @@ class Following:
             delta = OutputDelta(event.index, text, token_ids, reason, num_cut=num_cut, features=event.features)
             delta = at_once(self.parts.output(delta))
             text, token_ids = delta.text, delta.token_ids
+            done.hidden_states += delta.hidden_states or ()
             has_ended = delta.finish_reason is not None and reason is None
         done.text += text
         done.token_ids.extend(token_ids)
@@ -86,8 +87,6 @@ class Following:
         done.draft_tokens, done.accepted_draft_tokens = event.draft_tokens, event.accepted_draft_tokens
         if event.logprobs is not None:
             done.logprobs = [*(done.logprobs or []), *event.logprobs[:count]]
-        if event.hidden_states is not None:
-            done.hidden_states += event.hidden_states[: len(event.hidden_states) - (len(event.token_ids) - count)]
         if event.prompt_logprobs is not None:
             done.prompt_logprobs = event.prompt_logprobs
         if event.error is not None:

@@ -22,10 +22,5 @@ def placed(request: Request, encoder: EncoderInput, block_size: int) -> Request:
         raise InvalidRequest(
             "an encoder reads the prompt of this model, so its tokens have no log-probabilities", "prompt_logprobs"
         )
-    if request.sampling.return_hidden_states:
-        raise InvalidRequest(
-            "an encoder reads the prompt of this model, so its tokens have no hidden states to return",
-            "return_hidden_states",
-        )
     tokens = [*prompt, *prompt[-1:] * (-len(prompt) % block_size), *encoder.start]
     return msgspec.structs.replace(request, prompt_token_ids=tokens, num_encoder_tokens=len(prompt))

@@ -418,9 +418,9 @@ class LLM:
                 fields = {"media": placed.media, "payload": placed.payload}
                 item = replace(item, prompt_token_ids=placed.token_ids, **fields)
             lengths = {"max_model_len": info.max_model_len, "vocab_size": info.vocab_size}
-            gives = self.config.engine.enable_return_hidden_states
-            limits = self.text.limits
-            inputs.append(prepare_input(item, self.text, **lengths, limits=limits, gives_hidden_states=gives))
+            item = prepare_input(item, self.text, **lengths, limits=self.text.limits)
+            self._parts.check(item)
+            inputs.append(item)
             self._grammars.check(params.grammar)
         return inputs
 

@@ -37,7 +37,6 @@ class Sequence:
         "drafts",
         "ending_ids",
         "has_drafts_in_flight",
-        "hidden_states",
         "index",
         "is_owned",
         "key",
@@ -46,7 +45,6 @@ class Sequence:
         "num_computed_tokens",
         "num_drafts",
         "num_found_tokens",
-        "num_hidden",
         "num_pending",
         "num_preemptions",
         "num_shared_blocks",
@@ -102,8 +100,6 @@ class Sequence:
         self.num_drafts = self.num_accepted_drafts = 0  # that were verified, and of them
         self.was_admitted = False
         self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's second token on
-        self.hidden_states: list[bytes] = []  # of tokens since the last event
-        self.num_hidden = 0  # leading tokens whose hidden states have come
         self.quiet_until = 0  # with fewer tokens computed, one more needs no block, shares none and is not its last
         self.plain_step: ScheduledSequence | None = None  # one such token, while it has its slot
         self.ending_ids: frozenset[int] | None = None  # tokens that may end it, once somebody has asked
@@ -145,25 +141,10 @@ class Sequence:
         return wanted and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
-    def wants_prompt_hidden(self) -> bool:
-        """Whether hidden states of its prompt are still to come, which the prefix cache has not."""
-        return self.request.sampling.return_hidden_states and self.num_hidden < self.num_prompt_tokens
-
-    def take_hidden(self, start: int, rows: list[bytes]) -> None:
-        """Keep the hidden states of tokens from ``start`` on for the next event, but for those that have come before.
-
-        After a pre-emption the same ones come again.
-        """
-        fresh = rows[self.num_hidden - start :]
-        self.hidden_states += fresh
-        self.num_hidden += len(fresh)
-
-    @property
     def num_matchable_tokens(self) -> int:
         """Tokens that may come from the cache: the last one is computed for its logits, all of them for what is told
         of the prompt."""
-        needs_all = self.wants_prompt_logprobs or self.wants_prompt_hidden
-        count = 0 if needs_all else len(self.token_ids) - 1
+        count = 0 if self.wants_prompt_logprobs else len(self.token_ids) - 1
         for part in self.parts:
             count = min(count, max(part.matchable(self, count), 0))
         return count

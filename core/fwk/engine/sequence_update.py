@@ -28,7 +28,6 @@ class SequenceUpdate:
         prompt_logprobs: list[TokenLogprobs | None] | None = None
         if sequence.num_output_tokens == len(self.token_ids) and sequence.request.sampling.prompt_logprobs is not None:
             prompt_logprobs = [None, *sequence.prompt_logprobs]
-        hidden, sequence.hidden_states = sequence.hidden_states, []
         return TokenEvent(
             sequence.request.request_id,
             sequence.index,
@@ -44,7 +43,6 @@ class SequenceUpdate:
             self.is_refusal,
             sequence.num_drafts,
             sequence.num_accepted_drafts,
-            hidden or None,
             features.event(sequence, sequence.parts) if sequence.parts else {},
         )
 
@@ -64,9 +62,9 @@ def plain_event(
     tokens, drafted = result.token_ids, scheduled.draft_token_ids
     if not tokens or result.error is not None or result.is_complete or (drafted and has_states):
         return None
-    if result.logprobs is not None or result.prompt_logprobs is not None or result.hidden_states is not None:
+    if result.logprobs is not None or result.prompt_logprobs is not None:
         return None
-    if result.embedding is not None or sequence.hidden_states or result.features:
+    if result.embedding is not None or result.features:
         return None
     ending = sequence.ending_ids
     if ending is None:
@@ -121,9 +119,6 @@ def append(
         update.finish_reason, update.stop_token_id = sequence.stop_reason(eos_token_ids)
         if update.finish_reason is not None:
             break
-    if result.hidden_states is not None:  # of drafts that were accepted, too; nothing is computed of the last token
-        known = len(sequence.token_ids) - bool(update.token_ids)
-        sequence.take_hidden(result.hidden_start, result.hidden_states[: max(known - result.hidden_start, 0)])
     num_new = len(update.token_ids)
     if result.is_complete and num_new == len(result.token_ids) and update.finish_reason != "stop":
         update.is_complete = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +13,11 @@ from fwk.errors import InvalidRequest, NotServed
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, OutputDelta
-from fwk.interfaces.feature import RequestPart, ServerPart, ServerPartContext
+from fwk.interfaces.feature import FeatureSpec, RequestPart, ServerPart, ServerPartContext
 from fwk.interfaces.lifecycle import PluginLifecycle
-from fwk.plugins import PluginFactory, Registered, build
+from fwk.plugins import PluginFactory, PluginSet, Registered, build
 from fwk.types import Features
+from fwk.types.sampling import FEATURE_FIELDS, SamplingParams
 
 T = TypeVar("T")
 
@@ -30,17 +31,34 @@ class _Built:
     params: type[Any] | None
 
 
+_UNSET = SamplingParams()
+
+
 class ServerFeatures:
     """All that take part in serving a model."""
 
-    def __init__(self, built: Sequence[_Built] = (), events: Reader | None = None) -> None:
+    def __init__(
+        self, built: Sequence[_Built] = (), events: Reader | None = None, refused: Mapping[str, str] | None = None
+    ) -> None:
+        """refused: by field of ``SamplingParams``, why no request may set it."""
         self._built = built
+        self._refused = refused or {}
+        self._checking = [one.part for one in built if type(one.part).check is not ServerPart.check]
         self.events = events or Reader({})
         self.params = [one.params for one in built if one.params is not None]
         """Models of the request fields that they read."""
 
     def __iter__(self) -> Iterator[tuple[Registered, ServerPart]]:
         return iter([(one.item, one.part) for one in self._built])
+
+    def check(self, item: GenerateInput | EmbedInput) -> None:
+        """Raise ``InvalidRequest`` for what no feature that is on does, and for what one of them refuses."""
+        if isinstance(item, GenerateInput):
+            for name, why in self._refused.items():
+                if getattr(item.sampling, name) != getattr(_UNSET, name):
+                    raise InvalidRequest(f"{name} {why}", name)
+        for part in self._checking:
+            part.check(item)
 
     def open(self, item: GenerateInput | EmbedInput, caller: str = "", *, waits: bool = True) -> RequestFeatures | None:
         """What they do for a request; None where none has to do with it. waits: whether they may, in an event loop."""
@@ -162,4 +180,19 @@ def build_server_features(
             life = lifecycle(item.source)
             own = context(name=item.name, ask=partial(ask, item.name), options=options, lifecycle=life)
             built.append(_Built(item, build(item, own, spec.server), spec.params))
-    return ServerFeatures(built, Reader(events))
+    return ServerFeatures(built, Reader(events), _refused(factory.plugins, events))
+
+
+def _refused(plugins: PluginSet, on: Container[str]) -> dict[str, str]:
+    """Why requests may not set a field of ``SamplingParams``, for those that are of no feature that is ``on``."""
+    specs = [item.declaration for item in plugins.family("features")]
+    owners = {name: spec for spec in specs if isinstance(spec, FeatureSpec) for name in spec.fields}
+    found: dict[str, str] = {}
+    for name in FEATURE_FIELDS:
+        owner = owners.get(name)
+        if owner is None:
+            found[name] = "needs a feature that is not installed (fwk plugins list): install the plugin that has it"
+        elif owner.name not in on:
+            flags = " or ".join(f"--{option.replace('_', '-')}" for option in owner.enabled_by)
+            found[name] = f"needs an engine started with {flags}"
+    return found

@@ -112,7 +112,8 @@ def computed(
     parts: Sequence[WorkerPart], batch: Batch, forward: ForwardBatch, hidden: Tensor, logits: Tensor | None
 ) -> Made:
     """After the pass."""
-    return [(part, part.computed(batch, forward, hidden, logits)) for part in parts]
+    made = [(part, part.computed(batch, forward, hidden, logits)) for part in parts]
+    return [(part, own) for part, own in made if own is not None]
 
 
 def put_results(made: Made, results: dict[int, SequenceResult], gone: set[int] | frozenset[int] = frozenset()) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.errors import FwkError, InvalidRequest, RequestFailed
@@ -48,6 +48,18 @@ class OutputDelta:
     hidden_states: list[bytes] | None = None  # of each token computed since: float32 numbers, little-endian
     num_cut: int = 0  # tokens behind a stop string, which are left out
     features: Features = field(default_factory=Features)  # what features' parts in the engine sent with it
+
+    def joined(self, later: OutputDelta) -> OutputDelta:
+        """One delta in place of this one and of the sequence's next one."""
+
+        def both(name: str) -> list[Any] | None:
+            mine, theirs = getattr(self, name), getattr(later, name)
+            return mine if theirs is None else [*(mine or []), *theirs]
+
+        added = {name: both(name) for name in ("logprobs", "hidden_states")}
+        known = self.prompt_logprobs if later.prompt_logprobs is None else later.prompt_logprobs
+        ids = [*self.token_ids, *later.token_ids]
+        return replace(later, text=self.text + later.text, token_ids=ids, prompt_logprobs=known, **added)
 
     def failure(self) -> FwkError:
         """What to raise for a sequence that ended with an error, or was aborted."""
@@ -133,7 +145,6 @@ class ModelCard:
     peer_names: tuple[str, ...] = ()  # of the server's other models
     max_input_len: int | None = None  # tokens of a prompt, where the server takes fewer than the model
     shortens_prompts: bool = False  # prompts that are too long are cut, not refused
-    gives_hidden_states: bool = False  # requests may ask for them
     media: Mapping[str, int] = field(default_factory=dict[str, int])  # kinds that prompts may have, and how many
 
     def is_called(self, name: str) -> bool:

@@ -56,6 +56,8 @@ class FeatureSpec(Declaration):
     probe. ``load`` is the first of them unless it is given.
     wire: what they send one another.
     params: pydantic model of the request fields that the server part reads, in ``GenerateInput.sampling.extra``.
+    fields: those among ``fwk.types.sampling.FEATURE_FIELDS`` that ask for the feature. A request that sets one is
+    refused where no feature that is on has it.
     """
 
     family: ClassVar[str] = "features"
@@ -66,6 +68,7 @@ class FeatureSpec(Declaration):
     worker: str = ""
     wire: Wire = Wire()
     params: type[BaseModel] | None = None
+    fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         places = [place for place in (self.server, self.engine, self.worker) if place]
@@ -154,6 +157,9 @@ class ServerPart:
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
         """What ``fwk.LLM.call_feature`` can call, by name: what routes do in a server."""
         return {}
+
+    def check(self, item: GenerateInput | EmbedInput) -> None:
+        """An input comes in, checked by core, before any of its call runs. Raises ``InvalidRequest``. Must be quick."""
 
     def open(self, item: GenerateInput | EmbedInput, caller: str) -> RequestPart | None:
         """What is done for a request; None, at no cost, for one that the feature has nothing to do with.
@@ -384,6 +390,9 @@ class WorkerPart:
 
     graphs: ClassVar[Literal["any", "eager"]] = "any"
     """``eager``: such a step is computed by calling the model's layers, not replayed from a capture."""
+    needs_lengths: ClassVar[bool] = False
+    """Whether it goes by ``ForwardBatch.seq_lens_np``: then no step of its sequences is launched while drafts of them
+    are being verified, of which some may count there that are rejected."""
 
     def __init__(self, context: WorkerPartContext) -> None:
         self.context = context
@@ -423,7 +432,7 @@ class WorkerPart:
         """Before the pass; ``forward.extras`` is the place for what layers are to find, ``inserted`` for rows."""
 
     def computed(self, batch: Batch, forward: ForwardBatch, hidden: Tensor, logits: Tensor | None) -> Any:
-        """After the pass, on the device: never waits for it. Returns what ``results`` needs.
+        """After the pass, on the device: never waits for it. Returns what ``results`` needs; None: nothing comes of it.
 
         hidden: what logits are made of, [num_tokens, hidden_size] if ``wants_hidden``, else of some tokens. logits:
         [num_rows, vocab_size], before any processor; None where no token is chosen. Both are gone when this returns.

@@ -177,14 +177,9 @@ class ServerFrontend(Frontend):
         if self._is_settled or item.adapter not in self._adapters:  # else it is loaded with the engines
             self._adapter_key(item.adapter)
         card, limits = self.card, self._model_text.limits
-        item = prepare_input(
-            item,
-            self.text,
-            max_model_len=card.max_model_len,
-            vocab_size=card.vocab_size,
-            limits=limits,
-            gives_hidden_states=card.gives_hidden_states,
-        )
+        lengths = {"max_model_len": card.max_model_len, "vocab_size": card.vocab_size}
+        item = prepare_input(item, self.text, **lengths, limits=limits)
+        self.parts.check(item)
         if self._is_settled:
             self._grammars.check(item.sampling.grammar)
         return item
@@ -391,7 +386,10 @@ class ServerFrontend(Frontend):
         if self.card.task == "generate":
             self.card.check_task("embed")
         card, limits = self.card, self._model_text.limits
-        return check_embed_input(item, max_model_len=card.max_model_len, vocab_size=card.vocab_size, limits=limits)
+        lengths = {"max_model_len": card.max_model_len, "vocab_size": card.vocab_size}
+        item = check_embed_input(item, **lengths, limits=limits)
+        self.parts.check(item)
+        return item
 
     async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
         calls: list[PendingEmbedding] = []

@@ -96,7 +96,7 @@ class RemotePrefill:
         self, token_ids: list[int], namespace: str, priority: int, sampling: SamplingParams
     ) -> KVSource | None:
         """Where the K/V of a prompt are, once another server has computed it; None: this one is to compute it."""
-        if len(token_ids) < self._options.disaggregation_min_prompt_tokens or _needs_all(sampling):
+        if len(token_ids) < self._options.disaggregation_min_prompt_tokens or sampling.prompt_logprobs is not None:
             return None
         deadline = time.monotonic() + self._options.disaggregation_timeout
         for peer in self._in_turn()[: 1 + self._options.disaggregation_max_retries]:
@@ -198,11 +198,6 @@ class RemotePrefill:
             return msgspec.msgpack.decode(answer.body, type=kind)
         except (msgspec.DecodeError, ValueError):
             raise PeerError("answers in another form: install the same fwk on both") from None
-
-
-def _needs_all(sampling: SamplingParams) -> bool:
-    """Whether the whole prompt must be computed where the request is served, for what the answer says of it."""
-    return sampling.prompt_logprobs is not None or sampling.return_hidden_states
 
 
 def _refusal(answer: Answer) -> str:

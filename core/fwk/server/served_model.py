@@ -217,7 +217,6 @@ class ServedModel:
             opened.config.raw if opened.runner == "pool" else {},
             max_input_len=self.config.model.max_req_input_len,
             shortens_prompts=self.config.model.long_truncation_mode != "none",
-            gives_hidden_states=self.config.engine.enable_return_hidden_states,
             media=media_limits(self.config.model, opened.served.media),
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from fwk.interfaces.dialect import OutputDelta
 
@@ -21,7 +20,7 @@ class DeltaBuffer:
         found: list[OutputDelta] = []
         for delta in deltas:
             held = self._held.pop(delta.index, None)
-            delta = delta if held is None else _joined(held, delta)
+            delta = delta if held is None else held.joined(delta)
             is_first = delta.index not in self._begun
             if is_first or delta.finish_reason is not None or len(delta.token_ids) >= self._interval:
                 self._begun.add(delta.index)
@@ -29,20 +28,3 @@ class DeltaBuffer:
             else:
                 self._held[delta.index] = delta
         return found
-
-
-def _joined(first: OutputDelta, second: OutputDelta) -> OutputDelta:
-    logprobs = first.logprobs
-    if second.logprobs is not None:
-        logprobs = [*(logprobs or []), *second.logprobs]
-    hidden = first.hidden_states
-    if second.hidden_states is not None:
-        hidden = [*(hidden or []), *second.hidden_states]
-    return replace(
-        second,
-        text=first.text + second.text,
-        token_ids=[*first.token_ids, *second.token_ids],
-        logprobs=logprobs,
-        hidden_states=hidden,
-        prompt_logprobs=first.prompt_logprobs if second.prompt_logprobs is None else second.prompt_logprobs,
-    )

@@ -89,15 +89,9 @@ class SequenceStream:
             accepted_draft_tokens=event.accepted_draft_tokens,
             error=event.error,
             is_refusal=event.is_refusal,
-            hidden_states=_known(event.hidden_states, len(event.token_ids) - count),
             num_cut=len(event.token_ids) - count,
             features=event.features,
         )
-
-
-def _known(rows: list[bytes] | None, num_cut: int) -> list[bytes] | None:
-    """Hidden states without those of tokens behind a stop string."""
-    return rows[:-num_cut] if rows is not None and num_cut else rows
 
 
 class PendingEmbedding:

@@ -87,11 +87,6 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
     facts, reasons = _facts(config, opened, plugins, chosen)
     plugins, asked = _asked(config, opened, plugins)
     resolution = negotiate(plugins, asked, facts, config.plugin_options)
-    if config.engine.enable_return_hidden_states and resolution.facts.drafts == "tree":
-        raise ConfigError(
-            "--enable-return-hidden-states: hidden states are returned of chains of drafts, and "
-            f"--speculative-algorithm {config.engine.speculative_algorithm} verifies trees; leave one out"
-        )
     one_each = {family: name for family, name in resolution.chosen.items() if family != "quant"}  # that is by layer
     given = own_options(config.plugin_options, resolution.item("attention"))
     check_used(plugins, given, one_each | {"loaders": opened.loader})
@@ -264,7 +259,6 @@ def _check_pooled(options: EngineOptions, opened: OpenedModel) -> None:
         ("speculative_algorithm", ("none",), "there is nothing to draft"),
         ("decode_attention_backend", ("auto",), "and there are no next tokens"),
         ("enable_lora", (False,), "and adapters are for models of text"),
-        ("enable_return_hidden_states", (False,), "and its replies are made of them: /v1/embeddings, /pooling"),
     ]
     if not served.is_decoder:
         refused.append(("kv_cache_dtype", ("auto",), "which keeps no K/V"))
@@ -279,7 +273,6 @@ def _check_encoder(options: EngineOptions, opened: OpenedModel) -> None:
     why = "and each K/V of a prompt depends on all of it"
     refused: list[tuple[str, tuple[Any, ...], str]] = [
         ("enable_lora", (False,), "and adapters are for models with one of the two"),
-        ("enable_return_hidden_states", (False,), "and they are returned of models with one of the two"),
         ("prefix_cache", ("auto", "none"), why),
         ("cache_tiers", ((),), why),
     ]

@@ -15,8 +15,6 @@ from fwk.types.sampling import MAX_N, check_token_ids
 
 MAX_LABEL = 256
 MAX_SALT = 256
-MAX_HIDDEN = 16384
-"""Tokens of a request whose hidden states are returned: kilobytes each."""
 
 NO_LIMITS = PromptLimits()
 
@@ -52,17 +50,6 @@ def _check_standing(item: EmbedInput | GenerateInput) -> None:
     item.service.check()
 
 
-def _check_hidden(num_tokens: int, gives_hidden_states: bool) -> None:
-    """Check a wish for the hidden states of so many tokens."""
-    name = "return_hidden_states"
-    if not gives_hidden_states:
-        raise InvalidRequest(f"{name} needs an engine started with --enable-return-hidden-states", name)
-    if num_tokens > MAX_HIDDEN:
-        raise InvalidRequest(
-            f"{name} is for {MAX_HIDDEN} tokens at most, prompt, max_tokens and n counted, not {num_tokens}", name
-        )
-
-
 def _check_stops(sampling: SamplingParams, text: TextTools) -> None:
     """Check what ends a text where it is found in it."""
     if (sampling.stop or sampling.stop_regex) and not text.has_tokenizer:
@@ -83,7 +70,6 @@ def prepare_input(
     max_model_len: int,
     vocab_size: int,
     limits: PromptLimits = NO_LIMITS,
-    gives_hidden_states: bool = False,
 ) -> GenerateInput:
     """Check an input and complete it: max_tokens resolved, bad words tokenised, a long prompt shortened if wanted.
 
@@ -118,8 +104,6 @@ def prepare_input(
             "max_tokens",
         )
     _check_stops(sampling, text)
-    if sampling.return_hidden_states:
-        _check_hidden(item.n * (length + (sampling.max_tokens or 0)), gives_hidden_states)
     if sampling.bad_words:
         # With and without a space before, as the word may stand anywhere in a text.
         spellings = [form for word in sampling.bad_words for form in (word, " " + word.lstrip())]

@@ -87,8 +87,6 @@ class SequenceResult(msgspec.Struct, array_like=True):
     is_complete: bool = False  # nothing may follow its last token, which is no stop token
     embedding: bytes | None = None  # of a sequence that generates nothing: float32, little-endian
     is_refusal: bool = False  # ``error`` is due to what the request asks for
-    hidden_states: list[bytes] | None = None  # of each of its tokens in the step, if wanted: float32, little-endian
-    hidden_start: int = 0  # the first of these tokens: its place in the sequence
     runs_ahead: bool = False  # from now on, steps of it may be planned while drafts of it are being verified
     features: Features = {}
 

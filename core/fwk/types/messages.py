@@ -122,8 +122,6 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     draft_tokens: int = 0
     """Drafts of this sequence that were verified so far."""
     accepted_draft_tokens: int = 0
-    hidden_states: list[bytes] | None = None
-    """Of each token computed since the last event, the prompt's with the first: float32 numbers, little-endian."""
     features: Features = {}
 
 

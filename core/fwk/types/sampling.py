@@ -209,6 +209,9 @@ class SamplingParams(
             )
 
 
+FEATURE_FIELDS = ("return_hidden_states",)
+"""Fields that a feature answers (``FeatureSpec.fields``): nothing else reads them."""
+
 NOTHING_FOLLOWS = SamplingParams(max_tokens=0)
 """The sampling of requests that generate nothing."""
 

@@ -20,6 +20,7 @@ _HARMLESS = frozenset(
     {
         "cache", "cache_tiers", "schedulers", "executors", "samplers", "logits_processors", "grammar", "tool_parsers",
         "reasoning_parsers", "dialects", "observers", "kv_transfer", "model_sources",
+        "features",  # which change them for requests of a namespace alone (``RequestPart.namespace``)
     }
 )  # fmt: skip
 """Families that cannot change what a token's K/V is. Whatever is not named here is taken for one that can."""
@@ -86,7 +87,7 @@ def kv_identity(
 _OWN = frozenset(
     {
         "cpu_threads", "data_parallel_size", "disable_progress_bars", "schedule_conservativeness", "enable_mixed_chunk",
-        "num_continuous_decode_steps", "enable_return_hidden_states",
+        "num_continuous_decode_steps",
     }
 )  # fmt: skip
 """Options in which servers that exchange K/V may differ, for these are of the one's machine or work alone."""

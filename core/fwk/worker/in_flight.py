@@ -18,7 +18,6 @@ from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
 from fwk.worker.acceptance import count_gained
 from fwk.worker.draft_store import StoredDrafts
 from fwk.worker.draft_tree import DraftTree, accepted_in_trees
-from fwk.worker.hidden_states import HiddenStates, put_all
 from fwk.worker.logprobs import PromptLogprobs, packed_logprobs, unpacked_logprobs
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.step_rows import StepRows
@@ -43,7 +42,6 @@ class Launched:
     hidden: Tensor | None = None
     starts: np.ndarray | None = None
     prompts: Sequence[PromptLogprobs] = ()
-    hidden_states: Sequence[HiddenStates] = ()
     stored: StoredDrafts | None = None
     made: Made = ()
     """By features' parts."""
@@ -343,7 +341,6 @@ class InFlight:
             if prompt.slot not in pending.gone:
                 found = results.setdefault(prompt.slot, SequenceResult(prompt.slot, []))
                 found.prompt_logprobs = prompt.unpacked(hosts)
-        put_all(step.hidden_states, results, pending.gone)
         put_results(step.made, results, pending.gone)
         return results
 
@@ -354,9 +351,7 @@ class InFlight:
         """
         step = pending.step
         rows = step.rows
-        if step.failed or pending.gone or pending.logprobs is not None or pending.prompts or step.hidden_states:
-            return None
-        if step.made:
+        if step.failed or pending.gone or pending.logprobs is not None or pending.prompts or step.made:
             return None
         picked = pending.tokens.numpy()
         if not len(picked) or picked.min() < 0:

@@ -17,7 +17,6 @@ from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import NoDrafting
 from fwk.worker.graph_sizes import GraphSizes
 from fwk.worker.graphs import StepModel
-from fwk.worker.hidden_states import hidden_states, put_all
 from fwk.worker.in_flight import Early, InFlight, LateRows, Launched, Pending, Settled
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.logprobs import PromptLogprobs, prompt_logprobs
@@ -135,8 +134,6 @@ class ModelRunner:
                 step.hidden = hidden.clone()  # some is read when the step is collected, and another was launched then
         if rows.wants_prompt_logprobs:
             step.prompts = self._prompt_logprobs(batch, forward, hidden)
-        if rows.wants_hidden:
-            step.hidden_states = hidden_states(self._table, batch, forward, self._own(hidden))
         pending = in_flight.add(step)
         step.seconds = time.perf_counter() - started - step.drafting
         return pending
@@ -224,8 +221,6 @@ class ModelRunner:
             for found in self._prompt_logprobs(batch, forward, hidden):
                 result = results.setdefault(found.slot, SequenceResult(found.slot, []))
                 result.prompt_logprobs = found.unpacked(found.packed)
-        if rows.wants_hidden:
-            put_all(hidden_states(self._table, batch, forward, self._own(hidden)), results)
         features.put_results(made, results)
         if self._states is not None:
             for scheduled in batch.sequences:
@@ -300,4 +295,5 @@ class ModelRunner:
 
     def _may_run_ahead(self, slot: int) -> bool:
         """Whether all that follows from the number of accepted drafts is done where that is known, on the device."""
-        return not self._table.wants_hidden[slot] and self._sampling.may_be_late(slot)
+        parts = self._table.parts.of(int(self._table.features[slot]))
+        return not any(part.needs_lengths for part in parts) and self._sampling.may_be_late(slot)

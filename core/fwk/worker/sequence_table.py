@@ -53,7 +53,6 @@ class SequenceTable:
         self.adapter = np.full(num_slots, -1, np.int32)  # slot of the LoRA backend; -1: no adapter
         self.logprobs = np.full(num_slots, -1, np.int64)  # top tokens to report; -1: none at all
         self.prompt_logprobs = np.full(num_slots, -1, np.int64)
-        self.wants_hidden = np.zeros(num_slots, bool)  # its tokens' hidden states are part of the reply
         self.features = np.zeros(num_slots, np.int64)  # those with a part in it: ``WorkerFeatures.bits``
         self.parts = WorkerFeatures()
         self.runs_ahead = np.zeros(num_slots, bool)  # steps are launched while drafts of it are being verified
@@ -79,7 +78,6 @@ class SequenceTable:
         self.adapter[slot] = -1 if new.adapter is None else new.adapter.slot
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.prompt_logprobs[slot] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs
-        self.wants_hidden[slot] = sampling.return_hidden_states
         self.features[slot] = self.parts.bits(new)
 
     def begin_features(self, new: NewSequence) -> None:

@@ -26,7 +26,7 @@ class StepRows:
     it was certain, and a threshold may keep it."""
     slots_on_device: torch.Tensor | None = None  # where the device is not the host
     wants_prompt_logprobs: bool = False  # of at least one sequence of the step
-    wants_hidden: bool = False  # hidden states, for the reply to at least one, or for a feature's part
+    wants_hidden: bool = False  # of all tokens, for a feature's part
     parts: tuple[WorkerPart, ...] = ()  # of features
     has_drafts: bool = False  # the texts of some end in drafts
     num_fewer: torch.Tensor | None = None
@@ -97,7 +97,6 @@ class StepMembers:
     listed: list[int]  # their slots
     slots: np.ndarray  # the same, [num_seqs] int64
     has_adapters: bool
-    wants_hidden: bool
     sampling: SamplingState
     slot_set: frozenset[int]
     starts: np.ndarray  # of a decode step, [num_seqs + 1]
@@ -112,7 +111,6 @@ class StepMembers:
             listed,
             slots,
             bool((table.adapter[slots] >= 0).any()),
-            bool(table.wants_hidden[slots].any()),
             table.sampling_state(slots),
             frozenset(listed),
             np.arange(len(slots) + 1),
@@ -128,7 +126,7 @@ class StepMembers:
     @property
     def reads_hidden(self) -> bool:
         """Whether hidden states of all tokens of a step are wanted."""
-        return self.wants_hidden or wants_hidden(self.parts, self.slots)
+        return wants_hidden(self.parts, self.slots)
 
     def rows(self, computed: np.ndarray) -> StepRows:
         """Of a decode step in which all are sampled; computed: [num_seqs] int64, tokens before the step."""

@@ -232,7 +232,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "prefix cache": ({"prefix_cache": "radix"}, f"--prefix-cache radix: .* {WHOLE}"),
     "cache tiers": ({"cache_tiers": ("host",)}, f"--cache-tiers host: .* {WHOLE}"),
     "adapters": ({"enable_lora": True}, f"--enable-lora: .* {BOTH}"),
-    "hidden states": ({"enable_return_hidden_states": True}, f"--enable-return-hidden-states: .* {BOTH}"),
+    "hidden states": (
+        {"enable_return_hidden_states": True},
+        "this one has both; leave --enable-return-hidden-states out",
+    ),
     "determinism": ({"enable_deterministic_inference": True}, "is not possible: .* computes prompts whole"),
     "backend": ({"attention_backend": "cpu"}, "'cpu' .* lacks cross_attention.*, which model '{kind}' asks"),
     "decode backend": ({"decode_attention_backend": "cpu"}, "no model plugin serves '{name}' with these options"),
