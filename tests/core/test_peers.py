@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import pytest
 
@@ -19,6 +19,7 @@ from fwk.plugins import build_config, discover, option_owners, options
 from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import called, flag, normal
 from fwk.plugins.peers import Argument, Peer, foreign, meant, peers, valued
+from fwk.plugins.selection import option_value
 from fwk_kit.cli.arguments import run as print_arguments
 from fwk_kit.cli.migrating import OF_COMMANDS, counts, page
 
@@ -239,8 +240,8 @@ def test_other_servers_values_are_ours_or_are_answered(parser: Parser) -> None:
                 assert said == f"{flag(option)} {written}: {ours}"
                 continue
             assert config is not None, said
-            parts = (config.model, config.engine, config.server)
-            assert ours in (found if isinstance(found := one(parts, option), tuple) else (found,)), (option, written)
+            found = option_value(config, PLUGINS, option)
+            assert ours in (found if isinstance(found, tuple | list) else (found,)), (option, written)
         words = words_of(option)
         assert " " in ours or ours in own | words, (option, value, ours)
     assert build_config(PLUGINS, {"attention_backend": "FlashInfer"}).engine.attention_backend == "flashinfer"
@@ -249,10 +250,6 @@ def test_other_servers_values_are_ours_or_are_answered(parser: Parser) -> None:
 
 WITH = {"lora_backend": ["--enable-lora"]}
 """Options without which others do nothing."""
-
-
-def one(parts: tuple[Any, ...], option: str) -> Any:
-    return next(getattr(part, option) for part in parts if hasattr(part, option))
 
 
 def words_of(option: str) -> set[str]:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from packaging.requirements import Requirement
 
-from fwk.config import Options
+from fwk.config import EngineOptions, Options
 from fwk.types import ModelConfig
 
 
@@ -216,6 +216,13 @@ class Declaration:
         """
         bound = next((why for limit in self.limits if (why := limit.refusal(facts)) is not None), None)
         return bound or self.needs.refusal(facts.host)
+
+    def conflict(self, options: Any, engine: EngineOptions) -> str | None:
+        """What of its own options, validated, does not go with core's, in a sentence; None: nothing.
+
+        Asked when options are read, of a plugin for which some were given.
+        """
+        return None
 
     def auto_skip_reason(self, facts: Facts) -> str | None:
         """Why ``auto`` leaves this plugin alone although it could serve the run; None when it does not."""

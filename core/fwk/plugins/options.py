@@ -32,7 +32,7 @@ from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family
 from fwk.plugins.lock import check_lock
 from fwk.plugins.peers import FALSE, TRUE, foreign, meant, note
-from fwk.plugins.selection import AUTO, closest, find, is_enabled, own_name, static_choice
+from fwk.plugins.selection import AUTO, closest, find, is_enabled, option_value, own_name, static_choice
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def build_config(plugins: PluginSet, given: Mapping[str, Any], tell: Callable[[s
         named[meaning.option] = flag(normal(name))
         for owner in meaning.owners:
             values.setdefault(owner.key, {})[meaning.option] = written
-    core = {title: _validated_core(model, values.pop(title, {})) for title, model in _CORE.items()}
+    core = {title: _validated(model, values.pop(title, {})) for title, model in _CORE.items()}
     config = Config(**core, plugin_options=values)
     if config.plugins.plugins_lock is not None:
         check_lock(config.plugins.plugins_lock, plugins)
@@ -196,7 +196,7 @@ def _named(plugins: PluginSet, meaning: _Meaning, value: str) -> str:
 def _check_names(config: Config, plugins: PluginSet) -> None:
     """Raise for a name that nothing has: ``PluginError`` for a plugin's, ``ConfigError`` for a word they offer."""
     for family in FAMILIES.values():
-        for option, name in _chosen_by(config, family):
+        for option, name in _chosen_by(config, plugins, family):
             if name != AUTO and not (name == "none" and family.has_none):
                 try:
                     find(plugins, family.spec.family, name)
@@ -216,12 +216,10 @@ def _check_names(config: Config, plugins: PluginSet) -> None:
             )
 
 
-def _chosen_by(config: Config, family: Family) -> Iterator[tuple[str, str]]:
+def _chosen_by(config: Config, plugins: PluginSet, family: Family) -> Iterator[tuple[str, str]]:
     """Options that choose from a family, and each name that they are given."""
     for option in (*((family.option,) if family.option else ()), *family.part_options):
-        value = next(
-            getattr(part, option) for part in (config.engine, config.model, config.server) if hasattr(part, option)
-        )
+        value = option_value(config, plugins, option) or ()  # the plugin whose option it is may not be installed
         yield from ((option, name) for name in ((value,) if isinstance(value, str) else value))
     if family.pattern_option:
         yield from (
@@ -253,17 +251,20 @@ def _check_selected(config: Config, plugins: PluginSet) -> None:
             switches = owner.item.declaration.enabled_by
             others = [name for name in given if name not in switches]
             if others:
+                _validated(owner.model, given)  # an option may say better what it needs
                 ways = " or ".join(map(flag, switches))
                 raise ConfigError(f"{flag(others[0])} belongs to {owner.key}, which is off: turn it on with {ways}")
-        _validated(owner.model, given)
+        options = _validated(owner.model, given)
+        conflict = owner.item.declaration.conflict(options, config.engine)
+        if conflict is not None:
+            raise ConfigError(conflict)
 
 
 def _selected(config: Config, plugins: PluginSet, family: Family) -> set[str]:
     """Names chosen from a family, or ``auto``."""
     if family.option is None:
         return set()
-    parts = (config.engine, config.model, config.server)
-    value: Any = next((found for part in parts if (found := getattr(part, family.option, None))), None)
+    value = option_value(config, plugins, family.option)
     names = {value} if isinstance(value, str) else set[str](value or ())
     names |= {getattr(config.engine, option) for option in family.part_options}
     names = {static_choice(plugins, family.spec.family, name) for name in names}
@@ -273,19 +274,10 @@ def _selected(config: Config, plugins: PluginSet, family: Family) -> set[str]:
     return names
 
 
-def _validated_core(model: type[Options], values: Mapping[str, Any]) -> Any:
-    """A part of core's options; one that another must switch on is an error without it."""
-    options = _validated(model, values)
-    for name in values:
-        switch = needs_of(model.model_fields[name])
-        if switch is not None and not getattr(options, switch):
-            raise ConfigError(f"{flag(name)} does nothing without {flag(switch)}: add it, or leave {flag(name)} out")
-    return options
-
-
 def _validated(model: type[Options], values: Mapping[str, Any]) -> Any:
+    """A set of options; one that another of them must switch on is an error without it."""
     try:
-        return model.model_validate(dict(values))
+        options = model.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         name = f"{flag(str(first['loc'][0]))}: " if first["loc"] else ""
@@ -298,6 +290,11 @@ def _validated(model: type[Options], values: Mapping[str, Any]) -> Any:
         raise PluginError(
             f"{flags} could not be checked by {model.__module__}: {type(error).__name__}: {error}"
         ) from error
+    for name in values:
+        switch = needs_of(model.model_fields[name])
+        if switch is not None and not getattr(options, switch):
+            raise ConfigError(f"{flag(name)} does nothing without {flag(switch)}: add it, or leave {flag(name)} out")
+    return options
 
 
 def _meanings(plugins: PluginSet) -> dict[str, _Meaning]:

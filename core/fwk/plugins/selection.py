@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fwk.config import Config
 from fwk.errors import ConfigError, PluginError, PluginLoadError, what_is_wrong
 from fwk.interfaces.declaration import Declaration, Facts, Host, Needs
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
@@ -182,6 +183,18 @@ def plugin_options(item: Registered, given: Mapping[str, Mapping[str, object]]) 
         first = error.errors()[0]
         flag = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else item.key
         raise ConfigError(f"{flag} of {item.key}: {what_is_wrong(first)}") from None
+
+
+def option_value(config: Config, plugins: PluginSet, option: str) -> Any:
+    """What an option says, as it was given or by default, whoever declares it; None: nothing installed does."""
+    for part in (config.engine, config.model, config.server):
+        if option in type(part).model_fields:
+            return getattr(part, option)
+    for item in plugins.all():
+        model = item.declaration.options
+        if model is not None and option in model.model_fields:
+            return config.plugin_options.get(item.key, {}).get(option, model.model_fields[option].default)
+    return None
 
 
 def is_enabled(declaration: Declaration, given: Mapping[str, object]) -> bool:

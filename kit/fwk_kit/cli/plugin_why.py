@@ -9,7 +9,7 @@ from fwk.config import Config
 from fwk.errors import ConfigError, FwkError
 from fwk.plugins import FAMILIES, Candidate, Judgement, PluginSet, Selection
 from fwk.plugins.families import ORDER, PARTS
-from fwk.plugins.selection import AUTO, NOWHERE, find, ranked
+from fwk.plugins.selection import AUTO, NOWHERE, find, option_value, ranked
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _judged(plugins: PluginSet, family: str, config: Config) -> Judgement:
         opened = open_model(config, plugins, warn) if config.model.model else None
     except FwkError as error:
         raise ConfigError(f"--model {config.model.model}: {error}") from None
-    requested = _requested(config, family)
+    requested = _requested(config, plugins, family)
     if family in (*ORDER, *PARTS):
         return explain_family(config, opened, plugins, family)
     if family in ("tool_parsers", "reasoning_parsers") and opened is not None:
@@ -102,10 +102,7 @@ def _judged(plugins: PluginSet, family: str, config: Config) -> Judgement:
     return Judgement(Selection(family, requested, item, candidates), told)
 
 
-def _requested(config: Config, family: str) -> str:
+def _requested(config: Config, plugins: PluginSet, family: str) -> str:
     """The value of the option that chooses from the family; ``auto`` where none does."""
-    option = FAMILIES[family].option or ""
-    for part in (config.engine, config.server, config.model):
-        if isinstance(value := getattr(part, option, None), str):
-            return value
-    return AUTO
+    value = option_value(config, plugins, FAMILIES[family].option or "")
+    return value if isinstance(value, str) else AUTO
